@@ -1,0 +1,78 @@
+# Every target does its own set-up: `git clone ... && make demo` is enough.
+#   make demo                      CPU or GPU, torch from the configured registry
+#   make demo SYSTEM_TORCH=1       use the torch (>= 2.9) that PYTHON already has, install none
+#   make demo TORCH=torch==2.11.0  another torch
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+SYSTEM_TORCH ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCKED := install --quiet --require-hashes --no-deps --only-binary=:all:
+
+define FIND_TORCH
+import importlib.util, pathlib, sys
+found = importlib.util.find_spec("torch")
+sys.exit("SYSTEM_TORCH=1, but this Python has no torch: " + sys.executable) if found is None else print(pathlib.Path(found.origin).parents[1])
+endef
+
+define CHECK_TORCH
+import sys, torch
+old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9)
+sys.exit("strobe needs torch 2.9 or newer, found " + torch.__version__) if old else print("strobe is ready in $(VENV) with torch", torch.__version__)
+endef
+
+export FIND_TORCH CHECK_TORCH
+
+.PHONY: setup demo test lint type bench docs lock clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements/dev.lock requirements/torch.lock
+	$(PYTHON) -c 'import sys; sys.exit("strobe needs Python 3.11 or newer: make setup PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(LOCKED) -r requirements/torch.lock -r requirements/dev.lock
+ifdef SYSTEM_TORCH
+	$(PYTHON) -c "$$FIND_TORCH" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/system_torch.pth"
+else
+	$(PIP) install '$(TORCH)'
+endif
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -c "$$CHECK_TORCH"
+	@touch $@
+
+demo: setup
+	$(BIN)/strobe demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: setup
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/strobe compare baseline quality balanced turbo ultra
+
+docs: setup
+	$(BIN)/python docs/generate.py
+
+# Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all.
+UPGRADE ?=
+COMPILE = build/lock/bin/uv pip compile --quiet $(UPGRADE) --python-version 3.11 --python-platform linux --generate-hashes \
+	--no-header --no-annotate --override requirements/no-torch.override
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
+	$(COMPILE) requirements/torch.in -o requirements/torch.lock
+	$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
+
+clean:
+	rm -rf $(VENV) build dist demo-out

@@ -1,0 +1,24 @@
+"""Write the pages that are made from the code: `make docs`. A house test checks that they are up to date.
+
+Usage: python docs/generate.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from strobe.cli.main import app
+from strobe.perf.records.schema import schema_markdown
+
+
+def commands() -> str:
+    """Every verb with its flags, as `--help` has them."""
+    text = app.generate_docs(output_format="markdown", recursive=True, heading_level=2)
+    return f"# Command line\n\nGenerated from `strobe.cli` by `make docs`; do not edit.\n\n{text.strip()}\n"
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    (folder / "records.md").write_text(schema_markdown(), encoding="utf-8")
+    (folder / "commands.md").write_text(commands(), encoding="utf-8")

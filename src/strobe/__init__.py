@@ -1,0 +1,104 @@
+"""Video diffusion made fast, and the proof of it: a streaming engine and an instrument whose numbers add up.
+
+```python
+import strobe
+
+with strobe.Session("a red circle moving left", preset="balanced") as session:
+    for block in session.stream(seconds=10):
+        show(block.frames)  # uint8 [F, Y, X, 3]
+```
+
+Names resolve when they are first used: importing this package loads neither torch nor anything else that is slow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from strobe.attention.dense.api import dense_attention, explain
+    from strobe.core.errors import (
+        ConfigError,
+        DataError,
+        ImplUnavailableError,
+        SessionError,
+        ShapeError,
+        StrobeError,
+        WeightsError,
+    )
+    from strobe.core.spans import span
+    from strobe.engine.config import EngineConfig, Knobs
+    from strobe.engine.presets import preset
+    from strobe.engine.prompts import Switch
+    from strobe.engine.session import Session
+    from strobe.engine.video import VideoFile
+    from strobe.perf.measure.compare_calls import compare_calls
+    from strobe.perf.measure.timing import TimingRecorder, recording
+    from strobe.perf.records.store import RunWriter, create_run, read_run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "EngineConfig",
+    "ImplUnavailableError",
+    "Knobs",
+    "RunWriter",
+    "Session",
+    "SessionError",
+    "ShapeError",
+    "StrobeError",
+    "Switch",
+    "TimingRecorder",
+    "VideoFile",
+    "WeightsError",
+    "__version__",
+    "compare_calls",
+    "create_run",
+    "dense_attention",
+    "explain",
+    "preset",
+    "read_run",
+    "recording",
+    "span",
+]
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "strobe.attention.dense.api": ("dense_attention", "explain"),
+    "strobe.core.errors": (
+        "ConfigError",
+        "DataError",
+        "ImplUnavailableError",
+        "SessionError",
+        "ShapeError",
+        "StrobeError",
+        "WeightsError",
+    ),
+    "strobe.core.spans": ("span",),
+    "strobe.engine.config": ("EngineConfig", "Knobs"),
+    "strobe.engine.presets": ("preset",),
+    "strobe.engine.prompts": ("Switch",),
+    "strobe.engine.session": ("Session",),
+    "strobe.engine.video": ("VideoFile",),
+    "strobe.perf.measure.compare_calls": ("compare_calls",),
+    "strobe.perf.measure.timing": ("TimingRecorder", "recording"),
+    "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name on first use."""
+    if name not in _HOME_OF:
+        from strobe.core.errors import nearest
+
+        raise AttributeError(f"module 'strobe' has no attribute {name!r}{nearest(name, _HOME_OF)}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

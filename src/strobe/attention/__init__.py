@@ -1,0 +1,1 @@
+"""Attention operators: one contract for every implementation."""

@@ -1,0 +1,60 @@
+"""The front door of dense attention."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.impl import reference, sdpa
+from strobe.attention.impls import Choice, select
+from strobe.attention.types import AttentionOutput, AttentionSpec, check
+
+IMPLS = (sdpa.IMPL, reference.IMPL)
+
+
+@lru_cache(maxsize=256)
+def _choose(spec: AttentionSpec, impl: str) -> Choice:
+    return select(spec, IMPLS, impl)
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> AttentionOutput:
+    """Softmax attention of every query over every key: `out = softmax(q k^T * softmax_scale) v`.
+
+    Args:
+        q: `[B, S_q, H, D]`.
+        k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
+        v: like k.
+        softmax_scale: default `D ** -0.5`.
+        impl: `auto`, `sdpa` or `reference`; a named impl runs or raises.
+        return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
+
+    Raises:
+        ShapeError: q, k, v do not fit together.
+        ImplUnavailableError: the named impl cannot run this call.
+    """
+    spec = check(q, k, v, softmax_scale, return_lse)
+    choice = select(spec, IMPLS, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    return choice.impl.run(q, k, v, spec)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> Choice:
+    """Say which implementation `dense_attention` would run for these tensors, and why each other was passed over."""
+    return _choose(check(q, k, v, softmax_scale, return_lse), impl)

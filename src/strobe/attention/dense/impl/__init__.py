@@ -1,0 +1,1 @@
+"""Implementations of dense attention, best first in `api.IMPLS`."""

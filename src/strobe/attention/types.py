@@ -1,0 +1,76 @@
+"""The contract every attention implementation is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strobe.core.errors import ShapeError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """One attention call, checked once at the api and then handed inward.
+
+    Layout is `[B, S, H, D]`; `num_heads` is a multiple of `num_kv_heads` (grouped queries).
+    """
+
+    batch: int
+    q_len: int
+    kv_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    softmax_scale: float
+    return_lse: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionOutput:
+    """Result of an attention call.
+
+    Args:
+        out: `[B, S_q, H, D]`, the dtype of q.
+        lse: natural log of the softmax denominator, float32 `[B, H, S_q]`, `-inf` only for an empty row (whose output is 0);
+            None unless it was asked for.
+    """
+
+    out: Tensor
+    lse: Tensor | None
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None, return_lse: bool) -> AttentionSpec:
+    """Check q, k, v `[B, S, H, D]` once and describe the call.
+
+    Raises:
+        ShapeError: names the argument, what was given and what is allowed.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ShapeError(f"{name}: got {tensor.dtype} on {tensor.device}, expected {q.dtype} on {q.device} like q")
+    if k.shape != v.shape:
+        raise ShapeError(f"v: got shape {tuple(v.shape)}, expected {tuple(k.shape)} like k")
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ShapeError(f"k: got shape {tuple(k.shape)}, expected batch {q.shape[0]} and head_dim {q.shape[3]} like q")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ShapeError(f"k: got {k.shape[2]} heads, expected a divisor of q's {q.shape[2]}")
+    return AttentionSpec(
+        batch=q.shape[0],
+        q_len=q.shape[1],
+        kv_len=k.shape[1],
+        num_heads=q.shape[2],
+        num_kv_heads=k.shape[2],
+        head_dim=q.shape[3],
+        dtype=q.dtype,
+        device=q.device,
+        softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        return_lse=return_lse,
+    )

@@ -1,0 +1,97 @@
+"""What a comparison is made of, as the runner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from strobe.core.errors import ConfigError
+from strobe.perf.records.record import Gate, Model, Quality, Variant, Video, Workload
+
+Progress = Callable[[int, int, str], None]
+"""Called between units of work, never inside one: (done, total, what comes next)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Args:
+        palindromes: rounds `B C1 C2 C2 C1 B`; each gives one mirrored pair per candidate, an interval needs 2.
+        warmup: untimed clips of each variant before the first round, recorded as warm-up.
+        traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
+        review: judge the quality of each variant, and keep a clip of it.
+
+    Raises:
+        ConfigError: a count is not possible.
+    """
+
+    palindromes: int = 4
+    warmup: int = 1
+    traced_blocks: int = 3
+    review: bool = True
+
+    def __post_init__(self) -> None:
+        if self.palindromes < 1 or self.warmup < 1 or self.traced_blocks < 0:
+            raise ConfigError(
+                f"a comparison needs at least one palindrome and one warm-up clip, and no fewer than 0 traced frame blocks; "
+                f"got {self.palindromes}, {self.warmup} and {self.traced_blocks}"
+            )
+
+
+class Case(Protocol):
+    """A workload and the variants that run it. Names are those of the records."""
+
+    @property
+    def slug(self) -> str:
+        """Part of the run folder's name."""
+        ...
+
+    @property
+    def baseline(self) -> str:
+        """What every candidate is compared with."""
+        ...
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """What is compared."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        ...
+
+    @property
+    def model(self) -> Model | None:
+        """What runs, if it is a model."""
+        ...
+
+    @property
+    def workload(self) -> Workload:
+        """What every clip shows."""
+        ...
+
+    def gate(self, name: str) -> Gate:
+        """Hold a candidate against its reference."""
+        ...
+
+    def prepare(self, name: str) -> None:
+        """Bring a variant to the start of its clip. Not timed."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[object]:
+        """Make the clip, one frame block per item. Timed."""
+        ...
+
+    def settings(self, name: str) -> Variant:
+        """Return what ran, once it has; the runner adds the calls it counted."""
+        ...
+
+    def review(self, name: str, folder: Path) -> Iterator[Quality | Video]:
+        """Judge a variant's quality; files go under `folder`."""
+        ...

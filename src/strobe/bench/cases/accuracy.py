@@ -1,0 +1,196 @@
+"""How good the bundled model is: autoencoder, prompts, held-out combinations, switches and long streams, read from pixels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.engine.load import Model
+from strobe.engine.session import Session
+from strobe.models.shapes import oracle
+from strobe.models.shapes.grammar import Scene, sample_scene
+from strobe.models.shapes.train.autoencoder import measure
+
+SETTLED = (1, 10)
+"""Frame blocks, first and last, over which prompt accuracy is measured."""
+
+SWITCH_AT = 12
+LATE = (10, 200, 1000)
+"""Frame blocks at which a long stream is looked at; drift is counted from the first of them."""
+
+SHOWN = 0.5
+"""Share of a frame block's frames that must follow a new prompt for the switch to be visible."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One measured figure.
+
+    Args:
+        name: what it is.
+        preset: which preset streamed; empty if none did.
+        value: measured.
+        target: what it should reach, in words.
+        reached: whether it does; None where there is no target.
+        n: streams, or clips.
+        definition: exactly what was counted.
+    """
+
+    name: str
+    preset: str
+    value: float
+    target: str
+    reached: bool | None
+    n: int
+    definition: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """How the figures are measured.
+
+    Args:
+        presets: each streams on its own.
+        streams: in lockstep.
+        blocks: length of the long stream, in frame blocks.
+        seed: of prompts and noise.
+    """
+
+    presets: tuple[str, ...]
+    streams: int = 128
+    blocks: int = 201
+    seed: int = 0
+
+
+def measure_model(
+    model: Model, device: torch.device, trial: Trial, progress: Callable[[int, int, str], None]
+) -> Iterator[Figure]:
+    """Yield every figure of the model card.
+
+    Args:
+        model: what `engine.load` returned.
+        device: where it runs.
+        trial: how much.
+        progress: called between frame blocks: (done, total, what).
+    """
+    vae = model.vae.to(device)
+    yield Figure(
+        name="autoencoder PSNR, dB",
+        preset="",
+        value=(value := measure(vae, device)),
+        target=">= 38",
+        reached=value >= 38,
+        n=64,
+        definition="-10 log10(MSE) in [0, 1] over 64 unseen clips of 21 frames, coded from their first frame, float32",
+    )
+    vae.cpu()
+    for preset in trial.presets:
+        run = _Run(model=model, device=device, preset=preset, trial=trial, progress=progress)
+        yield from _prompts(run)
+        yield from _long(run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """One preset under trial."""
+
+    model: Model
+    device: torch.device
+    preset: str
+    trial: Trial
+    progress: Callable[[int, int, str], None]
+
+    def clips(self, seed: int, prompts: dict[int, list[str]], wanted: Sequence[int]) -> list[Tensor]:
+        """Stream in lockstep; return the wanted frame blocks as float frames `[N, F, 3, Y, X]` on the device."""
+        kept, total = [], wanted[-1] + 1
+        samples = range(self.trial.streams)
+        with Session(preset=self.preset, model=self.model, seed=seed, samples=samples, device=self.device) as session:
+            for block in range(total):
+                if block in prompts:
+                    session.prompt(prompts[block])
+                made = next(iter(session.stream(1)))
+                if block in wanted:
+                    kept.append(made.samples.to(self.device).permute(0, 1, 4, 2, 3).float() / 255)
+                self.progress(block + 1, total, f"{self.preset}: {self.trial.streams} streams")
+        return kept
+
+
+def _prompts(run: _Run) -> Iterator[Figure]:
+    """Accuracy on seen, held-out and shuffled prompts, and how soon a switch shows."""
+    rng, count = random.Random(run.trial.seed), run.trial.streams
+    for kind in ("seen", "held-out"):
+        first, second = ([sample_scene(rng, held_out=kind == "held-out") for _ in range(count)] for _ in range(2))
+        prompts = {at: [scene.prompt(rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
+        clips = run.clips(run.trial.seed, prompts, range(SWITCH_AT + 2))
+        settled = clips[SETTLED[0] : SETTLED[1] + 1]
+        definition = f"share of frames of frame blocks {SETTLED[0]} to {SETTLED[1]} with all five attributes as prompted"
+        right = [_right(clip, first) for clip in settled]
+        yield _share(f"prompt accuracy, {kind}", run.preset, right, definition, 0.95 if kind == "seen" else 0.8)
+        yield _share(f"first frame block, {kind}", run.preset, [_right(clips[0], first)], "the same over frame block 0", None)
+        soon = torch.stack([_right(clip, second).mean(1) >= SHOWN for clip in clips[SWITCH_AT:]]).any(0)
+        definition = f"share of streams whose frame block 0 or 1 after it is >= {SHOWN:.0%} frames of the whole new prompt"
+        yield _share(f"switch visible within 2 frame blocks, {kind}", run.preset, [soon.double()], definition, 0.95)
+        if kind == "seen":
+            yield _chance(run.preset, [_right(clip, first[1:] + first[:1]) for clip in settled], first)
+
+
+def _long(run: _Run) -> Iterator[Figure]:
+    """Accuracy along one long stream without a switch."""
+    rng = random.Random(run.trial.seed + 1)
+    scenes = [sample_scene(rng) for _ in range(run.trial.streams)]
+    wanted = [block for block in LATE if block < run.trial.blocks]
+    if not wanted:
+        return
+    clips = run.clips(run.trial.seed + 1, {0: [scene.prompt(rng) for scene in scenes]}, wanted)
+    values = [float(_right(clip, scenes).mean()) for clip in clips]
+    for block, value in zip(wanted, values, strict=True):
+        first = block == wanted[0]
+        yield Figure(
+            name=f"accuracy at frame block {block}",
+            preset=run.preset,
+            value=value,
+            target="" if first else f"within 0.05 of frame block {wanted[0]}",
+            reached=None if first else value >= values[0] - 0.05,
+            n=run.trial.streams,
+            definition="share of its frames with all five attributes as prompted; one prompt from the start",
+        )
+
+
+def _right(clip: Tensor, scenes: Sequence[Scene]) -> Tensor:
+    """Which frames show all that was asked for, float64 `[N, F]`."""
+    wanted = torch.tensor([scene.attributes for scene in scenes], device=clip.device)
+    return (oracle.detect(clip).labels == wanted.unsqueeze(1)).all(-1).double()
+
+
+def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goal: float | None) -> Figure:
+    value = float(torch.cat([part.flatten() for part in right]).mean())
+    return Figure(
+        name=name,
+        preset=preset,
+        value=value,
+        target="" if goal is None else f">= {goal:g}",
+        reached=None if goal is None else value >= goal,
+        n=len(right[0]),
+        definition=definition,
+    )
+
+
+def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> Figure:
+    """Accuracy against another stream's prompt. Chance is how often two of these prompts ask for the same."""
+    value = float(torch.cat([part.flatten() for part in right]).mean())
+    pairs = [(a, b) for number, a in enumerate(scenes) for b in scenes[number + 1 :]]
+    chance = sum(a == b for a, b in pairs) / max(1, len(pairs))
+    limit = chance + 3 * (max(chance, 1 / len(scenes)) / len(scenes)) ** 0.5
+    return Figure(
+        name="prompt accuracy, prompts shuffled",
+        preset=preset,
+        value=value,
+        target=f"chance: {chance:.4f}, at most {limit:.4f}",
+        reached=value <= limit,
+        n=len(scenes),
+        definition="the same frames held against the next stream's prompt; the limit is chance plus three standard errors",
+    )

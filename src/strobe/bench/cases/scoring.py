@@ -1,0 +1,175 @@
+"""Quality of streamed clips: against a reference with the same noise, and against their own prompts by the pixel oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError
+from strobe.models.shapes import oracle
+from strobe.models.shapes.grammar import parse
+from strobe.models.shapes.render import SIZE
+from strobe.perf.records.record import Quality, Workload
+from strobe.quality.available import METRICS
+from strobe.quality.fidelity import compare
+
+SETTLE_BLOCKS: Final = 2
+"""Frame blocks after a prompt switch that do not count for prompt accuracy."""
+SEEN: Final = 0.9
+"""Share of frames in which the gate wants to see an object."""
+SEEN_AT_ONCE: Final = (0, 1, 4)
+"""Attributes that a single frame shows: colour, shape, background; direction and speed take several."""
+
+
+def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:
+    """PSNR, SSIM and temporal difference against the reference, frame i against frame i, mean over clips.
+
+    Args:
+        frames: uint8 [B, F, Y, X, 3].
+        reference: the same prompts and noise, same shape.
+        reference_name: what it is, with dtype and device.
+    """
+    table = {metric.name: metric for metric in METRICS}
+    for column in zip(*(compare(clip, expected) for clip, expected in zip(frames, reference, strict=True)), strict=True):
+        metric = table[column[0].metric]
+        values = [clip.value for clip in column if clip.value is not None]
+        equal = sum(clip.identical for clip in column)
+        note = "" if values else "every frame equals the reference"
+        if values and len(values) < len(column):
+            note = f"{equal} of {len(column)} clips equal the reference and have no finite value; mean over the others"
+        yield Quality(
+            variant=variant,
+            metric=metric.name,
+            value=sum(values) / len(values) if values else None,
+            unit=metric.unit,
+            reference=reference_name,
+            definition=metric.definition,
+            n=len(column),
+            better="higher" if metric.higher_is_better else "lower",
+            note=note,
+        )
+
+
+def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
+    """Prompt accuracy, switch latency, drift, flicker and border jump, where the oracle can read clip and prompts.
+
+    Args:
+        frames: uint8 [B, F, Y, X, 3].
+        work: says which prompt holds from which frame block on.
+    """
+    if not readable(tuple(frames.shape[2:4]), [prompt.text for prompt in work.prompts]):
+        return
+    clips = (frames.permute(0, 1, 4, 2, 3).float() / 255).contiguous()  # [B, F, 3, Y, X]
+    segments = _segments(work)
+    found = [oracle.detect(clips[:, first:last]) for first, last, _ in segments]
+    wanted = [torch.tensor(parse(prompt).attributes) for _, _, prompt in segments]
+    yield _accuracy(variant, found, wanted, work)
+    yield from _switch_latency(variant, found, wanted)
+    yield _drift(variant, found, wanted, work)
+    flicker = torch.cat([oracle.flicker(detection) for detection in found])
+    yield _score(
+        variant, "flicker", flicker, "mean absolute second difference in time of the object's mean colour in [0, 1]", "lower"
+    )
+    starts = tuple(_first_frame(work, block) for block in range(1, work.frame_blocks))
+    inner = tuple(start for start in starts if start not in {first for first, _, _ in segments})
+    yield _score(
+        variant,
+        "border_jump",
+        oracle.border_jump(clips, inner) if inner else torch.empty(0),
+        "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless",
+        "lower",
+    )
+
+
+def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
+    """Whether the oracle was made for frames of this size and prompts like these."""
+    try:
+        return tuple(frame_size) == (SIZE, SIZE) and all(parse(prompt) for prompt in prompts)
+    except ConfigError:
+        return False
+
+
+def shows_object(frames: Tensor) -> tuple[bool, str, str]:
+    """Check that an object is visible in most frames, uint8 [F, Y, X, 3].
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255).valid.double().mean().item()
+    return seen >= SEEN, f"latents finite, and an object visible in >= {SEEN:.0%} of {len(frames)} frames", f"{seen:.1%}"
+
+
+def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
+    """Share of settled frames whose five attributes are all as asked for, per clip and prompt."""
+    settle = SETTLE_BLOCKS * work.frames_per_block
+    shares = []
+    for index, (detection, attributes) in enumerate(zip(found, wanted, strict=True)):
+        right = (detection.labels == attributes).all(-1).double()  # [B, F of the segment]
+        settled = right[:, settle if index else 0 :]
+        if settled.shape[1]:
+            shares.append(settled.mean(1))
+    definition = f"share of frames whose colour, shape, direction, speed and background are all as prompted; the first \
+{SETTLE_BLOCKS} frame blocks after a switch do not count; mean over clips and prompts"
+    return _score(variant, "prompt_accuracy", torch.cat(shares) if shares else torch.empty(0), definition, "higher")
+
+
+def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Tensor]) -> Iterator[Quality]:
+    """Frames until a switch shows in colour, shape and background."""
+    if len(found) < 2:
+        return
+    at_once = list(SEEN_AT_ONCE)
+    waits: list[float] = []
+    missed = 0
+    for before, after, detection in zip(wanted, wanted[1:], found[1:], strict=False):
+        if torch.equal(before[at_once], after[at_once]):
+            continue
+        right = (detection.labels == after)[..., at_once].all(-1)  # [B, F of the segment]
+        waits += [float(row.int().argmax()) for row in right if row.any()]
+        missed += int((~right.any(1)).sum())
+    yield _score(
+        variant,
+        "switch_latency",
+        torch.tensor(waits, dtype=torch.float64),
+        "frames from a prompt switch to the first with the new colour, shape and background; mean over clips and switches",
+        "lower",
+        unit="frames",
+        note=f"{missed} of {missed + len(waits)} switches never showed" if missed else "",
+    )
+
+
+def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
+    """How accuracy changes along the clip, by the attributes that single frames show."""
+    at_once, size = list(SEEN_AT_ONCE), work.frames_per_block
+    right = [(each.labels == goal)[..., at_once].all(-1).double() for each, goal in zip(found, wanted, strict=True)]
+    start = work.frames_first_block
+    change = right[-1][:, -size:].mean(1) - right[0][:, start : start + size].mean(1)
+    definition = "share of frames with colour, shape and background as prompted: last frame block minus second; mean over clips"
+    return _score(variant, "drift", change, definition, "higher")
+
+
+def _score(variant: str, metric: str, values: Tensor, definition: str, better: str, *, unit: str = "", note: str = "") -> Quality:
+    kept = values[values.isfinite()].double()
+    return Quality(
+        variant=variant,
+        metric=metric,
+        value=kept.mean().item() if len(kept) else None,
+        unit=unit,
+        reference="",
+        definition=definition,
+        n=len(kept),
+        better="higher" if better == "higher" else "lower",
+        note=note or ("" if len(kept) else "no clip from which it can be read"),
+    )
+
+
+def _first_frame(work: Workload, block: int) -> int:
+    return 0 if block == 0 else work.frames_first_block + (block - 1) * work.frames_per_block
+
+
+def _segments(work: Workload) -> list[tuple[int, int, str]]:
+    """First frame, frame after the last, and prompt, of every prompt in order."""
+    starts = [_first_frame(work, prompt.frame_block) for prompt in work.prompts] + [work.frames]
+    return [(starts[index], starts[index + 1], prompt.text) for index, prompt in enumerate(work.prompts)]

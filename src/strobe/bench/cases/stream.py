@@ -1,0 +1,258 @@
+"""Presets of the streaming engine against each other: the same prompts, switches and noise for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.api import explain
+from strobe.bench import gate
+from strobe.bench.cases import scoring
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError
+from strobe.engine import load, presets
+from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.prompts import Switch, check_switches
+from strobe.engine.session import Session
+from strobe.engine.state import Snapshot
+from strobe.engine.video import VideoFile
+from strobe.perf.measure.profile import file_sha256
+from strobe.perf.records import record
+
+REFERENCE: Final = "quality"
+"""The preset whose clip is the reference for quality, with the same noise, in the device's own dtype."""
+GATE_BLOCKS: Final = 6
+"""Frame blocks that a candidate is checked on: enough to fill the largest window and evict, with a prompt switch on the way."""
+GATE_SWITCH: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """What every clip shows.
+
+    Args:
+        prompt: the first prompt.
+        switches: later prompts.
+        num_blocks: frame blocks in a clip.
+        seed: of all noise.
+
+    Raises:
+        ConfigError: two switches at one frame block, or one after the end.
+    """
+
+    prompt: str
+    switches: tuple[Switch, ...] = ()
+    num_blocks: int = 14
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        late = [switch for switch in check_switches(self.switches) if switch.frame_block >= self.num_blocks]
+        if late:
+            raise ConfigError(
+                f"the switch to {late[0].prompt!r} at frame block {late[0].frame_block} would never take effect: "
+                f"the clip has frame blocks 0..{self.num_blocks - 1}"
+            )
+
+
+class StreamCase:
+    """Compares presets on one script; a `strobe.bench.case.Case`.
+
+    Args:
+        configs: presets by name, or configurations; the first is the baseline.
+        script: the clip.
+        model: "shapes", a folder, or a loaded model.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        review_samples: clips, each with noise of its own, that quality is judged on.
+
+    Raises:
+        ConfigError: unknown preset, model or word, or fewer than one sample.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[str | EngineConfig],
+        *,
+        script: Script,
+        model: str | Path | load.Model = "shapes",
+        device: str | torch.device = "auto",
+        review_samples: int = 4,
+    ) -> None:
+        asked = [presets.preset(config) if isinstance(config, str) else config for config in configs]
+        if not asked or review_samples < 1:
+            raise ConfigError(f"a comparison needs variants and at least one clip to judge; got {len(asked)}, {review_samples}")
+        self._configs = {config.name: config for config in asked}
+        self.baseline, *candidates = (config.name for config in asked)
+        self.candidates = tuple(candidates)
+        self.slug = "-".join(config.name for config in asked)
+        self.device = resolve_device(device)
+        self._script = script
+        self._loaded = model if isinstance(model, load.Model) else load.load(model)
+        self._loaded.text.batch([script.prompt, *(switch.prompt for switch in script.switches)])
+        self._samples = tuple(range(review_samples))
+        self._sessions: dict[str, tuple[Session, Snapshot]] = {}
+        self._gate_latents: list[Tensor] | None = None
+        self._reference: Tensor | None = None
+        self.model = record.Model(
+            name=self._loaded.name,
+            weights_sha256=self._loaded.weights_hash,
+            num_params=sum(parameter.numel() for parameter in self._loaded.dit.parameters()),
+        )
+        self.workload = self._workload()
+
+    def gate(self, name: str) -> record.Gate:
+        """Hold a candidate against the baseline on its first frame blocks.
+
+        A candidate with the baseline's schedule, window, positions and dtype must make the same latents. Any other must make
+        finite ones and, where the oracle can read the clip, show an object.
+        """
+        if self._gate_latents is None:
+            self._gate_latents = [latents for latents, _ in self._gate_clip(self.baseline)]
+        blocks = self._gate_clip(name)
+        found = [latents for latents, _ in blocks]
+        if self._computes(name) == self._computes(self.baseline):
+            dtype = self._session(name).config.dtype
+            passed, rule, detail = gate.same_latents(found, self._gate_latents, dtype)
+        else:
+            passed, rule, detail = gate.finite(found)
+            if passed and scoring.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
+                passed, rule, detail = scoring.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
+        return record.Gate(variant=name, reference=self.baseline, rule=rule, passed=passed, detail=detail)
+
+    def prepare(self, name: str) -> None:
+        """Bring the variant's session back to the start of its stream."""
+        self._session(name)
+        session, start = self._sessions[name]
+        session.restore(start)
+
+    def blocks(self, name: str) -> Iterator[object]:
+        """Make the clip; the work begins with the prompt."""
+        session = self._session(name)
+        session.prompt(self._script.prompt)
+        yield from session.stream(self._script.num_blocks, switches=self._script.switches)
+
+    def settings(self, name: str) -> record.Variant:
+        """Return what the variant's session resolved to."""
+        session = self._session(name)
+        config, work = session.config, self.workload
+        grid = self._loaded.dit.config.patch
+        height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
+        per_frame = (height // grid[0]) * (width // grid[1])
+        impl, passed_over = self._attention(config, per_frame)
+        return record.Variant(
+            name=name,
+            preset=name if name in presets.PRESETS else "custom",
+            knobs=tuple(
+                record.Knob(name=state.name, value="on" if state.on else "off", on=state.on, reason=state.reason)
+                for state in config.knob_states
+            ),
+            attention_impl=impl,
+            attention_reason=passed_over,
+            sparsity=0.0,
+            window=config.policy.window,
+            sink=config.policy.sink,
+            positions=config.positions,
+            timesteps=tuple(config.schedule.timesteps),
+            shift=config.schedule.shift,
+            steps=len(config.schedule.timesteps),
+            dtype=str(config.dtype).removeprefix("torch."),
+            compile_mode="default" if config.knobs.compile else None,
+            tokens_per_block=config.frame_block * per_frame,
+        )
+
+    def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
+        """Judge the variant's clips against the reference with the same noise and by the oracle; keep the first as a file."""
+        if self._reference is None:
+            self._reference = self._clips(presets.preset(REFERENCE))
+        own = self._configs[name]
+        frames = self._reference if own == presets.preset(REFERENCE) else self._clips(own)
+        dtype = str(self._reference_dtype()).removeprefix("torch.")
+        yield from scoring.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
+        yield from scoring.by_oracle(name, frames, self.workload)
+        yield self._keep(name, frames[0], folder)
+
+    def close(self) -> None:
+        """Let every session go."""
+        for session, _ in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def _session(self, name: str) -> Session:
+        if name not in self._sessions:
+            session = Session(preset=self._configs[name], model=self._loaded, seed=self._script.seed, device=self.device)
+            self._sessions[name] = session, session.snapshot()
+        return self._sessions[name][0]
+
+    def _computes(self, name: str) -> tuple[object, ...]:
+        """What decides the values: two variants that agree in it must agree in their latents."""
+        config = self._session(name).config
+        return config.schedule, config.policy, config.positions, config.keep_sink, config.dtype
+
+    def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """Latents and frames of a short clip with one hard prompt switch."""
+        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
+        self.prepare(name)
+        session = self._session(name)
+        session.prompt(self._script.prompt)
+        stream = session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
+        return [(block.latents.cpu(), block.frames) for block in stream]
+
+    def _clips(self, config: EngineConfig) -> Tensor:
+        """Frames of all review samples, uint8 [B, F, Y, X, 3]."""
+        script = self._script
+        with Session(
+            script.prompt, preset=config, model=self._loaded, seed=script.seed, samples=self._samples, device=self.device
+        ) as session:
+            return torch.cat([block.samples for block in session.stream(script.num_blocks, switches=script.switches)], dim=1)
+
+    def _keep(self, name: str, frames: Tensor, folder: Path) -> record.Video:
+        path = folder / "clips" / f"{name}.mp4"
+        path.parent.mkdir(exist_ok=True)
+        with VideoFile(path, fps=self.workload.fps) as video:
+            video.write(frames)
+        return record.Video(
+            variant=name,
+            path=str(path.relative_to(folder)),
+            sha256=file_sha256(path),
+            frames=len(frames),
+            fps=self.workload.fps,
+            caption=f"{name}, seed {self._script.seed}",
+        )
+
+    def _attention(self, config: ResolvedConfig, tokens_per_frame: int) -> tuple[str, str]:
+        """The implementation that self-attention takes for a steady frame block, and why the others were passed over."""
+        dit = self._loaded.dit.config
+        shape = (1, config.frame_block * tokens_per_frame, dit.num_heads, dit.head_dim)
+        query = torch.empty(shape, device=config.device, dtype=config.dtype)
+        keys = torch.empty((1, config.policy.window * tokens_per_frame, *shape[2:]), device=config.device, dtype=config.dtype)
+        choice = explain(query, keys, keys)
+        return choice.impl.name, "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+
+    def _reference_dtype(self) -> torch.dtype:
+        defaults = self._loaded.defaults
+        return resolve(presets.preset(REFERENCE), defaults, self.device).dtype
+
+    def _workload(self) -> record.Workload:
+        defaults, script = self._loaded.defaults, self._script
+        stride, size = defaults.stride, defaults.frame_block
+        switches = [
+            record.PromptAt(frame_block=switch.frame_block, text=switch.prompt, mode=switch.mode)
+            for switch in check_switches(script.switches)
+        ]
+        height, width = defaults.frame_size
+        return record.Workload(
+            prompts=(record.PromptAt(frame_block=0, text=script.prompt, mode="start"), *switches),
+            seed=script.seed,
+            frame_blocks=script.num_blocks,
+            latents_per_block=size,
+            frames_first_block=stride.frames(0, size),
+            frames_per_block=stride.frames(size, size),
+            frames=stride.frames(0, size * script.num_blocks),
+            height=height,
+            width=width,
+            fps=defaults.fps,
+        )

@@ -1,0 +1,51 @@
+"""The gate: a candidate is held against its reference before any number is taken. A red gate has no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Largest relative error of latents over a few frame blocks, by dtype. Each block feeds on those before it, so rounding grows."""
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference / that of the expected values, in float64; infinite if anything is not finite.
+
+    Args:
+        found, expected: tensors of one shape on any devices.
+    """
+    found, expected = (tensor.detach().cpu().double() for tensor in (found, expected))
+    error = ((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
+    return error if error == error else float("inf")
+
+
+def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> tuple[bool, str, str]:
+    """Check that a candidate which computes the same thing does so, frame block by frame block.
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
+    limit = TOLERANCES[dtype]
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
+    return errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}"
+
+
+def finite(latents: Sequence[Tensor]) -> tuple[bool, str, str]:
+    """Check that every latent is a finite number.
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]
+    rule = f"latents of the first {len(latents)} frame blocks are finite"
+    return not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

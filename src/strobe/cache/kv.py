@@ -1,0 +1,306 @@
+"""Keys and values in a ring: every frame is written once into its slot and never moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from strobe.cache.policy import RingPolicy, SlotRun
+from strobe.core.errors import ConfigError, SessionError, ShapeError
+
+Positions = Literal["absolute", "rebased"]
+Rotate = Callable[[Tensor, int], Tensor]
+"""`rotate(keys [B, S, H, D], frames) -> keys`: keys after RoPE, moved by that many temporal positions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheShape:
+    """Size of a cache: `num_layers` x `batch` x (window * `tokens_per_frame`) x `num_heads` x `head_dim`."""
+
+    num_layers: int
+    batch: int
+    tokens_per_frame: int
+    num_heads: int
+    head_dim: int
+
+    def buffer(self, slots: int) -> tuple[int, int, int, int, int]:
+        """Shape of the keys (or values) of `slots` latent frames: [L, B, slots * N, H, D]."""
+        return (self.num_layers, self.batch, slots * self.tokens_per_frame, self.num_heads, self.head_dim)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheState:
+    """A deep copy of a cache.
+
+    Args:
+        keys: [L, B, window * N, H, D], the cache's dtype.
+        values: same.
+        sink_keys: sink keys at their own positions [L, B, sink * N, H, D].
+        origin: frame number of the first sink frame.
+        end: frame number after the last frame.
+    """
+
+    keys: Tensor
+    values: Tensor
+    sink_keys: Tensor
+    origin: int
+    end: int
+
+
+class CacheStep(Protocol):
+    """Where the frames of one transformer pass go. All that a model sees of a cache."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Temporal RoPE index of each frame of the pass."""
+        ...
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D]."""
+        ...
+
+
+class KVCache(Protocol):
+    """What a stream needs of a cache. `RingCache` and `RollingCache` are the two."""
+
+    @property
+    def end(self) -> int:
+        """Frame number after the last frame written."""
+        ...
+
+    def at(self, first_frame: int, num_frames: int) -> CacheStep:
+        """Open the frames of the next frame block, or the last frames again (they are rewritten)."""
+        ...
+
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> CacheStep:
+        """Open the window that ends before frame `end` (default: all frames), to be derived again under a new prompt."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every frame."""
+        ...
+
+    def snapshot(self) -> CacheState:
+        """Copy everything."""
+        ...
+
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingStep:
+    """One pass over a `RingCache`: `runs` are the slots written, the first `filled` slots are attended."""
+
+    cache: RingCache
+    positions: tuple[int, ...]
+    runs: tuple[SlotRun, ...]
+    filled: int
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `CacheStep.write`. The result is a view; with gradients on, a copy through which k and v get gradients."""
+        return self._write(self.cache.keys[layer], k), self._write(self.cache.values[layer], v)
+
+    def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
+        tokens = self.cache.shape.tokens_per_frame
+        expected = (buffer.shape[0], len(self.positions) * tokens, *buffer.shape[2:])
+        if tuple(new.shape) != expected:
+            raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+        attended = buffer[:, : self.filled * tokens]
+        self._copy(new.detach(), attended)
+        if not (torch.is_grad_enabled() and new.requires_grad):
+            return attended
+        attended = attended.clone()
+        self._copy(new, attended)
+        return attended
+
+    def _copy(self, new: Tensor, attended: Tensor) -> None:
+        tokens = self.cache.shape.tokens_per_frame
+        for run in self.runs:
+            source = new[:, run.source * tokens : (run.source + run.length) * tokens]
+            attended[:, run.slot * tokens : (run.slot + run.length) * tokens] = source
+
+
+class RingCache:
+    """Keys and values of all layers in two tensors of fixed size and address; nothing rolls, nothing is copied twice.
+
+    Keys are stored after RoPE, so attention does not depend on the order of slots.
+
+    * `positions="absolute"`: the temporal index of a frame is its number, for ever.
+    * `positions="rebased"`: the same for the frames of the window, but once frames were evicted the sink keys are turned, once
+      per frame block and from a canonical copy, so that the sink sits right before the window: sink frame i has index
+      ``i + max(0, end - window)``. Distances then never exceed the window and a stream may be endless.
+
+    Args:
+        shape: layers, batch, tokens per latent frame, heads, head size.
+        policy: window and sink.
+        device: where the tensors live.
+        dtype: element type of keys and values.
+        positions: see above.
+        rotate: turns keys along time; needed for "rebased" with a sink.
+
+    Raises:
+        ConfigError: "rebased" with a sink but without `rotate`.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
+    ) -> None:
+        self.shape = shape
+        self.policy = policy
+        self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        self._rotate = sink_rotation(policy, positions, rotate)
+        self._sink_keys = torch.zeros(shape.buffer(policy.sink), device=device, dtype=dtype)  # at their own positions
+        self._origin = 0
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """Frame number after the last frame written."""
+        return self._end
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys, values and the canonical sink keys."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values, self._sink_keys))
+
+    def at(self, first_frame: int, num_frames: int) -> RingStep:
+        """Open the frames of the next frame block, or the last frames again: later passes rewrite the same slots.
+
+        Raises:
+            SessionError: the frames are neither the next ones nor the last ones.
+            ConfigError: more frames than the window holds beside the sink.
+        """
+        end = first_frame + num_frames
+        check_order(self._end, first_frame, num_frames)
+        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        self._move_sink(end)
+        self._end = end
+        return self._step(first_frame, num_frames, skip=0)
+
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep:
+        """Open the last ``min(window, end)`` frames before `end` (default: all), to be derived again under a new prompt.
+
+        Before anything was evicted these are all frames, sink included. Afterwards:
+
+        * `keep_sink=True`: sinks stay as they are; frames of the pass that only fit into sink slots attend but are not stored.
+        * `keep_sink=False`: the whole window is written anew and its first frames become the sink.
+
+        Frames written from `end` on, e.g. by a frame block that was given up, are forgotten.
+
+        Raises:
+            SessionError: nothing was written before `end`.
+        """
+        end = self._end if end is None else end
+        first_frame = check_rewrite(self._end, end, self.policy.window)
+        self._move_sink(end)
+        self._end = end
+        if not keep_sink:
+            self._origin = max(self._origin, first_frame)
+        skip = self.policy.sink if first_frame > self._origin else 0
+        return self._step(first_frame, end - first_frame, skip=skip)
+
+    def reset(self) -> None:
+        """Forget every frame."""
+        self._origin = self._end = 0
+
+    def snapshot(self) -> CacheState:
+        """Copy everything."""
+        return CacheState(
+            keys=self.keys.clone(),
+            values=self.values.clone(),
+            sink_keys=self._sink_keys.clone(),
+            origin=self._origin,
+            end=self._end,
+        )
+
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape; addresses stay.
+
+        Raises:
+            ShapeError: the snapshot has another shape.
+        """
+        check_state(state, self.keys, self._sink_keys)
+        self.keys.copy_(state.keys)
+        self.values.copy_(state.values)
+        self._sink_keys.copy_(state.sink_keys)
+        self._origin, self._end = state.origin, state.end
+
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RingStep:
+        return RingStep(
+            cache=self,
+            positions=tuple(range(first_frame, first_frame + num_frames)),
+            runs=self.policy.runs(first_frame - self._origin, num_frames, skip=skip),
+            filled=self.policy.filled(self._end - self._origin),
+        )
+
+    def _move_sink(self, end: int) -> None:
+        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned."""
+        before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
+        if self._rotate is None or before == after:
+            return
+        sink = self.keys[:, :, : self._sink_keys.shape[2]]
+        if before == 0:
+            self._sink_keys.copy_(sink)
+        sink.copy_(self._rotate(self._sink_keys.flatten(0, 1), after).view_as(sink))
+
+
+def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | None) -> Rotate | None:
+    """Return the rotation that the sink needs, or None.
+
+    Raises:
+        ConfigError: "rebased" with a sink but without `rotate`.
+    """
+    if positions == "absolute" or policy.sink == 0:
+        return None
+    if rotate is None:
+        raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
+    return rotate
+
+
+def check_order(end: int, first_frame: int, num_frames: int) -> None:
+    """Check that frames are the next ones or the last ones.
+
+    Raises:
+        SessionError: they are neither.
+    """
+    if num_frames < 1 or (first_frame != end and first_frame + num_frames != end):
+        raise SessionError(
+            f"frames {first_frame}..{first_frame + num_frames - 1} cannot be written: the cache ends before frame {end}; "
+            f"write from frame {end} on, or the last frames again"
+        )
+
+
+def check_rewrite(written: int, end: int, window: int) -> int:
+    """Return the first frame of a rewrite that ends before `end`.
+
+    Raises:
+        SessionError: the frames before `end` were not written yet.
+    """
+    if not 0 < end <= written:
+        raise SessionError(f"frames before {end} cannot be derived again: frames 0..{written} (exclusive) were written")
+    return max(0, end - window)
+
+
+def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:
+    """Check that a snapshot fits.
+
+    Raises:
+        ShapeError: it belongs to a cache of another shape.
+    """
+    for name, given, own in (("keys", state.keys, keys), ("values", state.values, keys), ("sink", state.sink_keys, sink_keys)):
+        if given.shape != own.shape:
+            raise ShapeError(f"snapshot {name} have shape {tuple(given.shape)}; this cache holds {tuple(own.shape)}")

@@ -1,0 +1,89 @@
+"""Which latent frame lives in which slot. Plain ints, no torch; frames are counted from the first sink frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strobe.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotRun:
+    """`length` frames of a frame block, from its frame `source` on, live in the slots from `slot` on."""
+
+    source: int
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingPolicy:
+    """A window of latent frames: the first `sink` frames stay, the others take turns in the remaining slots.
+
+    Frame f lives in slot ``f if f < sink else sink + (f - sink) % (window - sink)``. After frames up to `end` are written, the
+    sinks and the last ``window - sink`` frames are kept. Slots fill in order, so the kept frames are always the first slots.
+
+    Args:
+        window: latent frames attended at most, sink and current frame block included.
+        sink: latent frames at the start of the stream that are never evicted.
+
+    Raises:
+        ConfigError: the window leaves no slot beside the sink.
+    """
+
+    window: int
+    sink: int
+
+    def __post_init__(self) -> None:
+        if self.sink < 0:
+            raise ConfigError(f"sink {self.sink} is negative; smallest sink: 0")
+        self.check_block(1)
+
+    @property
+    def local(self) -> int:
+        """Slots that take turns."""
+        return self.window - self.sink
+
+    def check_block(self, num_frames: int) -> None:
+        """Check that a frame block of `num_frames` latent frames fits beside the sink.
+
+        Raises:
+            ConfigError: it does not; names the smallest window and the largest sink that would do.
+        """
+        if num_frames <= self.local:
+            return
+        message = (
+            f"window {self.window} with sink {self.sink} has no room for a frame block of {num_frames} latent frame(s); "
+            f"smallest window with sink {self.sink}: {self.sink + num_frames}"
+        )
+        if num_frames <= self.window:
+            message += f"; largest sink with window {self.window}: {self.window - num_frames}"
+        raise ConfigError(message)
+
+    def slot(self, frame: int) -> int:
+        """Slot of a frame."""
+        return frame if frame < self.sink else self.sink + (frame - self.sink) % self.local
+
+    def filled(self, end: int) -> int:
+        """Slots in use once frames ``0 .. end - 1`` were written."""
+        return min(end, self.window)
+
+    def frames(self, end: int) -> tuple[int, ...]:
+        """Frames kept, in slot order, once frames ``0 .. end - 1`` were written."""
+        kept = [*range(min(self.sink, end)), *range(max(self.sink, end - self.local), end)]
+        return tuple(sorted(kept, key=self.slot))
+
+    def sink_shift(self, end: int) -> int:
+        """Frames by which sink positions move so that sink and window stay contiguous: ``max(0, end - window)``."""
+        return max(0, end - self.window)
+
+    def runs(self, first: int, num_frames: int, *, skip: int = 0) -> tuple[SlotRun, ...]:
+        """Contiguous slot runs of frames ``first .. first + num_frames - 1`` without the first `skip` of them."""
+        runs: list[SlotRun] = []
+        for source in range(skip, num_frames):
+            slot = self.slot(first + source)
+            if runs and slot == runs[-1].slot + runs[-1].length:
+                runs[-1] = SlotRun(source=runs[-1].source, slot=runs[-1].slot, length=runs[-1].length + 1)
+            else:
+                runs.append(SlotRun(source=source, slot=slot, length=1))
+        return tuple(runs)

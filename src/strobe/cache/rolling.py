@@ -1,0 +1,170 @@
+"""The cache of the official code, with all that it copies: what the preset `baseline` pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.cache.kv import (
+    CacheShape,
+    CacheState,
+    Positions,
+    Rotate,
+    check_order,
+    check_rewrite,
+    check_state,
+    sink_rotation,
+)
+from strobe.cache.policy import RingPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollingStep:
+    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass."""
+
+    cache: RollingCache
+    positions: tuple[int, ...]
+    keep_sink: bool = False
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `CacheStep.write`. The result is always a fresh copy."""
+        return self.cache.write(layer, k, v, end=self.positions[-1] + 1, keep_sink=self.keep_sink)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """Token ranges of one update: `[sink + evicted, filled)` moves to `[sink, ...)`, new tokens go to `[start, stop)`."""
+
+    sink: int
+    evicted: int
+    filled: int
+    start: int
+    stop: int
+    keep_sink: bool
+
+    def apply(self, buffer: Tensor, new: Tensor) -> None:
+        if self.evicted:
+            kept = buffer[:, self.sink + self.evicted : self.filled].clone()
+            buffer[:, self.sink : self.sink + kept.shape[1]] = kept
+        first = max(self.start, self.sink) if self.keep_sink else self.start
+        buffer[:, first : self.stop] = new[:, first - self.start :]
+
+
+class RollingCache:
+    """Frames in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
+
+    As in the official code each layer of each pass reads its two end indices back from the device, works on full clones of
+    keys and values, concatenates sink and window, and repeats the update on the stored tensors. Attention sees the same
+    frames as with `RingCache`. With `positions="rebased"` the sink keys are turned in every layer of every pass.
+
+    Args, Raises: see `RingCache`.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
+    ) -> None:
+        self.shape = shape
+        self.policy = policy
+        self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        self._rotate = sink_rotation(policy, positions, rotate)
+        self._global_end = torch.zeros(shape.num_layers, dtype=torch.int64, device=device)
+        self._local_end = torch.zeros_like(self._global_end)
+        self._origin = 0
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """Frame number after the last frame written."""
+        return self._end
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values, without the clones of a pass."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def at(self, first_frame: int, num_frames: int) -> RollingStep:
+        """Open the frames of the next frame block, or the last frames again. Raises: see `RingCache.at`."""
+        check_order(self._end, first_frame, num_frames)
+        end = first_frame + num_frames
+        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        self._end = end
+        return RollingStep(cache=self, positions=tuple(range(first_frame, end)))
+
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RollingStep:
+        """Open the window that ends before `end`, to be derived again under a new prompt. See `RingCache.rewrite`."""
+        end = self._end if end is None else end
+        first_frame = check_rewrite(self._end, end, self.policy.window)
+        if not keep_sink:
+            self._origin = max(self._origin, first_frame)
+        self._set_end(end)
+        return RollingStep(cache=self, positions=tuple(range(first_frame, end)), keep_sink=first_frame > self._origin)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, *, end: int, keep_sink: bool) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values that end before frame `end`; return the attended ones."""
+        tokens = self.shape.tokens_per_frame
+        global_end, local_end = int(self._global_end[layer].item()), int(self._local_end[layer].item())
+        grown = local_end + end * tokens - global_end
+        evicted = max(0, grown - self.policy.window * tokens)
+        move = _Move(
+            sink=self.policy.sink * tokens,
+            evicted=evicted,
+            filled=local_end,
+            start=grown - evicted - k.shape[1],
+            stop=grown - evicted,
+            keep_sink=keep_sink,
+        )
+        attended = self._attended(self.keys[layer], k, move), self._attended(self.values[layer], v, move)
+        for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
+            move.apply(buffer, new)
+        self._global_end[layer] = end * tokens
+        self._local_end[layer] = move.stop
+        shift = self.policy.sink_shift(end - self._origin)
+        if self._rotate is not None and shift:
+            turned = self._rotate(attended[0][:, : move.sink], shift)
+            attended = torch.cat([turned, attended[0][:, move.sink :]], dim=1), attended[1]
+        return attended
+
+    def reset(self) -> None:
+        """Forget every frame."""
+        self._origin = 0
+        self._set_end(0)
+
+    def snapshot(self) -> CacheState:
+        """Copy everything."""
+        return CacheState(
+            keys=self.keys.clone(),
+            values=self.values.clone(),
+            sink_keys=self.keys[:, :, :0].clone(),
+            origin=self._origin,
+            end=self._end,
+        )
+
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape. Raises: see `RingCache.restore`."""
+        check_state(state, self.keys, self.keys[:, :, :0])
+        self.keys.copy_(state.keys)
+        self.values.copy_(state.values)
+        self._origin = state.origin
+        self._set_end(state.end)
+
+    def _set_end(self, end: int) -> None:
+        self._end = end
+        self._global_end.fill_(end * self.shape.tokens_per_frame)
+        self._local_end.fill_(self.policy.filled(end - self._origin) * self.shape.tokens_per_frame)
+
+    @staticmethod
+    def _attended(buffer: Tensor, new: Tensor, move: _Move) -> Tensor:
+        temporary = buffer.clone()
+        move.apply(temporary, new)
+        sink = min(move.sink, move.stop)
+        return torch.cat([temporary[:, :sink], temporary[:, sink : move.stop]], dim=1)

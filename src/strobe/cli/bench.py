@@ -1,0 +1,68 @@
+"""`strobe bench`: what the package ships, measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+from rich.table import Table
+
+from strobe.cli.console import Output
+from strobe.cli.report import GATE_FAILED
+
+if TYPE_CHECKING:
+    from strobe.bench.cases.accuracy import Figure
+
+bench = App(name="bench", help="Measure what the package ships.")
+
+
+@bench.command
+def shapes(
+    *presets: str,
+    model: str = "shapes",
+    streams: int = 128,
+    blocks: int = 201,
+    seed: int = 0,
+    device: str = "auto",
+    output: Output = Output(),
+) -> int:
+    """Measure how good the bundled model is: autoencoder, prompts, held-out combinations, switches, long streams.
+
+    ```
+    strobe bench shapes
+    strobe bench shapes quality ultra --streams 16 --blocks 11
+    ```
+
+    Exit code 1 if a figure misses its target.
+
+    Args:
+        presets: what streams; quality, turbo and ultra if none is named.
+        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        streams: streams in lockstep.
+        blocks: length of the long stream in frame blocks.
+        seed: of prompts and noise.
+        device: auto, cpu, cuda or cuda:N; made for a GPU, hours on a CPU with the default numbers.
+    """
+    with output.progress("shapes") as advance:
+        from strobe.bench.cases.accuracy import Trial, measure_model
+        from strobe.core.device import resolve_device
+        from strobe.core.errors import ConfigError
+        from strobe.engine.load import load
+
+        if streams < 2 or blocks < 1:
+            raise ConfigError(f"{streams} streams of {blocks} frame blocks cannot be measured; the least are 2 and 1")
+        trial = Trial(presets=presets or ("quality", "turbo", "ultra"), streams=streams, blocks=blocks, seed=seed)
+        figures = list(measure_model(load(model), resolve_device(device), trial, advance))
+    output.show(_table(figures))
+    output.emit({"figures": [asdict(figure) for figure in figures]})
+    return GATE_FAILED if any(figure.reached is False for figure in figures) else 0
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table("figure", "preset", "value", "target", "reached", "n", box=None)
+    words = {True: "yes", False: "NO", None: ""}
+    for figure in figures:
+        row = (figure.name, figure.preset, f"{figure.value:.4g}", figure.target, words[figure.reached], str(figure.n))
+        table.add_row(*row)
+    return table

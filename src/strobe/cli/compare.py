@@ -1,0 +1,116 @@
+"""`strobe compare`: presets measured against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.require import Requirement, parse_requirement
+
+if TYPE_CHECKING:
+    from strobe.bench.case import Plan
+    from strobe.bench.cases.stream import Script, StreamCase
+    from strobe.engine.config import ModelDefaults
+
+
+@Parameter(name="*", group="Clip")
+@dataclass(frozen=True, kw_only=True)
+class ClipFlags:
+    """What every clip shows, and where it is made.
+
+    Args:
+        prompt: what to show first.
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times.
+        blocks: length of a clip in frame blocks.
+        seed: of all noise.
+        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    prompt: str = "a red circle moving left slowly on a navy background"
+    switch: tuple[str, ...] = (
+        "3.5s:a yellow star moving up slowly on a black background",
+        "7s:a white square moving right fast on a forest background",
+    )
+    blocks: int = 14
+    seed: int = 0
+    model: str = "shapes"
+    device: str = "auto"
+
+    def script(self, defaults: ModelDefaults) -> Script:
+        """The clip in frame blocks of a model."""
+        from strobe.bench.cases.stream import Script
+        from strobe.engine.prompts import parse_switch
+
+        switches = tuple(parse_switch(text, defaults) for text in self.switch)
+        return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
+
+
+def compare(
+    baseline: Annotated[str, Parameter(name="BASELINE")],
+    /,
+    *candidates: Annotated[str, Parameter(name="CANDIDATE")],
+    rounds: int = 4,
+    runs: Path = Path("runs"),
+    require: tuple[str, ...] = (),
+    clip: ClipFlags = ClipFlags(),
+    output: Output = Output(),
+) -> int:
+    """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
+
+    ```
+    strobe compare baseline balanced turbo ultra
+    strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json
+    ```
+
+    Args:
+        baseline: the preset that every ratio is measured against.
+        candidates: the presets to compare with it.
+        rounds: palindromes B C1 C2 C2 C1 B; each gives one pair per candidate, an interval needs two.
+        runs: the folder that the run's own folder is made in.
+        require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
+    """
+    requirements = [parse_requirement(text) for text in require]
+    with output.progress("compare"):
+        from strobe.bench.case import Plan
+        from strobe.bench.cases.stream import StreamCase
+        from strobe.engine.load import load
+
+        model = load(clip.model)
+        script = clip.script(model.defaults)
+        case = StreamCase((baseline, *candidates), script=script, model=model, device=clip.device)
+    code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output)
+    output.emit(document)
+    return code
+
+
+def measure(
+    case: StreamCase, plan: Plan, runs: Path, requirements: Sequence[Requirement], output: Output
+) -> tuple[int, dict[str, Any]]:
+    """Run a comparison with a progress bar and write its report.
+
+    Returns:
+        exit code: 1 if a requirement does not hold or a candidate's gate was red; and what was found.
+    """
+    from strobe.bench.runner import run_case
+
+    before = set(runs.glob("*"))
+    try:
+        with closing(case), output.progress("compare") as advance:
+            outcome = run_case(case, root=runs, plan=plan, progress=advance)
+    except KeyboardInterrupt:
+        for folder in set(runs.glob("*")) - before:
+            output.note(f"the finished clips are kept: strobe report {folder}")
+        raise
+    for gate in outcome.red:
+        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
+    code, document = write([outcome.folder], outcome.folder, requirements, output)
+    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
+    return GATE_FAILED if red else code, document | {"red": red}

@@ -1,0 +1,51 @@
+"""`strobe demo`: a clip steered by prompts, five presets compared, one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strobe.cli.compare import ClipFlags, measure
+from strobe.cli.console import Output
+from strobe.cli.generate import Clip
+
+
+def demo(
+    *,
+    out: Path = Path("demo-out"),
+    rounds: int = 3,
+    clip: ClipFlags = ClipFlags(),
+    output: Output = Output(),
+) -> int:
+    """Make a clip with two prompt switches, compare five presets on it and write the report. A few minutes on two cores.
+
+    ```
+    strobe demo
+    strobe demo --out my-demo --prompt "a green star moving down" --rounds 4
+    ```
+
+    Args:
+        out: the folder for everything; made if absent.
+        rounds: palindromes of the comparison; see `strobe compare --help`.
+    """
+    with output.progress("demo") as advance:
+        from strobe.bench.case import Plan
+        from strobe.bench.cases.stream import StreamCase
+        from strobe.engine.load import load
+        from strobe.engine.presets import PRESETS
+        from strobe.engine.session import Session
+
+        model = load(clip.model)
+        script = clip.script(model.defaults)
+        case = StreamCase(tuple(PRESETS), script=script, model=model, device=clip.device, review_samples=2)
+        out.mkdir(parents=True, exist_ok=True)
+        video = Clip(path=out / "clip.mp4")
+        with Session(clip.prompt, model=model, seed=clip.seed, device=clip.device) as session:
+            try:
+                video.record(session, script.num_blocks, script.switches, advance)
+            finally:
+                output.show(*video.lines(session))
+            made = video.document(session)
+    code, found = measure(case, Plan(palindromes=rounds), out, [], output)
+    output.show(f"demo: {video.path} {found['report']['html']}")
+    output.emit({"clip": made, **found})
+    return code

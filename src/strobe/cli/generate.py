@@ -1,0 +1,134 @@
+"""`strobe generate`: prompts to a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Advance, Output
+
+if TYPE_CHECKING:
+    from strobe.engine.prompts import Switch
+    from strobe.engine.session import Session
+    from strobe.engine.stream import FrameBlock
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What makes the frames.
+
+    Args:
+        preset: baseline, quality, balanced, turbo or ultra; see `strobe presets show --diff`.
+        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        seed: of all noise; the same seed, preset and prompts give the same clip.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    preset: str = "balanced"
+    model: str = "shapes"
+    seed: int = 0
+    device: str = "auto"
+
+
+def generate(
+    prompt: str,
+    /,
+    *,
+    switch: tuple[str, ...] = (),
+    mode: Literal["recache", "soft", "interpolate"] = "recache",
+    seconds: float | None = None,
+    blocks: int | None = None,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("clip.mp4"),
+    engine: Engine = Engine(),
+    output: Output = Output(),
+) -> None:
+    """Make a clip from a prompt, steered by prompt switches.
+
+    ```
+    strobe generate "a red circle moving left" -o clip.mp4
+    strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
+        --switch block=12:"a green star moving right" --preset turbo -o clip.gif
+    ```
+
+    Args:
+        prompt: what to show first.
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times.
+        mode: how prompts switch: recache (hard), soft or interpolate.
+        seconds: length of the clip, 10 unless --blocks is given.
+        blocks: length of the clip in frame blocks.
+        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations.
+    """
+    with output.progress("frame blocks") as advance:
+        from strobe.core.errors import ConfigError
+        from strobe.engine.prompts import blocks_for, parse_switch
+        from strobe.engine.session import Session
+        from strobe.engine.video import check_video_path
+
+        if seconds is not None and blocks is not None:
+            raise ConfigError("give --seconds or --blocks, not both")
+        check_video_path(out)
+        clip = Clip(path=out)
+        with Session(prompt, preset=engine.preset, model=engine.model, seed=engine.seed, device=engine.device) as session:
+            defaults = session.model.defaults
+            total = blocks if blocks is not None else blocks_for(10.0 if seconds is None else seconds, defaults)
+            try:
+                clip.record(session, total, [parse_switch(text, defaults, mode=mode) for text in switch], advance)
+            finally:
+                output.show(*clip.lines(session))
+                output.emit(clip.document(session))
+
+
+@dataclass(kw_only=True)
+class Clip:
+    """A clip on its way to a file, and what is known about it so far."""
+
+    path: Path
+    frames: int = 0
+    frame_blocks: int = 0
+    work_ns: int = 0
+    prompts: list[dict[str, Any]] = field(default_factory=list)
+
+    def record(self, session: Session, total: int, switches: Sequence[Switch], advance: Advance) -> None:
+        """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in the file."""
+        from strobe.engine.video import VideoFile
+
+        with VideoFile(self.path, fps=session.model.defaults.fps) as video:
+            for block in session.stream(total, switches=switches):
+                video.write(block.frames)
+                self._count(block)
+                advance(self.frame_blocks, total, block.prompt)
+
+    def _count(self, block: FrameBlock) -> None:
+        self.frames += len(block.frames)
+        self.frame_blocks += 1
+        self.work_ns += block.elapsed_ns
+        if not self.prompts or self.prompts[-1]["text"] != block.prompt:
+            self.prompts.append({"frame_block": block.index, "text": block.prompt})
+
+    def document(self, session: Session) -> dict[str, Any]:
+        """What was made. Frames per second count the work from noise to pixel frames, without loading and file writing."""
+        return {
+            "path": str(self.path) if self.frames else None,
+            "frames": self.frames,
+            "frame_blocks": self.frame_blocks,
+            "fps": session.model.defaults.fps,
+            "preset": session.config.name,
+            "device": str(session.config.device),
+            "work_ns": self.work_ns,
+            "pixel_fps": self.frames * 1e9 / self.work_ns if self.frames else None,
+            "prompts": self.prompts,
+        }
+
+    def lines(self, session: Session) -> Iterator[str]:
+        """The same in a line, if anything was made."""
+        if self.frames:
+            made = self.document(session)
+            yield (
+                f"{self.path}: {self.frames} frames, {self.frames / made['fps']:.1f} s at {made['fps']} FPS, made in "
+                f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({made['preset']}, {made['device']})"
+            )

@@ -1,0 +1,89 @@
+"""`strobe VERB ...`: the verbs, one-line errors and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.markup import escape
+
+import strobe
+from strobe.cli.bench import bench
+from strobe.cli.compare import compare
+from strobe.cli.demo import demo
+from strobe.cli.doctor import doctor
+from strobe.cli.generate import generate
+from strobe.cli.presets import presets
+from strobe.cli.report import report
+from strobe.cli.train_shapes import train_shapes
+from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError
+
+OK: Final = 0
+USAGE: Final = 2
+MISSING: Final = 3
+BUG: Final = 70
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+app = App(
+    name="strobe",
+    help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond went.",
+    help_epilogue=(
+        "Start with `strobe demo`. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
+        "70 a bug (`--debug` shows the traceback), 130 interrupted."
+    ),
+    version=lambda: f"strobe {strobe.__version__}",
+    version_flags=["--version"],
+    help_flags=["--help", "-h"],
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative="", show_default=lambda value: value if value else None),
+)
+for _verb in (demo, generate, compare, report, doctor):
+    app.command(_verb)
+app.command(bench)
+app.command(presets)
+app.command(train_shapes, name="train-shapes")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Errors are one line on stderr; `--debug` adds the traceback."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what reads stdout has gone: say no more
+        return BROKEN_PIPE
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in tokens:
+            traceback.print_exc()
+        code, message = explain(error)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
+        return code
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and message of whatever ended a command."""
+    match error:
+        case CycloptsError():
+            verb = " ".join(("strobe", *(error.command_chain or ())))
+            return USAGE, f"{error} See {verb} --help"
+        case ConfigError() | DataError() | SessionError() | ShapeError():
+            return USAGE, str(error)
+        case StrobeError():
+            return MISSING, str(error)
+        case KeyboardInterrupt():
+            return INTERRUPTED, "interrupted; what was finished is kept"
+        case OSError():
+            return MISSING, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        case MemoryError():
+            return MISSING, "out of memory"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's own, which must not be imported for its name
+        return MISSING, str(error)
+    return BUG, f"bug in strobe: {type(error).__name__}: {error} (--debug shows where)"

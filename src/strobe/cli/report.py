@@ -1,0 +1,143 @@
+"""`strobe report`: run folders to a page, and the gate that scripts put on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from cyclopts import Parameter
+from rich.markup import escape
+from rich.table import Column, Table
+
+from strobe.cli.console import Output
+from strobe.cli.require import Requirement, failures, parse_requirement
+
+if TYPE_CHECKING:
+    from strobe.perf.records.store import RunRecords
+    from strobe.perf.report.model import Ratio, Speedup
+
+GATE_FAILED = 1
+
+
+def report(
+    *folders: Annotated[Path, Parameter(name="RUN_DIR")],
+    require: tuple[str, ...] = (),
+    into: Path | None = None,
+    output: Output = Output(),
+) -> int:
+    """Write report.html, report.md and report.json of one or several runs.
+
+    ```
+    strobe report runs/20260101T120000Z-compare-1a2b3c
+    strobe report runs/* --require "e2e>=1.5" --require "turbo:psnr>30" --into pages
+    ```
+
+    Args:
+        folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts.
+        require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30; may be
+            given several times. It names a level (kernel, section, step, block, e2e) or a quality metric.
+            Exit code 1 if it does not hold.
+        into: the folder to write to, made if absent; by default the first run's own.
+    """
+    from strobe.core.errors import ConfigError
+
+    if not folders:
+        raise ConfigError("name at least one run folder; `strobe compare` and `strobe demo` make them")
+    requirements = [parse_requirement(text) for text in require]
+    code, document = write(folders, folders[0] if into is None else into, requirements, output)
+    output.emit(document)
+    return code
+
+
+def write(folders: Sequence[Path], into: Path, requirements: Sequence[Requirement], output: Output) -> tuple[int, dict[str, Any]]:
+    """Write the report of some runs, say what it found and hold it to the requirements.
+
+    Returns:
+        exit code, and what was found.
+    """
+    with output.progress("report"):
+        from strobe.perf.records.store import read_run
+        from strobe.perf.report.build import build_report, write_report
+
+        runs = [read_run(folder) for folder in folders]
+        built = build_report(folders, into=into)
+        into.mkdir(parents=True, exist_ok=True)
+        paths = write_report(built, into)
+    for run in runs:
+        _warn(run, output)
+    figures = _figures(built.speedups, runs)
+    failed = [line for requirement in requirements for line in failures(requirement, figures)]
+    if built.speedups:
+        output.show(_table(built.speedups))
+    output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
+    return GATE_FAILED if failed else 0, {
+        "runs": [str(folder) for folder in folders],
+        "report": {path.suffix[1:]: str(path) for path in paths},
+        "figures": {
+            name: {key: None if value == math.inf else value for key, value in row.items()} for name, row in figures.items()
+        },
+        "speedups": [_speedup(each) for each in built.speedups],
+        "not_met": failed,
+    }
+
+
+def _warn(run: RunRecords, output: Output) -> None:
+    """Say what is missing from a run."""
+    if run.end is None or run.end.status != "complete":
+        status = run.end.status if run.end else "cut short"
+        output.note(f"{run.folder}: the run was {status}; its {len(run.clips)} finished clips count")
+    lost = len(run.bad_lines) + run.truncated
+    if lost:
+        output.note(f"{run.folder}: records that could not be read and are left out: {lost}")
+
+
+def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, float | None]]:
+    """Everything a requirement may name: speedups by level, then quality by metric. Equal pictures have an infinite PSNR.
+
+    Every candidate that a run was to measure is here; a level that it never came to is None.
+    """
+    from strobe.perf.report.model import LevelName
+
+    found = {(each.candidate, each.level): each.ratio.value for each in speedups}
+    labels = {candidate for candidate, _ in found}
+    figures: dict[str, dict[str, float | None]] = {}
+    for run in runs:
+        for name in dict.fromkeys(name for name in run.header.order if name != run.header.baseline):
+            own = f"{name} ({run.header.run})"  # as the report names it where several runs have the variant
+            label = own if own in labels else name
+            figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
+            for quality in (quality for quality in run.quality if quality.variant == name):
+                equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
+                figures[label][quality.metric] = math.inf if equal else quality.value
+    return figures
+
+
+def _speedup(each: Speedup) -> dict[str, Any]:
+    ratio = each.ratio
+    return {
+        "candidate": each.candidate,
+        "reference": each.reference,
+        "level": each.level,
+        "ratio": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+    }
+
+
+def _table(speedups: Sequence[Speedup]) -> Table:
+    """Candidates down, levels across, each ratio with its interval."""
+    levels = list(dict.fromkeys(each.level for each in speedups))
+    columns = (Column(level, no_wrap=True, justify="right") for level in levels)
+    table = Table("speedup", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for names in dict.fromkeys((each.candidate, each.reference) for each in speedups):
+        ratios = {each.level: each.ratio for each in speedups if (each.candidate, each.reference) == names}
+        cells = (_ratio(ratios[level]) if level in ratios else "-" for level in levels)
+        table.add_row(escape(f"{names[0]}\nto {names[1]}"), *cells)
+    return table
+
+
+def _ratio(ratio: Ratio) -> str:
+    interval = "" if ratio.low is None or ratio.high is None else f"\n[{ratio.low:.2f}, {ratio.high:.2f}]"
+    return escape(f"{ratio.value:.2f}x{interval}")

@@ -1,0 +1,1 @@
+"""Ground floor: errors, shapes, spans, settings, device. Imports nothing of ours."""

@@ -1,0 +1,71 @@
+"""The error tree. Every message says what was given, what is allowed and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class StrobeError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ShapeError(StrobeError, ValueError):
+    """A tensor or size does not fit: names the argument, what was given and what is allowed."""
+
+
+class ConfigError(StrobeError, ValueError):
+    """A setting, preset, prompt or flag is not valid."""
+
+
+class ImplUnavailableError(StrobeError, RuntimeError):
+    """A named implementation cannot run here.
+
+    Args:
+        name: the implementation that was asked for.
+        reason: why it cannot run on this machine or for these tensors.
+        alternatives: names that would run.
+    """
+
+    def __init__(self, name: str, reason: str, alternatives: Iterable[str] = ()) -> None:
+        self.name = name
+        self.reason = reason
+        self.alternatives = tuple(alternatives)
+        hint = f"; would run here: {', '.join(self.alternatives)}" if self.alternatives else ""
+        super().__init__(f"impl {name!r} cannot run: {reason}{hint}")
+
+
+class WeightsError(StrobeError, RuntimeError):
+    """A checkpoint is missing, truncated or does not match the model."""
+
+
+class SessionError(StrobeError, RuntimeError):
+    """A streaming session was used in a way its state does not allow."""
+
+
+class DataError(StrobeError, ValueError):
+    """Data read from outside (records, traces, logs) is not usable."""
+
+
+class TraceFormatError(DataError):
+    """A profiler trace cannot be read."""
+
+
+class RecordVersionError(DataError):
+    """A record file was written with a schema version this reader does not know."""
+
+
+class UnitError(DataError):
+    """A quantity's unit is missing or contradicts the evidence."""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the closest allowed word, or an empty string."""
+    found = difflib.get_close_matches(given.lower(), [word.lower() for word in allowed], n=1, cutoff=0.5)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def unknown_choice(what: str, given: str, allowed: Iterable[str]) -> ConfigError:
+    """Build the error for a word that is not among the allowed ones."""
+    words = list(allowed)
+    return ConfigError(f"unknown {what} {given!r}{nearest(given, words)}; allowed: {', '.join(words)}")

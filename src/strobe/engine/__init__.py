@@ -1,0 +1,1 @@
+"""The streaming engine: prompts in, frames out, block by block."""

@@ -1,0 +1,217 @@
+"""What a stream may be told, and what it will really do on a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from strobe.cache.kv import Positions
+from strobe.cache.policy import RingPolicy
+from strobe.core.errors import unknown_choice
+from strobe.core.shapes import VaeStride
+from strobe.engine.schedule import NoiseSchedule, check_timesteps
+
+DType = Literal["auto", "float32", "bfloat16"]
+DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+OVERLAP_CORES = 4
+"""Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long
+with it (95 % interval 1.02 to 1.09, 30 pairs by `strobe.compare_calls`); three cores and more were not measured."""
+
+
+def _knob(meaning: str) -> bool:
+    return field(default=True, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knobs:
+    """Optimisations, each on or off. Off costs what the official code pays; none but `compile` needs a GPU."""
+
+    ring_cache: bool = _knob("keys and values stay in fixed slots; off: rolled, cloned and concatenated in every layer and pass")
+    rope_table: bool = _knob("rotations built once per frame block in float32; off: built in every pass, applied in float64")
+    modulation_table: bool = _knob("time path worked out once per timestep; off: in every pass and for every latent frame")
+    text_once: bool = _knob("text embedding once per prompt; off: again in every pass")
+    block_decode: bool = _knob("one decoder call per frame block; off: one per latent frame")
+    commit_kv_only: bool = _knob("last layer of the commit pass writes keys and values only; off: a full pass")
+    fused_qkv: bool = _knob("queries, keys and values in one matrix product; off: three")
+    overlap_decode: bool = _knob("decoding runs beside the commit pass; off: after it")
+    compile: bool = _knob("passes over a frame block through torch.compile, layer by layer; off: eager")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDefaults:
+    """What a model was trained for; fills in what a configuration leaves open.
+
+    Args:
+        frame_size: height and width in pixels.
+        fps: pixel frames per second.
+        stride: pixels and frames per latent.
+        frame_block: latent frames of a frame block.
+        timesteps: nominal timesteps of its full schedule.
+        shift: of the schedule.
+    """
+
+    frame_size: tuple[int, int]
+    fps: int
+    stride: VaeStride
+    frame_block: int
+    timesteps: tuple[float, ...]
+    shift: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How to stream. Presets are functions that return one (`strobe.engine.presets`).
+
+    Args:
+        name: shown in tables.
+        timesteps: nominal, from 1000 down; None: the model's own.
+        shift: of the schedule; None: the model's own.
+        window: latent frames attended, sink and current frame block included.
+        sink: first latent frames, never evicted.
+        positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless).
+        keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
+        dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
+        knobs: optimisations.
+
+    Raises:
+        ConfigError: a value is not allowed; names the nearest that is.
+    """
+
+    name: str = "custom"
+    timesteps: tuple[float, ...] | None = None
+    shift: float | None = None
+    window: int = 12
+    sink: int = 3
+    positions: Positions = "rebased"
+    keep_sink: bool = True
+    dtype: DType = "auto"
+    knobs: Knobs = field(default_factory=Knobs)
+
+    def __post_init__(self) -> None:
+        RingPolicy(window=self.window, sink=self.sink)
+        if self.timesteps is not None:
+            check_timesteps(self.timesteps)
+            object.__setattr__(self, "timesteps", tuple(self.timesteps))  # a list would not equal its resumed self
+        if self.positions not in ("absolute", "rebased"):
+            raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
+        if self.dtype not in ("auto", *DTYPES):
+            raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnobState:
+    """One knob on one device.
+
+    Args:
+        name: field of `Knobs`.
+        meaning: what it does on, and what off costs.
+        on: it is in effect.
+        reason: why it is off although asked for; empty otherwise.
+    """
+
+    name: str
+    meaning: str
+    on: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig:
+    """An `EngineConfig` for one model on one device, with nothing left to fill in.
+
+    `knobs` are those in effect; `asked` is what it was made from.
+    """
+
+    asked: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    frame_block: int
+    schedule: NoiseSchedule
+    policy: RingPolicy
+    positions: Positions
+    keep_sink: bool
+    knobs: Knobs
+    knob_states: tuple[KnobState, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the preset."""
+        return self.asked.name
+
+    @property
+    def calls_per_block(self) -> dict[str, int]:
+        """Transformer passes of a steady frame block, by stage."""
+        return {"denoise_step": len(self.schedule.timesteps), "commit": 1}
+
+
+def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> ResolvedConfig:
+    """Fill in a configuration for a model and a device.
+
+    Raises:
+        ConfigError: the window leaves no room for the model's frame block beside the sink, or the dtype is not for this device.
+    """
+    policy = RingPolicy(window=config.window, sink=config.sink)
+    policy.check_block(defaults.frame_block)
+    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], device) for each in fields(Knobs))
+    automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
+    return ResolvedConfig(
+        asked=config,
+        device=device,
+        dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
+        frame_block=defaults.frame_block,
+        schedule=NoiseSchedule(
+            timesteps=defaults.timesteps if config.timesteps is None else config.timesteps,
+            shift=defaults.shift if config.shift is None else config.shift,
+        ),
+        policy=policy,
+        positions=config.positions,
+        keep_sink=config.keep_sink,
+        knobs=Knobs(**{state.name: state.on for state in states}),
+        knob_states=states,
+    )
+
+
+def _knob_state(knobs: Knobs, name: str, meaning: str, device: torch.device) -> KnobState:
+    asked: bool = getattr(knobs, name)
+    reason = _does_nothing(name, device) if asked else ""
+    return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
+
+
+def _does_nothing(name: str, device: torch.device) -> str:
+    """Say why a knob does nothing on this device; empty if it does something."""
+    if name == "compile":
+        return _cannot_compile(device)
+    cores = len(os.sched_getaffinity(0))
+    if name == "overlap_decode" and device.type == "cpu" and cores < OVERLAP_CORES:
+        return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
+    return ""
+
+
+def _cannot_compile(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "used on CUDA only: a CPU machine need not have a C++ compiler"
+    if find_spec("triton") is None:
+        return "needs Triton, which is not installed"
+    if not any(map(shutil.which, ("gcc", "clang"))):
+        return "Triton needs a C compiler, and neither gcc nor clang is on the path"
+    return ""
+
+
+def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:
+    """Copy knobs with some changed.
+
+    Raises:
+        ConfigError: no knob has that name; names the nearest.
+    """
+    values = {each.name: getattr(knobs, each.name) for each in fields(Knobs)}
+    for name in changes:
+        if name not in values:
+            raise unknown_choice("knob", name, values)
+    return Knobs(**(values | changes))

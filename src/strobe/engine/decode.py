@@ -1,0 +1,112 @@
+"""Latents to pixel frames, at once or beside other work."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from strobe.core.spans import VAE_DECODE, span
+from strobe.engine.config import ResolvedConfig
+from strobe.models.vae.tiny import StreamingDecoder, TinyVAE
+
+DecoderState = tuple[bool, tuple[Tensor | None, ...]]
+Decoded = tuple[Tensor, DecoderState]
+
+
+def to_levels(frames: Tensor, *, beside: bool = False) -> Tensor:
+    """Frames [B, F, 3, Y, X] in [0, 1] to uint8 [B, F, Y, X, 3] on the CPU: an ordinary tensor, also in inference mode.
+
+    With `beside` it is pinned, and the copy from a GPU may still be under way.
+    """
+    levels = (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
+    with torch.inference_mode(False):  # so that its owner may draw on it
+        out = torch.empty(levels.shape, dtype=torch.uint8, pin_memory=beside)
+    return out.copy_(levels, non_blocking=beside)
+
+
+class FrameDecoder:
+    """Decodes frame blocks of latents. Holds no stream: what a stream remembers goes in and comes out as a value.
+
+    With knob `overlap_decode` the work runs beside the caller's: in a worker thread on a CPU, on a side stream on a GPU.
+
+    Args:
+        vae: weights; left as they are.
+        config: device, dtype and knobs.
+    """
+
+    def __init__(self, vae: TinyVAE, config: ResolvedConfig) -> None:
+        self._vae = copy.deepcopy(vae).to(device=config.device, dtype=config.dtype).requires_grad_(False).eval()
+        self._config = config
+        self._open()
+
+    def _open(self) -> None:
+        overlap, device = self._config.knobs.overlap_decode, self._config.device
+        self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
+        self._side = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
+
+    def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
+        """Begin to decode latents [B, F, C, Y, X]; call the result for the frames and the state after them.
+
+        Args:
+            latents: float32, on the device of the configuration.
+            state: after the frame block before, or `state()` at the start of a stream.
+
+        Returns:
+            a call that waits for uint8 frames [B, F', Y, X, 3] on the CPU, and the next state.
+        """
+        if self._worker is not None:
+            return self._worker.submit(self._decode, latents, state).result
+        if self._side is not None:
+            return self._start_beside(latents, state, self._side)
+        decoded = self._decode(latents, state)
+        return lambda: decoded
+
+    def state(self) -> DecoderState:
+        """State at the start of a stream."""
+        return StreamingDecoder(self._vae).state()
+
+    def adopt(self, state: DecoderState) -> DecoderState:
+        """A state that a decoder on another device or in another dtype may have left, made ready for this one."""
+        started, memories = state
+        device, dtype = self._config.device, self._config.dtype
+        return started, tuple(None if memory is None else memory.to(device, dtype) for memory in memories)
+
+    def share(self) -> FrameDecoder:
+        """Return a decoder with the same weights and a worker of its own."""
+        other = copy.copy(self)
+        other._open()
+        return other
+
+    def close(self) -> None:
+        """Let the worker go."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    @torch.inference_mode()
+    def _decode(self, latents: Tensor, state: DecoderState) -> Decoded:
+        with span(VAE_DECODE):
+            return self._push(latents, state)
+
+    @torch.inference_mode()
+    def _start_beside(self, latents: Tensor, state: DecoderState, side: torch.cuda.Stream) -> Callable[[], Decoded]:
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        with torch.cuda.stream(side), span(VAE_DECODE):
+            frames, after = self._push(latents, state)
+
+        def finish() -> Decoded:
+            side.synchronize()
+            return frames, after
+
+        return finish
+
+    def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
+        decoder = StreamingDecoder(self._vae)
+        decoder.load_state(state)
+        latents = latents.to(self._config.dtype)
+        pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
+        frames = torch.cat([decoder.push(piece) for piece in pieces], dim=1)
+        return to_levels(frames, beside=self._side is not None), decoder.state()

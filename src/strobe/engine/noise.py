@@ -1,0 +1,48 @@
+"""Noise as a pure function of what it is for, so that devices, presets and resumed streams agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockNoise:
+    """All noise of one frame block.
+
+    Args:
+        initial: pure noise [B, F, C, Y, X], float32.
+        renoise: what is mixed in after each denoise step but the last.
+    """
+
+    initial: Tensor
+    renoise: tuple[Tensor, ...]
+
+
+def draw(seed: int, sample: int, frame_block: int, step: int, shape: Sequence[int]) -> Tensor:
+    """Draw standard normal noise on the CPU, float32, that depends on nothing but the arguments.
+
+    Args:
+        seed: of the stream.
+        sample: number of the stream in its batch.
+        frame_block: number of the frame block.
+        step: 0 for the initial noise, i + 1 for what is mixed in after denoise step i.
+        shape: of the result.
+    """
+    key = hashlib.blake2b(f"{seed}/{sample}/{frame_block}/{step}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little", signed=True))
+    return torch.randn(tuple(shape), generator=generator)
+
+
+def draw_block(
+    seed: int, samples: Sequence[int], frame_block: int, num_steps: int, shape: Sequence[int], device: torch.device
+) -> BlockNoise:
+    """Draw all noise of one frame block for `samples`; `shape` is [F, C, Y, X]. Drawn on the CPU, then moved to `device`."""
+    initial, *renoise = (
+        torch.stack([draw(seed, sample, frame_block, step, shape) for sample in samples]).to(device) for step in range(num_steps)
+    )
+    return BlockNoise(initial=initial, renoise=tuple(renoise))

@@ -1,0 +1,92 @@
+"""Named configurations. Each keeps what the one before it turns on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+from strobe.core.errors import unknown_choice
+from strobe.engine.config import EngineConfig, Knobs
+
+
+def baseline() -> EngineConfig:
+    """Eager, every knob off: it pays what the official code pays."""
+    return EngineConfig(
+        name="baseline",
+        knobs=Knobs(
+            ring_cache=False,
+            rope_table=False,
+            modulation_table=False,
+            text_once=False,
+            block_decode=False,
+            commit_kv_only=False,
+            fused_qkv=False,
+            overlap_decode=False,
+            compile=False,
+        ),
+    )
+
+
+def quality() -> EngineConfig:
+    """The full schedule and window without the waste: nothing is moved or worked out twice. The reference for quality."""
+    return EngineConfig(name="quality", knobs=Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, compile=False))
+
+
+def balanced() -> EngineConfig:
+    """The full schedule and window with every optimisation that leaves the result alone."""
+    return EngineConfig(name="balanced")
+
+
+def turbo() -> EngineConfig:
+    """Three steps and a window of eight latent frames."""
+    return EngineConfig(name="turbo", timesteps=(1000, 500, 250), window=8, sink=3)
+
+
+def ultra() -> EngineConfig:
+    """Two steps and a window of six latent frames; a sink of one leaves room for history."""
+    return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1)
+
+
+PRESETS: dict[str, Callable[[], EngineConfig]] = {
+    "baseline": baseline,
+    "quality": quality,
+    "balanced": balanced,
+    "turbo": turbo,
+    "ultra": ultra,
+}
+
+
+def preset(name: str) -> EngineConfig:
+    """Return a preset by name.
+
+    Raises:
+        ConfigError: there is none of that name; names the nearest.
+    """
+    if name not in PRESETS:
+        raise unknown_choice("preset", name, PRESETS)
+    return PRESETS[name]()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffRow:
+    """One setting across configurations: `values` in their order; `same` if all agree."""
+
+    setting: str
+    values: tuple[str, ...]
+    same: bool
+
+
+def diff(configs: Sequence[EngineConfig]) -> tuple[DiffRow, ...]:
+    """List every setting of some configurations, knobs last, one row each."""
+    settings = [each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs")]
+    rows = [(name, [_text(getattr(config, name)) for config in configs]) for name in settings]
+    rows += [(each.name, [_text(getattr(config.knobs, each.name)) for config in configs]) for each in fields(Knobs)]
+    return tuple(DiffRow(setting=name, values=tuple(values), same=len(set(values)) <= 1) for name, values in rows)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(f"{each:g}" for each in value)
+    return "model" if value is None else str(value)

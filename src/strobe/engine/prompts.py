@@ -1,0 +1,151 @@
+"""Prompts over time: what a switch says, when it takes effect, and how."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.engine.config import ModelDefaults
+
+Mode = Literal["recache", "soft", "interpolate"]
+MODES: dict[Mode, str] = {
+    "recache": "the window is derived again under the new prompt: a hard switch, one pass",
+    "soft": "the new prompt from the next frame block on, the past as it is: no cost, slower change",
+    "interpolate": "text embeddings move to the new prompt over some frame blocks",
+}
+_SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
+EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'
+
+
+def check_mode(mode: str, over: int) -> None:
+    """Check a switch mode and the number of frame blocks that "interpolate" takes.
+
+    Raises:
+        ConfigError: there is no such mode (names the nearest), or fewer than one frame block.
+    """
+    if mode not in MODES:
+        raise unknown_choice("switch mode", mode, MODES)
+    if over < 1:
+        raise ConfigError(f"a prompt cannot change over {over} frame blocks; smallest: 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """New prompts, one per sample, and how they take over. See `Switch`."""
+
+    prompts: tuple[str, ...]
+    mode: Mode
+    over: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """A prompt switch at a frame block.
+
+    Args:
+        frame_block: number of the first frame block with the new prompt.
+        prompt: the new prompt.
+        mode: see `MODES`.
+        over: frame blocks that "interpolate" takes.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+
+    frame_block: int
+    prompt: str
+    mode: Mode = "recache"
+    over: int = 4
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, self.over)
+        if self.frame_block < 1:
+            raise ConfigError(
+                f"a switch at frame block {self.frame_block} is too early: block 0 has the first prompt; smallest: 1"
+            )
+
+
+def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0) -> int:
+    """Return how many frame blocks from number `first` on last at least `seconds`.
+
+    Raises:
+        ConfigError: `seconds` is not a finite number.
+    """
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{seconds} seconds cannot be counted in frame blocks; leave the length out for an endless stream")
+    size, frames = defaults.frame_block, seconds * defaults.fps
+    count = max(0, int(frames) // (size * defaults.stride.time))
+    while defaults.stride.frames(first * size, count * size) < frames - 1e-6:
+        count += 1
+    return count
+
+
+def parse_switch(text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4) -> Switch:
+    """Read a switch such as ``4.5s:a blue square`` or ``block=12:a blue square``; the prompt is the rest of the string.
+
+    A time takes effect at the next frame block.
+
+    Raises:
+        ConfigError: it does not read like that, or the time is before the second frame block.
+    """
+    found = _SWITCH.fullmatch(text)
+    if found is None or not found["prompt"].strip():
+        raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
+    number = blocks_for(float(found["seconds"]), defaults) if found["block"] is None else int(found["block"])
+    return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode, over=over)
+
+
+def check_switches(switches: Sequence[Switch]) -> tuple[Switch, ...]:
+    """Return switches in the order of time.
+
+    Raises:
+        ConfigError: two of them want the same frame block.
+    """
+    ordered = tuple(sorted(switches, key=lambda switch: switch.frame_block))
+    for first, second in pairwise(ordered):
+        if first.frame_block == second.frame_block:
+            raise ConfigError(
+                f"two prompt switches take effect at frame block {first.frame_block}: {first.prompt!r} and {second.prompt!r}; "
+                f"keep one, or move one to block={first.frame_block + 1}"
+            )
+    return ordered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blend:
+    """Text on its way from one prompt to another: after `done` of `total` frame blocks.
+
+    Args:
+        start: text encoder's output for the old prompts [B, L, text_dim].
+        target: for the new ones.
+    """
+
+    start: Tensor
+    target: Tensor
+    done: int
+    total: int
+
+    @property
+    def finished(self) -> bool:
+        return self.done == self.total
+
+    @property
+    def text(self) -> Tensor:
+        """Text at this point: ``lerp(start, target, done / total)``."""
+        return self.target if self.finished else torch.lerp(self.start, self.target, self.done / self.total)
+
+    def to(self, device: torch.device) -> Blend:
+        """The same on another device."""
+        return replace(self, start=self.start.to(device), target=self.target.to(device))
+
+    def advance(self) -> Blend:
+        """One frame block further."""
+        return replace(self, done=min(self.done + 1, self.total))

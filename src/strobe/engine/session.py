@@ -1,0 +1,310 @@
+"""A stream of video that can be steered: prompts in, frames out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError, SessionError
+from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.load import Model, load
+from strobe.engine.presets import preset as find_preset
+from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
+from strobe.engine.state import Identity, Snapshot, read_snapshot
+from strobe.engine.stream import FrameBlock, Stream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptAck:
+    """Answer to a prompt: `frame_block` is the number of the first one that follows it."""
+
+    prompts: tuple[str, ...]
+    mode: Mode
+    frame_block: int
+
+
+class Session:
+    """One stream of frame blocks, or several in lockstep.
+
+    ```python
+    with strobe.Session("a red circle moving left", preset="balanced", seed=1) as session:
+        for block in session.stream(num_blocks=10):
+            show(block.frames)
+            if block.index == 4:
+                session.prompt("a blue square moving up")
+    ```
+
+    The same seed, sample, preset and prompts give the same stream, whatever else happened before.
+
+    Args:
+        prompt: first prompt, one for all samples or one for each; it may also come later, by `prompt`.
+        preset: name of a preset, or a configuration.
+        model: "shapes", a folder, or a loaded model.
+        seed: of all noise.
+        samples: numbers of the streams that run in lockstep; each draws noise of its own.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        ConfigError: unknown preset, model or word, or an impossible window (names the nearest that is allowed).
+        ImplUnavailableError: the device is not on this machine.
+        WeightsError: the model's weights cannot be read.
+    """
+
+    def __init__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        preset: str | EngineConfig = "balanced",
+        model: str | Path | Model = "shapes",
+        seed: int = 0,
+        samples: Sequence[int] = (0,),
+        device: str | torch.device = "auto",
+    ) -> None:
+        asked = find_preset(preset) if isinstance(preset, str) else preset
+        if isinstance(samples, int) or not samples or len(set(samples)) != len(samples):
+            raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
+        where = resolve_device(device)
+        loaded = model if isinstance(model, Model) else load(model)
+        self._attach(Stream(loaded, resolve(asked, loaded.defaults, where), seed=seed, samples=samples))
+        if prompt is not None:
+            self.prompt(prompt)
+
+    def _attach(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pending: Change | None = None
+        self._open_block = stream.state.next_block
+        self._prompting = threading.Lock()
+        self._working = threading.Lock()
+        self._running: dict[int, Switch] | None = None  # the timeline of the stream that made the last frame block
+        self._cancellations = 0
+        self._closed = False
+
+    @property
+    def model(self) -> Model:
+        """The model that runs."""
+        return self._stream.model
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """What really runs, with nothing left to fill in."""
+        return self._stream.config
+
+    @property
+    def next_block(self) -> int:
+        """Number of the frame block that comes next."""
+        return self._stream.state.next_block
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Prompts of the last frame block, one per sample; empty before the first."""
+        return self._stream.state.prompts
+
+    def prompt(self, text: str | Sequence[str], *, mode: Mode = "recache", over: int = 4) -> PromptAck:
+        """Steer the stream. The prompt takes effect at the next frame block; it may come at any time and from any thread.
+
+        Args:
+            text: one prompt for all samples, or one for each.
+            mode: "recache" (hard), "soft" or "interpolate"; see `strobe.engine.prompts.MODES`.
+            over: frame blocks that "interpolate" takes.
+
+        Returns:
+            which frame block will be the first to follow it.
+
+        Raises:
+            ConfigError: an unknown word or mode (names the nearest), or a wrong number of prompts. The old prompt stays.
+            SessionError: the session is closed.
+        """
+        self._check_open()
+        check_mode(mode, over)
+        count = len(self._stream.samples)
+        prompts = (text,) * count if isinstance(text, str) else tuple(text)
+        if len(prompts) != count:
+            raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
+        self.model.text.batch(prompts)  # unknown words are told now
+        with self._prompting:
+            self._pending = Change(prompts=prompts, mode=mode, over=over)
+            return PromptAck(prompts=prompts, mode=mode, frame_block=self._open_block)
+
+    def stream(
+        self, num_blocks: int | None = None, *, seconds: float | None = None, switches: Sequence[Switch] = ()
+    ) -> Iterator[FrameBlock]:
+        """Go on with the stream, frame block by frame block; each is made when it is asked for.
+
+        One at a time: once another call's first frame block was made, the iterator of this one is of no more use.
+
+        Args:
+            num_blocks: how many; None without `seconds`: endless.
+            seconds: at least so much more video.
+            switches: prompts for frame blocks to come, numbered from the start of the stream.
+
+        Raises:
+            ConfigError: both lengths or one that is not positive; an unknown word, or a switch that would never take effect.
+            SessionError: the session is closed; while streaming: there is no prompt yet, or another stream took over.
+        """
+        self._check_open()
+        blocks = self._plan(num_blocks, seconds)
+        timeline = {switch.frame_block: switch for switch in check_switches(switches)}
+        for switch in timeline.values():
+            self.model.text.batch([switch.prompt])
+            if isinstance(blocks, range) and switch.frame_block not in blocks:
+                raise ConfigError(
+                    f"the switch to {switch.prompt!r} at frame block {switch.frame_block} would never take effect: "
+                    f"this stream makes frame blocks {blocks.start}..{blocks.stop - 1}"
+                )
+        return self._run(blocks, timeline, self._cancellations)
+
+    def cancel(self) -> None:
+        """End the streams opened so far before their next frame block. The session can go on with another `stream`."""
+        self._cancellations += 1
+
+    def snapshot(self) -> Snapshot:
+        """Copy the session as it is between two frame blocks.
+
+        Raises:
+            SessionError: the session is closed or working, or its last frame block failed half-way.
+        """
+        with self._exclusive():
+            state, cache = self._stream.snapshot()
+            return Snapshot(identity=self._identity, state=state, cache=cache, pending=self._pending)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot of this or a like session. What follows is bit-equal to what followed then.
+
+        Raises:
+            SessionError: the snapshot has other weights, configuration, seed or samples; names what differs.
+        """
+        with self._exclusive():
+            self._identity.check(snapshot.identity)
+            self._stream.restore(snapshot.state, snapshot.cache)
+            with self._prompting:
+                self._pending, self._open_block = snapshot.pending, snapshot.state.next_block
+
+    def fork(self) -> Session:
+        """Return a second session that goes on from here on its own; weights are shared.
+
+        Raises: see `snapshot`.
+        """
+        with self._exclusive():
+            other = Session.__new__(Session)
+            other._attach(self._stream.fork())
+            other._pending = self._pending
+            return other
+
+    @classmethod
+    def resume(cls, path: str | Path, *, model: str | Path | Model | None = None, device: str | torch.device = "auto") -> Self:
+        """Open a session that goes on from a file that `Snapshot.save` wrote.
+
+        Args:
+            path: the file.
+            model: where the weights are now; None: where they were.
+            device: see `Session`.
+
+        Raises:
+            DataError: the file cannot be read.
+            SessionError: the weights are not those of the snapshot.
+        """
+        where = resolve_device(device)
+        snapshot = read_snapshot(path, where)
+        identity = snapshot.identity
+        session = cls(
+            preset=identity.config, model=model or identity.model, seed=identity.seed, samples=identity.samples, device=where
+        )
+        session.restore(snapshot)
+        return session
+
+    def close(self) -> None:
+        """End the session; a frame block that another thread is making is finished. Closing twice does nothing."""
+        self._closed = True
+        self.cancel()
+        self._close_when_idle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity(
+            model=self.model.name,
+            weights_hash=self.model.weights_hash,
+            config=self.config.asked,
+            seed=self._stream.seed,
+            samples=self._stream.samples,
+        )
+
+    def _plan(self, num_blocks: int | None, seconds: float | None) -> Iterable[int]:
+        first = self.next_block
+        if num_blocks is not None and seconds is not None:
+            raise ConfigError("give num_blocks or seconds, not both")
+        if seconds is not None:
+            num_blocks = blocks_for(seconds, self.model.defaults, first=first)
+        if num_blocks is None:
+            return itertools.count(first)
+        if num_blocks < 1:
+            raise ConfigError("a stream without a frame block; give num_blocks >= 1 or seconds > 0")
+        return range(first, first + num_blocks)
+
+    def _run(self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int) -> Iterator[FrameBlock]:
+        for count, index in enumerate(blocks):
+            if self._cancellations != cancellations:
+                return
+            yield self._make(timeline, start=None if count else index)
+
+    def _make(self, timeline: dict[int, Switch], start: int | None) -> FrameBlock:
+        with self._exclusive():
+            self._take_turn(timeline, start)
+            switch = timeline.get(self.next_block)
+            if switch is not None:
+                self.prompt(switch.prompt, mode=switch.mode, over=switch.over)
+            with self._prompting:
+                change = self._pending
+                self._open_block = self.next_block + 1
+            try:
+                block = self._stream.advance(change)
+                with self._prompting:
+                    self._pending = None if self._pending is change else self._pending
+            finally:
+                self._open_block = self.next_block
+            return block
+
+    def _take_turn(self, timeline: dict[int, Switch], start: int | None) -> None:
+        """Let a stream go on, or begin at frame block `start`; two that alternate would miss each other's switches."""
+        if start == self.next_block:
+            self._running = timeline
+        if self._running is not timeline:
+            raise SessionError(
+                f"another stream has taken this session on to frame block {self.next_block}; "
+                "call stream(...) again to go on from there, or fork() the session to have two"
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_open()
+        if not self._working.acquire(blocking=False):
+            raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
+        try:
+            yield
+        finally:
+            self._working.release()
+            if self._closed:
+                self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        if self._working.acquire(blocking=False):  # else whoever works does it afterwards
+            self._stream.close()
+            self._working.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("the session is closed; open another one")

@@ -1,0 +1,250 @@
+"""Frames to a file: H.264 through a real encoder, or an animated image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Self, cast
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, SessionError, ShapeError, StrobeError, nearest
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import OutputContainer
+    from av.filter import Graph
+    from av.video.stream import VideoStream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """How a file suffix is encoded.
+
+    Args:
+        codec: encoder.
+        muxer: container.
+        pix_fmt: what the encoder takes. "pal8": a palette is made for each frame.
+        even: width and height are padded to even numbers.
+        codec_options, muxer_options: as FFmpeg names them.
+    """
+
+    codec: str
+    muxer: str
+    pix_fmt: str
+    even: bool = False
+    codec_options: dict[str, str] = field(default_factory=dict)
+    muxer_options: dict[str, str] = field(default_factory=dict)
+
+
+H264 = {"preset": "veryfast", "crf": "18"}
+FORMATS: dict[str, Format] = {
+    ".mp4": Format(
+        codec="libx264",
+        muxer="mp4",
+        pix_fmt="yuv420p",
+        even=True,
+        codec_options=H264,
+        muxer_options={"movflags": "+frag_keyframe+empty_moov+default_base_moof"},  # playable up to the last keyframe, always
+    ),
+    ".mkv": Format(codec="libx264", muxer="matroska", pix_fmt="yuv420p", even=True, codec_options=H264),
+    ".gif": Format(codec="gif", muxer="gif", pix_fmt="pal8", muxer_options={"loop": "0"}),
+    ".webp": Format(
+        codec="libwebp_anim", muxer="webp", pix_fmt="yuv420p", codec_options={"quality": "85"}, muxer_options={"loop": "0"}
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Output:
+    """An open file with its encoder."""
+
+    file: IO[bytes]
+    container: OutputContainer
+    stream: VideoStream
+    palette: Graph | None
+    size: tuple[int, int]
+
+
+def check_video_path(path: Path) -> Format:
+    """Check, before any work is done, that a clip could be written there; return its format.
+
+    Raises:
+        ConfigError: another suffix than those of `FORMATS` (names the nearest), or there is no such folder.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        hint = nearest(suffix, FORMATS)
+        raise ConfigError(f"cannot write {str(path)!r}: unknown suffix {suffix!r}{hint}; allowed: {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: no folder {str(path.parent)!r}; create it first")
+    return FORMATS[suffix]
+
+
+def missing_encoders() -> tuple[str, ...]:
+    """Suffixes of `FORMATS` whose encoder this machine's PyAV lacks."""
+    import av
+
+    return tuple(suffix for suffix, each in FORMATS.items() if each.codec not in av.codecs_available)
+
+
+class VideoFile:
+    """Writes frames to a file as they come. Use as a context manager: whatever happens inside, what was written is playable.
+
+    An mp4 is written in fragments of a second, so that even a killed process or a full disk leaves the finished part playable;
+    `close` puts the index first (faststart).
+
+    Args:
+        path: suffix .mp4 or .mkv (H.264), .gif or .webp; an existing file is replaced when the first frame comes.
+        fps: frames per second.
+
+    Raises:
+        ConfigError: another suffix (names the nearest), no such folder, or fps not positive.
+        StrobeError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, *, fps: int) -> None:
+        import av
+
+        self._av = av
+        self.path = Path(path)
+        self._format = check_video_path(self.path)
+        if fps <= 0:
+            raise ConfigError(f"fps {fps} is not positive")
+        self._fps = fps
+        self._output: _Output | None = None
+        self._closed = self._broken = False
+        self.num_frames = 0
+        with self._clear_errors():  # now, not after the first frame block, is the time to learn that it cannot be written
+            existed = self.path.exists()
+            self.path.open("ab").close()
+            if not existed:
+                self.path.unlink()
+
+    def write(self, frames: Tensor) -> None:
+        """Add frames, uint8 [F, Y, X, 3] on the CPU, all of one size. H.264 repeats the last row or column of odd sizes.
+
+        Raises:
+            ShapeError: not such frames, or another size than before.
+            StrobeError: the disk is full or the file cannot be written.
+            SessionError: the writer was closed or failed before.
+        """
+        if self._closed or self._broken:
+            raise SessionError(f"{self.path} is {'closed' if self._closed else 'incomplete'}; open another VideoFile")
+        if frames.dim() != 4 or frames.shape[-1] != 3 or frames.dtype != torch.uint8:
+            raise ShapeError(f"frames: got {frames.dtype} {tuple(frames.shape)}, expected torch.uint8 [F, Y, X, 3]")
+        size = (frames.shape[1], frames.shape[2])
+        if self._output is not None and self._output.size != size:
+            given, own = (f"{height}x{width}" for height, width in (size, self._output.size))
+            raise ShapeError(f"frames: got {given}, the clip is {own}")
+        with self._clear_errors():
+            if self._output is None:
+                self._output = self._open(size)
+            for pixels in self._padded(frames).numpy():
+                self._encode(self._output, self._av.VideoFrame.from_ndarray(pixels, format="rgb24"))
+
+    def close(self) -> None:
+        """Finish the file. Closing twice does nothing; without a single frame there is no file."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._output is not None:
+            with self._clear_errors():
+                self._finish(self._output)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self, size: tuple[int, int]) -> _Output:
+        file = self.path.open("wb")
+        container = self._av.open(file, "w", format=self._format.muxer, container_options=self._format.muxer_options)
+        stream = cast("VideoStream", container.add_stream(self._format.codec, rate=self._fps, options=self._format.codec_options))
+        stream.pix_fmt = self._format.pix_fmt
+        stream.height, stream.width = (side + (side % 2 if self._format.even else 0) for side in size)
+        if self._format.codec == "libx264":
+            stream.gop_size = self._fps
+        palette = self._palette(size) if self._format.pix_fmt == "pal8" else None
+        return _Output(file=file, container=container, stream=stream, palette=palette, size=size)
+
+    def _encode(self, output: _Output, frame: VideoFrame) -> None:
+        frame.pts, frame.time_base = self.num_frames, Fraction(1, self._fps)
+        for ready in [frame] if output.palette is None else self._through(output.palette, frame):
+            output.container.mux(output.stream.encode(ready))
+        self.num_frames += 1
+
+    def _finish(self, output: _Output) -> None:
+        try:
+            if not self._broken:  # FFmpeg must not be asked again after a failed write
+                for ready in [] if output.palette is None else self._through(output.palette, None):
+                    output.container.mux(output.stream.encode(ready))
+                output.container.mux(output.stream.encode(None))
+        finally:
+            output.container.close()
+            output.file.close()
+        if self._format.muxer == "mp4" and not self._broken:
+            self._index_first()
+
+    def _index_first(self) -> None:
+        """Copy the fragments into a plain file with the index in front, so that a browser can start at once."""
+        target = self.path.with_name(f".{self.path.stem}.partial.mp4")
+        try:
+            options = {"movflags": "+faststart"}
+            with self._av.open(str(self.path)) as source, self._av.open(str(target), "w", container_options=options) as copy:
+                stream = copy.add_stream_from_template(source.streams.video[0])
+                for packet in source.demux(video=0):
+                    if packet.dts is not None:
+                        packet.stream = stream
+                        copy.mux(packet)
+            target.replace(self.path)
+        finally:
+            target.unlink(missing_ok=True)
+
+    def _palette(self, size: tuple[int, int]) -> Graph:
+        graph = self._av.filter.Graph()
+        rgb = self._av.VideoFormat("rgb24")
+        source = graph.add_buffer(width=size[1], height=size[0], format=rgb, time_base=Fraction(1, self._fps))
+        split, sink = graph.add("split"), graph.add("buffersink")
+        make = graph.add("palettegen", "stats_mode=single:reserve_transparent=0")
+        use = graph.add("paletteuse", "new=1:dither=none")
+        source.link_to(split)
+        split.link_to(make, 0, 0)
+        split.link_to(use, 1, 0)
+        make.link_to(use, 0, 1)
+        use.link_to(sink)
+        graph.configure()
+        return graph
+
+    def _through(self, graph: Graph, frame: VideoFrame | None) -> Iterator[VideoFrame]:
+        graph.push(frame)
+        while True:
+            try:
+                ready = cast("VideoFrame", graph.pull())
+            except (self._av.BlockingIOError, self._av.EOFError):
+                return
+            ready.time_base = Fraction(1, self._fps)
+            yield ready
+
+    def _padded(self, frames: Tensor) -> Tensor:
+        if self._format.even and frames.shape[1] % 2:
+            frames = torch.cat([frames, frames[:, -1:]], dim=1)
+        if self._format.even and frames.shape[2] % 2:
+            frames = torch.cat([frames, frames[:, :, -1:]], dim=2)
+        return frames.contiguous()
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Turn what the disk or the encoder refuses into one clear error."""
+        try:
+            yield
+        except (OSError, self._av.FFmpegError) as error:
+            self._broken = True
+            reason = error.__cause__ or error  # PyAV wraps what the file said
+            raise StrobeError(f"cannot write {self.path}: {reason}; free some space or choose another place") from error

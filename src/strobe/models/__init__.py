@@ -1,0 +1,1 @@
+"""Models: causal Wan, the tiny streaming VAE, text encoders, and the bundled model `shapes`."""

@@ -1,0 +1,1 @@
+"""Training of the bundled model in three stages: autoencoder, teacher, few-step student."""

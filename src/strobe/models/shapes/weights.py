@@ -1,0 +1,74 @@
+"""The bundled weights: one safetensors file, float16, read strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from strobe.core.errors import WeightsError
+from strobe.models.shapes.config import VAE, WAN
+from strobe.models.shapes.grammar import VOCABULARY
+from strobe.models.text.words import WordEncoder
+from strobe.models.vae.tiny import TinyVAE
+from strobe.models.wan.dit import CausalWan
+
+FOLDER = Path(__file__).parent / "bundle"
+"""Where the weights that ship with the package lie, with their model card and training log."""
+
+FILE = "shapes.safetensors"
+
+Parts = tuple[CausalWan, WordEncoder, TinyVAE]
+
+
+def build() -> Parts:
+    """Untrained transformer, text encoder and autoencoder of the bundled model's sizes."""
+    return CausalWan(WAN), WordEncoder(VOCABULARY, dim=WAN.text_dim, length=WAN.text_len), TinyVAE(VAE)
+
+
+def _together(parts: Parts) -> nn.ModuleDict:
+    return nn.ModuleDict(dict(zip(("dit", "text", "vae"), parts, strict=True)))
+
+
+def save(parts: Parts, folder: Path) -> Path:
+    """Write the parts to `folder/shapes.safetensors` in float16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().to("cpu", torch.float16).contiguous() for name, t in _together(parts).state_dict().items()}
+    path = folder / FILE
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, {"format": "strobe-shapes 1"})  # one entry: several are written in any order
+    partial.replace(path)
+    return path
+
+
+def load(folder: Path = FOLDER) -> Parts:
+    """Read the parts, float32, on the CPU, ready for inference.
+
+    Raises:
+        WeightsError: the file is missing, damaged, or holds other tensors than this model's.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise WeightsError(f"{folder} holds no {FILE}; give a folder written by `strobe train-shapes`, or leave the model out")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is damaged or not a safetensors file ({error}); restore it or train again") from error
+    parts = build()
+    expected = _together(parts).state_dict()
+    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    wrong = sorted(name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape)
+    if missing or unexpected or wrong:
+        rows = [
+            f"{len(names)} {what} (first: {names[0]})"
+            for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+            if names
+        ]
+        raise WeightsError(f"{path} is not a checkpoint of the bundled model: {'; '.join(rows)}")
+    _together(parts).load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    for part in parts:
+        part.eval().requires_grad_(False)
+    return parts

@@ -1,0 +1,49 @@
+"""Sizes of a causal Wan transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strobe.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WanConfig:
+    """Sizes of the transformer; defaults are those of Wan2.1-T2V-1.3B.
+
+    Args:
+        dim: width of a token; `num_heads * head_dim`.
+        ffn_dim: hidden width of the feed-forward.
+        freq_dim: width of the sinusoidal timestep embedding.
+        text_dim: width of a text token as the text encoder gives it.
+        text_len: text tokens, padding included; padding is zeros and is attended.
+        latent_channels: channels of the VAE's latents.
+        patch: latent cells per token, height and width.
+        eps: epsilon of every norm.
+    """
+
+    dim: int = 1536
+    ffn_dim: int = 8960
+    freq_dim: int = 256
+    text_dim: int = 4096
+    text_len: int = 512
+    latent_channels: int = 16
+    num_heads: int = 12
+    num_layers: int = 30
+    patch: tuple[int, int] = (2, 2)
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.dim % self.num_heads or self.head_dim % 2:
+            raise ConfigError(f"dim {self.dim} over {self.num_heads} heads must give an even head_dim")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def rope_pairs(self) -> tuple[int, int, int]:
+        """Rotary pairs of a head for time, height and width."""
+        pairs = self.head_dim // 2
+        side = pairs // 3
+        return pairs - 2 * side, side, side

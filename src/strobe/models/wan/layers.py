@@ -1,0 +1,207 @@
+"""One transformer layer, in pieces: attention section, cross-attention, feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strobe.attention.dense import dense_attention
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, span
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.rope import rotate
+
+Piece = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+class KeyValueStep(Protocol):
+    """What a layer needs of a cache: store this block's keys and values, get back what to attend."""
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v `[B, S, H, D]`, k after RoPE; returns keys and values `[B, S_kv, H, D]`."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight.to(x.dtype)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """`layer_norm(x) * (1 + scale) + shift` with one shift and scale per frame.
+
+    Args:
+        x: `[B, F * N, dim]`.
+        shift, scale: `[B or 1, F or 1, dim]`; a single row folds into the norm's affine part.
+    """
+    dim = x.shape[-1]
+    if shift.shape[0] == 1 and shift.shape[1] == 1:
+        return F.layer_norm(x, (dim,), weight=(1 + scale).view(dim).to(x.dtype), bias=shift.view(dim).to(x.dtype), eps=eps)
+    frames = x.unflatten(1, (shift.shape[1], -1))  # [B, F, N, dim]
+    normed = F.layer_norm(frames, (dim,), eps=eps)
+    return torch.addcmul(shift.unsqueeze(2), normed, 1 + scale.unsqueeze(2)).flatten(1, 2).to(x.dtype)
+
+
+def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """`x + y * gate` with one gate `[B or 1, F or 1, dim]` per frame."""
+    if gate.shape[1] == 1:
+        return torch.addcmul(x, y.to(x.dtype), gate.to(x.dtype))
+    frames = gate.shape[1]
+    base, update = (tensor.to(x.dtype).unflatten(1, (frames, -1)) for tensor in (x, y))
+    return torch.addcmul(base, update, gate.unsqueeze(2).to(x.dtype)).flatten(1, 2)
+
+
+class SelfAttention(nn.Module):
+    """Projections of self-attention. Queries and keys are RMS-normed over the full width before the heads are split."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.q = nn.Linear(config.dim, config.dim)
+        self.k = nn.Linear(config.dim, config.dim)
+        self.v = nn.Linear(config.dim, config.dim)
+        self.o = nn.Linear(config.dim, config.dim)
+        self.norm_q = RMSNorm(config.dim, config.eps)
+        self.norm_k = RMSNorm(config.dim, config.eps)
+        self.fused: tuple[Tensor, Tensor] | None = None
+
+    def fuse(self) -> None:
+        """Keep Q, K and V as one matrix for inference. Call again after the weights change."""
+        layers = (self.q, self.k, self.v)
+        self.fused = (
+            torch.cat([layer.weight.detach() for layer in layers]),
+            torch.cat([layer.bias.detach() for layer in layers]),
+        )
+
+    def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys after RoPE and values, each `[B, S, H, D]`."""
+        if self.fused is None:
+            k, v = self.k(x), self.v(x)
+        else:
+            dim = x.shape[-1]
+            k, v = F.linear(x, self.fused[0][dim:], self.fused[1][dim:]).chunk(2, dim=-1)
+        heads = (self.num_heads, -1)
+        return rotate(self.norm_k(k).unflatten(-1, heads), rope), v.unflatten(-1, heads)
+
+    def project(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys after RoPE, and values, each `[B, S, H, D]`."""
+        if self.fused is None:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+        else:
+            q, k, v = F.linear(x, *self.fused).chunk(3, dim=-1)
+        heads = (self.num_heads, -1)
+        both = torch.stack((self.norm_q(q), self.norm_k(k)), dim=2).unflatten(-1, heads)  # [B, S, 2, H, D]
+        q, k = rotate(both, rope).unbind(2)
+        return q, k, v.unflatten(-1, heads)
+
+
+class CrossAttention(nn.Module):
+    """Attention to the text; keys and values are computed once per prompt."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.q = nn.Linear(config.dim, config.dim)
+        self.k = nn.Linear(config.dim, config.dim)
+        self.v = nn.Linear(config.dim, config.dim)
+        self.o = nn.Linear(config.dim, config.dim)
+        self.norm_q = RMSNorm(config.dim, config.eps)
+        self.norm_k = RMSNorm(config.dim, config.eps)
+
+    def keys_values(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, L, H, D]` of embedded text `[B, L, dim]`."""
+        heads = (self.num_heads, -1)
+        return self.norm_k(self.k(text)).unflatten(-1, heads), self.v(text).unflatten(-1, heads)
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """x `[B, S, dim]`; k, v `[B * P, L, H, D]`: with P prompts per sample, each owns an equal run of the tokens."""
+        q = self.norm_q(self.q(x)).reshape(k.shape[0], -1, self.num_heads, k.shape[-1])
+        out: Tensor = self.o(dense_attention(q, k, v).out.reshape(x.shape))
+        return out
+
+
+class WanLayer(nn.Module):
+    """One layer: gated self-attention over the cache, cross-attention to the text, gated feed-forward."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.self_attn = SelfAttention(config)
+        self.norm3 = nn.LayerNorm(config.dim, eps=config.eps)
+        self.cross_attn = CrossAttention(config)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.dim, config.ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(config.ffn_dim, config.dim)
+        )
+        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
+
+    def before(self, x: Tensor, mod: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All of the attention section that comes before the cache: queries, keys and values `[B, S, H, D]`."""
+        return self.self_attn.project(modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps), rope)
+
+    def after(self, x: Tensor, out: Tensor, mod: Tensor) -> Tensor:
+        """All of the attention section that comes after the kernel: output projection and gated residual."""
+        return add_gated(x, self.self_attn.o(out.flatten(2)), mod[..., 2, :])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The kernel alone; `mask` (True = attend, `[S_q, S_kv]`) exists on the training path only."""
+        with span(ATTENTION_KERNEL):
+            if mask is None:
+                return dense_attention(q, k, v).out
+            q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+    def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
+        """The attention section: `x + gate * attention(modulated norm of x)`."""
+        with span(ATTENTION):
+            q, k, v = self.before(x, mod, rope)
+            if kv is not None:
+                k, v = kv.write(index, k, v)
+            return self.after(x, self.attend(q, k, v, mask), mod)
+
+    def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
+        """Store this block's keys and values and compute nothing else: all a commit pass needs of the last layer."""
+        with span(ATTENTION):
+            kv.write(index, *self.self_attn.keys_values(modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps), rope))
+
+    def cross(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-attention with its norm and residual."""
+        out: Tensor = x + self.cross_attn(self.norm3(x), *text)
+        return out
+
+    def feed_forward(self, x: Tensor, mod: Tensor) -> Tensor:
+        """Feed-forward with its norm and gated residual."""
+        return add_gated(x, self.ffn(modulate(x, mod[..., 3, :], mod[..., 4, :], self.eps)), mod[..., 5, :])
+
+    def rest(self, x: Tensor, mod: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-attention and feed-forward."""
+        with span(CROSS_ATTENTION):
+            x = self.cross(x, text)
+        with span(FFN):
+            return self.feed_forward(x, mod)
+
+    def compile_pieces(self, num_tokens: int | None = None) -> None:
+        """Replace the pieces around the kernel and the cache by compiled ones. Regions of time stay outside of them.
+
+        Args:
+            num_tokens: compile for passes of this many tokens and leave others eager, so that rare sizes (the window of a prompt
+                switch) neither stall a stream nor use up the compiler's limit; None: compile for every size that comes.
+        """
+        for name in ("before", "after", "cross", "feed_forward"):
+            eager = getattr(self, name)
+            compiled = torch.compile(eager, dynamic=False)
+            setattr(self, name, compiled if num_tokens is None else partial(_by_size, num_tokens, compiled, eager))
+
+
+def _by_size(num_tokens: int, compiled: Piece, eager: Piece, x: Tensor, *rest: object) -> Tensor | tuple[Tensor, ...]:
+    return (compiled if x.shape[1] == num_tokens else eager)(x, *rest)

@@ -1,0 +1,76 @@
+"""Rotary position embedding over time, height and width.
+
+Pairs are interleaved: channels `2i` and `2i + 1` of a head are one complex number, multiplied by `exp(j * position * freq_i)`,
+`freq_i = theta ** (-i / n)` with `n` pairs for that axis. Angles are computed in float64, so any position works.
+
+Source: RoFormer (Su et al. 2021), eq. 34; the axis split is Wan2.1's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from strobe.models.wan.config import WanConfig
+
+THETA = 10_000.0
+
+
+def frequencies(pairs: int) -> Tensor:
+    """Frequencies of one axis, float64 `[pairs]`."""
+    return THETA ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+
+
+def table(config: WanConfig, positions: Sequence[int], height: int, width: int) -> Tensor:
+    """Complex rotations of the tokens of frames at `positions`.
+
+    Args:
+        positions: temporal index of each frame.
+        height, width: tokens per frame.
+
+    Returns:
+        complex128 `[F * height * width, head_dim / 2]` on the CPU.
+    """
+    axes = []
+    spans = (torch.tensor(list(positions), dtype=torch.float64), torch.arange(height).double(), torch.arange(width).double())
+    for axis, (pairs, index) in enumerate(zip(config.rope_pairs, spans, strict=True)):
+        angles = torch.outer(index, frequencies(pairs))
+        shape = [1, 1, 1, pairs]
+        shape[axis] = len(index)
+        axes.append(angles.view(shape).expand(len(spans[0]), height, width, pairs))
+    angles = torch.cat(axes, dim=-1).flatten(0, 2)  # [F*h*w, pairs]
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate `x [B, S, ..., D]` by `rotations`: complex `[S, D / 2]`, or real `[S, D / 2, 2]` holding (cos, sin).
+
+    Complex rotations set the precision of the product: complex128 is what the official code pays for.
+    """
+    pairs = x.unflatten(-1, (-1, 2))  # [B, S, ..., D/2, 2]
+    between = (1,) * (x.dim() - 3)
+    if rotations.is_complex():
+        turns = rotations.view(rotations.shape[0], *between, rotations.shape[1])
+        wide = pairs.to(rotations.dtype.to_real()).contiguous()
+        return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
+    cos, sin = rotations.view(rotations.shape[0], *between, rotations.shape[1], 2).unbind(-1)
+    real, imaginary = pairs.float().unbind(-1)
+    return torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1).flatten(-2).to(x.dtype)
+
+
+def device_table(rotations: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The table in the form `rotate` is fastest with: complex64 for float32 on a CPU, else float32 (cos, sin) pairs."""
+    if dtype == torch.float32 and device.type == "cpu":
+        return rotations.to(torch.complex64)
+    return torch.view_as_real(rotations).to(device=device, dtype=torch.float32)
+
+
+def rotate_temporal(config: WanConfig, k: Tensor, frames: int) -> Tensor:
+    """Move already rotated keys `k [B, S, H, D]` by `frames` in time; height and width are left alone."""
+    pairs = config.rope_pairs[0]
+    angles = (frequencies(pairs) * frames).to(k.device)
+    turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    moved = torch.view_as_complex(k[..., : 2 * pairs].float().unflatten(-1, (-1, 2)).contiguous()) * turns
+    return torch.cat((torch.view_as_real(moved).flatten(-2).to(k.dtype), k[..., 2 * pairs :]), dim=-1)

@@ -1,0 +1,86 @@
+"""Which samples of a series are steady: those with a known cause to differ go first, then whatever still drifts at the start."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from strobe.perf.measure.stats import theil_sen
+
+FEWEST: Final = 6
+"""Samples below which a slope says nothing."""
+STARTS: Final = 64
+"""Suffixes tried in a long series, evenly spread."""
+GROUPS: Final = 128
+"""A longer suffix is tested on the medians of this many groups of neighbours."""
+
+UNSETTLED: Final = "not yet steady"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """A sample left out, and why."""
+
+    index: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SteadyState:
+    """The steady part of a series.
+
+    Args:
+        kept: indices of the steady samples.
+        excluded: every other index with its cause.
+        tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
+        note: what was found, in words.
+    """
+
+    kept: tuple[int, ...]
+    excluded: tuple[Exclusion, ...]
+    tested: bool
+    note: str
+
+
+def find_steady(values: Sequence[float], causes: Mapping[int, str]) -> SteadyState:
+    """Exclude samples by cause, then keep the longest suffix that shows no trend.
+
+    A suffix is steady if the 95 % interval of its Theil-Sen slope contains 0, the medians of its two halves differ by no more
+    than the noise, and the median of its first six samples lies within twice the noise of its own (a short slow start tilts
+    neither slope nor halves). Noise is 1.4826 x (median absolute deviation of successive differences) / sqrt(2).
+
+    Args:
+        values: one duration per index, in the order they happened.
+        causes: indices known to differ (compilation, cache not full, prompt switch, ...) and why.
+    """
+    known = tuple(Exclusion(index=index, cause=causes[index]) for index in range(len(values)) if index in causes)
+    rest = [index for index in range(len(values)) if index not in causes]
+    if len(rest) < FEWEST:
+        note = f"{len(rest)} samples, fewer than the {FEWEST} that a test of the trend needs; excluded by cause only"
+        return SteadyState(kept=tuple(rest), excluded=known, tested=False, note=note)
+    last = len(rest) - FEWEST
+    for start in sorted({round(step * last / min(last or 1, STARTS)) for step in range(min(last, STARTS) + 1)}):
+        if _is_steady([float(values[index]) for index in rest[start:]]):
+            early = tuple(Exclusion(index=index, cause=UNSETTLED) for index in rest[:start])
+            excluded = tuple(sorted(known + early, key=lambda exclusion: exclusion.index))
+            return SteadyState(kept=tuple(rest[start:]), excluded=excluded, tested=True, note="")
+    return SteadyState(kept=tuple(rest), excluded=known, tested=False, note="no steady part found; excluded by cause only")
+
+
+def _is_steady(values: list[float]) -> bool:
+    if len(values) > GROUPS:
+        edges = [round(group * len(values) / GROUPS) for group in range(GROUPS + 1)]
+        values = [statistics.median(values[first:last]) for first, last in pairwise(edges)]
+    slope = theil_sen(values).interval
+    if not slope.low <= 0 <= slope.high:
+        return False
+    steps = [after - before for before, after in pairwise(values)]
+    middle = statistics.median(steps)
+    noise = 1.4826 * statistics.median(abs(step - middle) for step in steps) / 2**0.5
+    half = len(values) // 2
+    halves = statistics.median(values[:half]) - statistics.median(values[-half:])
+    start = statistics.median(values[:FEWEST]) - statistics.median(values)
+    return abs(halves) <= noise and abs(start) <= 2 * noise

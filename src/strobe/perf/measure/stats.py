@@ -1,0 +1,164 @@
+"""Statistics of ratios: intervals, floors, percentiles, slopes. Plain Python, no other library."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+LEVEL: Final = 0.95
+P99_SAMPLES: Final = 459
+"""Fewest samples whose largest is above the 99th percentile at 99 % confidence: 0.99 ** 459 < 0.01."""
+FLOOR: Final = 0.01
+"""Differences below 1 % are never called a difference, however sure the interval is."""
+FLOOR_NS: Final = 1_000
+"""Nor are differences below 1 µs: the resolution of a CUDA event."""
+RESOLUTION: Final = 0.05
+"""An interval that reaches more than 5 % past 1 cannot rule out a difference that matters."""
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+Real = TypeVar("Real", int, float)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Bounds that hold the true value with probability `level`."""
+
+    low: float
+    high: float
+    level: float = LEVEL
+
+
+@functools.cache
+def t_quantile(p: float, dof: float) -> float:
+    """Return the quantile of Student's t: P(T <= t) = p.
+
+    Args:
+        p: probability in (0, 1).
+        dof: degrees of freedom, > 0, need not be whole.
+    """
+    if p < 0.5:
+        return -t_quantile(1 - p, dof)
+    if p == 0.5:
+        return 0.0
+    # P(|T| > t) = I_x(dof / 2, 1 / 2) with x = dof / (dof + t^2): bisection in x, which the tail is monotone in.
+    tail, low, high = 2 * (1 - p), 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if _incomplete_beta(dof / 2, 0.5, middle) < tail:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(dof * (1 - high) / high)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Regularised incomplete beta I_x(a, b) by its continued fraction (Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    total = d
+    for m in range(1, 500):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 / (1 + term * d), 1 + term / c
+            total *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return front * total
+
+
+def paired_interval(log_ratios: Sequence[float], level: float = LEVEL) -> Interval | None:
+    """Return the interval of a ratio from the logarithms of its pairs: exp(mean +- t * s / sqrt(n)); None for fewer than two."""
+    if len(log_ratios) < 2:
+        return None
+    mean = statistics.fmean(log_ratios)
+    half = t_quantile((1 + level) / 2, len(log_ratios) - 1) * statistics.stdev(log_ratios) / math.sqrt(len(log_ratios))
+    return Interval(low=math.exp(mean - half), high=math.exp(mean + half), level=level)
+
+
+def welch_interval(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> Interval | None:
+    """Return the interval of geometric mean(reference) / geometric mean(candidate) for samples that are not paired.
+
+    Welch's t on logarithms; None where either has fewer than two samples. It knows nothing of drift between the two.
+    """
+    if len(reference) < 2 or len(candidate) < 2:
+        return None
+    logs = [math.log(value) for value in reference], [math.log(value) for value in candidate]
+    mean = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    parts = [statistics.variance(values) / len(values) for values in logs]
+    variance = sum(parts)
+    if variance == 0:
+        return Interval(low=math.exp(mean), high=math.exp(mean), level=level)
+    dof = variance**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+    half = t_quantile((1 + level) / 2, dof) * math.sqrt(variance)
+    return Interval(low=math.exp(mean - half), high=math.exp(mean + half), level=level)
+
+
+def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
+    """Say in one word what a ratio (reference time / candidate time) and its interval allow.
+
+    `faster` or `slower`: the interval excludes 1, and the difference exceeds both `FLOOR` and `FLOOR_NS`. `no difference`:
+    otherwise, if the interval stays within `RESOLUTION` of 1. `inconclusive`: the rest.
+    """
+    if interval is None:
+        return "inconclusive"
+    real = abs(math.log(ratio)) > math.log1p(FLOOR) and abs(delta_ns) > FLOOR_NS
+    if real and interval.low > 1:
+        return "faster"
+    if real and interval.high < 1:
+        return "slower"
+    within = max(-math.log(interval.low), math.log(interval.high)) <= math.log1p(RESOLUTION)
+    return "no difference" if within else "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tail:
+    """The slow end of `n` samples: their 99th percentile where there are enough of them, otherwise their largest."""
+
+    label: Literal["p99", "max"]
+    value: float
+    n: int
+
+
+def percentile(values: Sequence[Real], share: float) -> Real:
+    """Return the smallest sample that at least `share` of the samples do not exceed (nearest rank)."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+
+
+def tail(values: Sequence[float]) -> Tail:
+    """Return the 99th percentile from `P99_SAMPLES` samples on, otherwise the largest."""
+    if len(values) >= P99_SAMPLES:
+        return Tail(label="p99", value=percentile(values, 0.99), n=len(values))
+    return Tail(label="max", value=max(values), n=len(values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slope:
+    """Change per sample with its interval."""
+
+    value: float
+    interval: Interval
+
+
+def theil_sen(values: Sequence[float], level: float = LEVEL) -> Slope:
+    """Return the median of the slopes between all pairs of samples, with Sen's interval from Kendall's statistic.
+
+    Args:
+        values: at least three samples, one unit apart.
+    """
+    n = len(values)
+    slopes = sorted((values[j] - values[i]) / (j - i) for i in range(n) for j in range(i + 1, n))
+    spread = statistics.NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, round((len(slopes) - spread) / 2) - 1)
+    high = min(len(slopes) - 1, round((len(slopes) + spread) / 2))
+    return Slope(value=statistics.median(slopes), interval=Interval(low=slopes[low], high=slopes[high], level=level))

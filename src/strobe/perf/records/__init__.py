@@ -1,0 +1,1 @@
+"""Versioned records: one schema (`record`), one folder per run (`store`), the environment header (`environment`)."""

@@ -1,0 +1,265 @@
+"""What a run writes, line by line: one schema for the writer, the reader and the manual.
+
+A run folder holds `records.jsonl`; every line is one of the structs below, told apart by the key `record`, with the schema
+version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); times are integer nanoseconds. Adding an optional
+field keeps the version; removing, renaming or redefining one raises it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+SCHEMA_VERSION: Final = 1
+READABLE_VERSIONS: Final = (1,)
+
+Phase = Literal["warmup", "timed", "traced"]
+Clock = Literal["perf_counter", "cuda_event"]
+Status = Literal["complete", "interrupted", "failed"]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A struct inside a line."""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="record"):
+    """One line of `records.jsonl`."""
+
+    v: Annotated[int, Meta(description="schema version of this line")] = SCHEMA_VERSION
+
+
+# --------------------------------------------------------------------------------------------------------------- header
+
+
+class Git(_Part, frozen=True, kw_only=True):
+    """The commit of the code that ran."""
+
+    commit: Annotated[str | None, Meta(description="full commit hash; null outside a checkout")]
+    dirty: Annotated[bool | None, Meta(description="tracked files differ from the commit; null outside a checkout")]
+
+
+class Clocks(_Part, frozen=True, kw_only=True):
+    """Clocks and thermal state at one moment; null where this machine does not tell."""
+
+    source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvidia-smi`, `none`")]
+    cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
+    governor: Annotated[str | None, Meta(description="CPU frequency governor")] = None
+    load: Annotated[float | None, Meta(description="1-minute load average of the machine")] = None
+    sm_mhz: Annotated[int | None, Meta(description="SM clock, MHz")] = None
+    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz")] = None
+    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW")] = None
+    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius")] = None
+    throttle: Annotated[tuple[str, ...], Meta(description="active GPU throttle reasons")] = ()
+
+
+class Machine(_Part, frozen=True, kw_only=True):
+    """What ran the code."""
+
+    device: Annotated[str, Meta(description="torch device that ran, e.g. `cpu`, `cuda:0`")]
+    device_name: Annotated[str, Meta(description="model name of the CPU or GPU")]
+    gpu_count: Annotated[int, Meta(description="GPUs that torch sees")]
+    gpu_memory_bytes: Annotated[int | None, Meta(description="memory of the GPU in use; null on a CPU")]
+    driver: Annotated[str | None, Meta(description="GPU driver version")]
+    cuda: Annotated[str | None, Meta(description="CUDA version torch was built with; null for a CPU build")]
+    torch: Annotated[str | None, Meta(description="torch version; null when torch was not used")]
+    python: Annotated[str, Meta(description="Python version")]
+    os: Annotated[str, Meta(description="operating system and kernel")]
+    cpu_name: Annotated[str, Meta(description="model name of the CPU")]
+    cores: Annotated[int, Meta(description="CPU cores this process may use")]
+    threads: Annotated[int, Meta(description="threads torch uses inside one operator")]
+    memory_bytes: Annotated[int | None, Meta(description="main memory of the machine")]
+    clocks: Annotated[Clocks, Meta(description="clocks when the run began")]
+    launch_blocking: Annotated[bool, Meta(description="CUDA_LAUNCH_BLOCKING is set: launches are serialised")] = False
+
+
+class Model(_Part, frozen=True, kw_only=True):
+    """The model every variant runs."""
+
+    name: Annotated[str, Meta(description="name of the model, e.g. `shapes`")]
+    weights_sha256: Annotated[str, Meta(description="SHA-256 of the weights file")]
+    num_params: Annotated[int, Meta(description="parameters of the transformer")]
+
+
+class PromptAt(_Part, frozen=True, kw_only=True):
+    """A prompt of the clip and the frame block where it begins."""
+
+    frame_block: Annotated[int, Meta(description="first frame block made under this prompt")]
+    text: Annotated[str, Meta(description="the prompt")]
+    mode: Annotated[str, Meta(description="how the switch is made: `recache`, `soft`, `interpolate`; `start` for the first")]
+
+
+class Workload(_Part, frozen=True, kw_only=True):
+    """What one clip is: the same for every variant."""
+
+    prompts: Annotated[tuple[PromptAt, ...], Meta(description="the prompts in order")]
+    seed: Annotated[int, Meta(description="seed of the initial and renoise tensors, the same for every variant")]
+    frame_blocks: Annotated[int, Meta(description="frame blocks in a clip")]
+    latents_per_block: Annotated[int, Meta(description="latent frames in a frame block")]
+    frames_first_block: Annotated[int, Meta(description="pixel frames the first frame block decodes to")]
+    frames_per_block: Annotated[int, Meta(description="pixel frames every later frame block decodes to")]
+    frames: Annotated[int, Meta(description="pixel frames in a clip")]
+    height: Annotated[int, Meta(description="pixel height")]
+    width: Annotated[int, Meta(description="pixel width")]
+    fps: Annotated[int, Meta(description="pixel frames per second of playback")]
+    batch: Annotated[int, Meta(description="clips made at once")] = 1
+
+
+class Header(_Line, frozen=True, kw_only=True):
+    """First line: who ran what, where."""
+
+    run: Annotated[str, Meta(description="name of the run folder")]
+    date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
+    strobe: Annotated[str, Meta(description="version of this package")]
+    git: Annotated[Git, Meta(description="commit of the code")]
+    argv: Annotated[tuple[str, ...], Meta(description="command line")]
+    machine: Annotated[Machine, Meta(description="device, driver, versions, cores, threads, clocks")]
+    baseline: Annotated[str, Meta(description="variant every ratio is measured against")]
+    order: Annotated[tuple[str, ...], Meta(description="variants of one palindrome as planned, e.g. B C1 C2 C2 C1 B")]
+    palindromes: Annotated[int, Meta(description="palindromes planned")]
+    model: Annotated[Model | None, Meta(description="model and weights; null when the caller's own code is measured")] = None
+    workload: Annotated[Workload | None, Meta(description="the clip; null when the caller's own code is measured")] = None
+    world_size: Annotated[int, Meta(description="processes in the run")] = 1
+    sp_degree: Annotated[int, Meta(description="devices that share one sequence")] = 1
+    tp_degree: Annotated[int, Meta(description="devices that share one layer")] = 1
+    logs: Annotated[tuple[str, ...], Meta(description="paths of logs that belong to the run, relative to the run folder")] = ()
+
+
+# -------------------------------------------------------------------------------------------------------------- variant
+
+
+class Knob(_Part, frozen=True, kw_only=True):
+    """One optimisation a preset may turn on."""
+
+    name: Annotated[str, Meta(description="name of the knob, e.g. `compile`, `ring_cache`")]
+    value: Annotated[str, Meta(description="resolved value as text, e.g. `on`, `off`, `8`")]
+    on: Annotated[bool, Meta(description="the optimisation is active in this run")]
+    reason: Annotated[str, Meta(description="why it is off although the preset asks for it; empty otherwise")] = ""
+
+
+class Variant(_Line, frozen=True, kw_only=True):
+    """Settings of one variant as they ran, not as they were asked for."""
+
+    name: Annotated[str, Meta(description="name used in every other line")]
+    preset: Annotated[str, Meta(description="preset it was built from; `custom` for the caller's own code")]
+    knobs: Annotated[tuple[Knob, ...], Meta(description="every optimisation, on or off")] = ()
+    attention_impl: Annotated[str, Meta(description="attention implementation that ran")] = ""
+    attention_reason: Annotated[str, Meta(description="why the others were passed over")] = ""
+    sparsity: Annotated[float | None, Meta(description="share of attention blocks skipped; 0 is dense")] = None
+    window: Annotated[int | None, Meta(description="latent frames kept in the key-value cache, sink included")] = None
+    sink: Annotated[int | None, Meta(description="first latent frames that never leave the cache")] = None
+    positions: Annotated[str, Meta(description="temporal positions: `absolute` or `rebased`")] = ""
+    timesteps: Annotated[tuple[float, ...], Meta(description="denoising timesteps before the shift, in [0, 1000]")] = ()
+    shift: Annotated[float | None, Meta(description="shift of the noise schedule")] = None
+    steps: Annotated[int | None, Meta(description="denoise steps per frame block")] = None
+    dtype: Annotated[str, Meta(description="dtype of the transformer's weights and activations")] = ""
+    lora: Annotated[str | None, Meta(description="LoRA merged into the weights; null for none")] = None
+    compile_mode: Annotated[str | None, Meta(description="torch.compile mode that ran; null for eager")] = None
+    tokens_per_block: Annotated[int | None, Meta(description="tokens of one frame block")] = None
+    calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
+
+
+# -------------------------------------------------------------------------------------------------------------- samples
+
+
+class Span(_Line, frozen=True, kw_only=True):
+    """One region of time in one clip."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0, warm-up included")]
+    order: Annotated[int, Meta(description="position of the clip in the whole run, from 0")]
+    palindrome: Annotated[int | None, Meta(description="palindrome the clip belongs to; null for warm-up")]
+    name: Annotated[str, Meta(description="name of the region")]
+    index: Annotated[int | None, Meta(description="number of the region's unit, e.g. the frame block")]
+    start_ns: Annotated[int, Meta(description="start, from the start of the clip, ns")]
+    value_ns: Annotated[int, Meta(description="duration, ns")]
+    clock: Annotated[Clock, Meta(description="`perf_counter`: host clock; `cuda_event`: device clock")]
+    warmup: Annotated[bool, Meta(description="the clip is a warm-up")]
+    parent: Annotated[int | None, Meta(description="index of the enclosing `frame_block` or other indexed region")] = None
+    thread: Annotated[int, Meta(description="thread that ran it, numbered by first use; 0 is the clip's own")] = 0
+
+
+class Clip(_Line, frozen=True, kw_only=True):
+    """A clip has finished: every span of it stands above this line."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
+    order: Annotated[int, Meta(description="position of the clip in the whole run, from 0")]
+    palindrome: Annotated[int | None, Meta(description="palindrome the clip belongs to; null for warm-up and traced clips")]
+    phase: Annotated[Phase, Meta(description="`warmup`, `timed` or `traced`")]
+    num_spans: Annotated[int, Meta(description="span lines that belong to the clip")]
+    peak_bytes: Annotated[
+        int | None, Meta(description="peak of the whole process in this clip: bytes torch allocated on the GPU, or resident set")
+    ] = None
+    clocks: Annotated[Clocks | None, Meta(description="clocks when the clip ended")] = None
+
+
+class Trace(_Line, frozen=True, kw_only=True):
+    """A profiler trace of one traced clip, taken in a run of its own."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    clip: Annotated[int, Meta(description="number of the clip among this variant's clips")]
+    path: Annotated[str, Meta(description="Chrome trace, gzip, relative to the run folder")]
+    sha256: Annotated[str, Meta(description="SHA-256 of the file")]
+    size_bytes: Annotated[int, Meta(description="size of the file")]
+    first_block: Annotated[int, Meta(description="first frame block in the trace")]
+    num_blocks: Annotated[int, Meta(description="frame blocks in the trace")]
+
+
+class Video(_Line, frozen=True, kw_only=True):
+    """A clip kept as a file to look at."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    path: Annotated[str, Meta(description="file, relative to the run folder")]
+    sha256: Annotated[str, Meta(description="SHA-256 of the file")]
+    frames: Annotated[int, Meta(description="pixel frames")]
+    fps: Annotated[int, Meta(description="pixel frames per second of playback")]
+    caption: Annotated[str, Meta(description="what it shows")] = ""
+
+
+class Quality(_Line, frozen=True, kw_only=True):
+    """One quality number of one variant."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    metric: Annotated[str, Meta(description="name, e.g. `psnr`")]
+    value: Annotated[float | None, Meta(description="the number; null: not measured or not defined, see the note")]
+    unit: Annotated[str, Meta(description="unit, e.g. `dB`; empty for a plain number")]
+    reference: Annotated[str, Meta(description="what it was measured against, e.g. `quality, fp32, cpu`; empty for none")]
+    definition: Annotated[str, Meta(description="the formula and its constants in words")]
+    n: Annotated[int, Meta(description="samples behind the number")]
+    better: Annotated[Literal["higher", "lower", "neither"], Meta(description="which direction is good")]
+    note: Annotated[str, Meta(description="why there is no value, or what to know")] = ""
+
+
+class Gate(_Line, frozen=True, kw_only=True):
+    """A candidate against its reference, checked before any number is taken; a red gate has no samples."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    reference: Annotated[str, Meta(description="variant it was held against")]
+    rule: Annotated[str, Meta(description="what had to hold, with the tolerance")]
+    passed: Annotated[bool, Meta(description="it held")]
+    detail: Annotated[str, Meta(description="the measured figure")]
+
+
+class Excluded(_Line, frozen=True, kw_only=True):
+    """Samples left out of the averages when they were taken, and why."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    span: Annotated[str, Meta(description="span name the indices count; `clip`: whole clips by number")]
+    clip: Annotated[int | None, Meta(description="clip the indices are in; null: every clip, or whole clips")]
+    indices: Annotated[tuple[int, ...], Meta(description="excluded indices")]
+    cause: Annotated[str, Meta(description="why, e.g. `warm-up`, `compilation`, `graph capture`")]
+
+
+class End(_Line, frozen=True, kw_only=True):
+    """Last line. A file without it was cut short."""
+
+    status: Annotated[Status, Meta(description="`complete`, `interrupted` (Ctrl-C) or `failed`")]
+    date: Annotated[str, Meta(description="end, UTC, ISO 8601")]
+    wall_ns: Annotated[int, Meta(description="from the header to this line, ns")]
+    message: Annotated[str, Meta(description="what stopped it; empty when complete")] = ""
+
+
+Record = Header | Variant | Span | Clip | Trace | Video | Quality | Gate | Excluded | End
+LINES: Final = (Header, Variant, Span, Clip, Trace, Video, Quality, Gate, Excluded, End)

@@ -1,0 +1,103 @@
+"""The manual's table of record fields, generated from the structs that write and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import inspect
+
+from strobe.perf.records.record import LINES, READABLE_VERSIONS, SCHEMA_VERSION
+
+_PLAIN: Final = {
+    inspect.StrType: "string",
+    inspect.IntType: "integer",
+    inspect.FloatType: "number",
+    inspect.BoolType: "true/false",
+    inspect.NoneType: "null",
+}
+
+_HEAD: Final = f"""# Records
+
+Generated from `strobe.perf.records.record` by `make docs`; do not edit.
+
+A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
+{", ".join(map(str, READABLE_VERSIONS))}.
+The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is integer nanoseconds, `_bytes` bytes, `_mhz`
+megahertz. Every line is whole or, after a crash, the last one is cut: a reader keeps the lines before it. A field that is not
+required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining one raises it.
+"""
+
+
+def schema_markdown() -> str:
+    """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
+    parts: dict[type, None] = {}
+    for line in LINES:
+        for part in _parts_of(line):
+            parts.setdefault(part)
+    sections = [_HEAD]
+    sections += [_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
+    sections += [_section(kind.__name__, kind) for kind in parts]
+    return "\n".join(sections)
+
+
+def _section(title: str, kind: type[msgspec.Struct]) -> str:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    rows = [f"## {title}", "", (kind.__doc__ or "").strip(), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in info.fields:
+        rows.append(f"| `{field.encode_name}` | {_type_name(field.type)} | {_default(field)} | {_meaning(field.type)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _meaning(kind: inspect.Type) -> str:
+    schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
+    text = schema.get("description")
+    assert isinstance(text, str), "every record field is described where it is declared"
+    return text.replace("|", "\\|")
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def _type_name(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return _type_name(kind.type)
+    if isinstance(kind, inspect.StructType):
+        return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, inspect.VarTupleType):
+        return f"list of {_type_name(kind.item_type)}"
+    if isinstance(kind, inspect.DictType):
+        return f"object of {_type_name(kind.value_type)}"
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_type_name(member) for member in kind.types)
+    return _PLAIN[type(kind)]
+
+
+def _parts_of(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """Structs inside `kind`, outermost first."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        for part in _structs_in(field.type):
+            yield part
+            yield from _parts_of(part)
+
+
+def _structs_in(kind: inspect.Type) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(kind, inspect.Metadata):
+        yield from _structs_in(kind.type)
+    elif isinstance(kind, inspect.StructType):
+        yield kind.cls
+    elif isinstance(kind, inspect.VarTupleType):
+        yield from _structs_in(kind.item_type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _structs_in(member)

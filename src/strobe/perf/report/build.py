@@ -1,0 +1,129 @@
+"""From run folders to one `Report`: read, compare, lay out. No clock, no randomness: the same folders give the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strobe.perf.analysis.ledger import Ledger
+from strobe.perf.report.findings import Finding, find, find_latencies
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text, encode_report
+from strobe.perf.report.sections.attention import attention_sections
+from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
+from strobe.perf.report.sections.kernels import kernels_section
+from strobe.perf.report.sections.latency import latency_section
+from strobe.perf.report.sections.ledger import ledger_blocks
+from strobe.perf.report.sections.notes import clips_section, notes_section
+from strobe.perf.report.sections.quality import quality_section
+from strobe.perf.report.sections.settings import banners, settings_section
+from strobe.perf.report.sections.stages import stages_section
+from strobe.perf.report.sections.timeline import timeline_section
+from strobe.perf.report.study import Study, load_study
+
+
+def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report:
+    """Build the report of one or several run folders.
+
+    Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
+
+    Args:
+        folders: run folders.
+        into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
+
+    Raises:
+        DataError: no folder, or a folder without readable records.
+        RecordVersionError: records of a schema this version does not know.
+    """
+    study = load_study(folders, into)
+    findings, found_latencies = find(study), find_latencies(study)
+    sections = (
+        headline_section(study, findings),
+        clips_section(study),
+        latency_section(study, found_latencies),
+        quality_section(study, found_latencies),
+        chain_section(findings) if findings else None,
+        _ledger_section(findings) if findings else None,
+        timeline_section(study),
+        *attention_sections(study),
+        kernels_section(study),
+        stages_section(study, findings),
+        settings_section(study),
+        notes_section(study, findings),
+    )
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=speedups(findings),
+        title=_title(study),
+        subtitle=_subtitle(study),
+        facts=_facts(study),
+        banners=banners(study),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
+    """Write `report.html`, `report.md` and `report.json` into the folder and return their paths."""
+    paths = (folder / "report.html", folder / "report.md", folder / "report.json")
+    contents = (render_html(report).encode(), render_markdown(report).encode(), encode_report(report))
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def _ledger_section(findings: Sequence[Finding]) -> Section:
+    blocks: list[Block] = []
+    missing = []
+    for finding in findings:
+        if isinstance(finding.ledger, Ledger):
+            blocks += ledger_blocks(finding, finding.ledger, table_open=len(findings) == 1)
+        else:
+            missing.append(f"{finding.candidate.label}: {finding.ledger}")
+    if missing:
+        blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
+    lead = (
+        "Every line is a place where time was spent. What the candidate saves end to end is the sum of what each line saves, "
+        "to the nanosecond."
+    )
+    return Section("ledger", "Where the time went", lead, tuple(blocks))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _title(study: Study) -> str:
+    candidates = [subject.label for subject in study.subjects if not subject.is_reference]
+    references = [subject.label for subject in study.subjects if subject.is_reference]
+    if not candidates or not references:
+        return _listed([subject.label for subject in study.subjects]) if study.subjects else study.runs[0].header.run
+    return f"{_listed(candidates)} against {_listed(references)}"
+
+
+def _subtitle(study: Study) -> str:
+    head = study.runs[0].header
+    parts = [head.model.name] if head.model else []
+    if head.workload:
+        parts.append(f"{head.workload.width}x{head.workload.height} pixels, {head.workload.frames} frames")
+    parts.append(f"on {head.machine.device_name}")
+    if len(study.runs) > 1:
+        parts.append(f"and {len(study.runs) - 1} more run{'s' if len(study.runs) > 2 else ''}")
+    return ", ".join(parts)
+
+
+def _facts(study: Study) -> tuple[Fact, ...]:
+    head = study.runs[0].header
+    commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
+    timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
+    model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
+    return (
+        Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+        Fact("Run", Text(head.run)),
+        Fact("Commit", Text(commit)),
+        Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads")),
+        Fact("torch", Text(head.machine.torch or "not used")),
+        Fact("Model", Text(model)),
+        Fact("Reference", Text(head.baseline)),
+        Fact("Timed clips", Text(f"{timed}, interleaved")),
+    )

@@ -1,0 +1,362 @@
+"""The report as one frozen value: sections of typed cells and of pictures as data. Renderers read it and compute nothing."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from strobe.core.errors import DataError, RecordVersionError
+
+SCHEMA_VERSION: Final = 1
+
+Tone = Literal["plain", "good", "bad", "muted"]
+"""What a cell or bar tells: nothing in particular, a gain, a cost, or something to read past."""
+
+KindStyle = Literal[
+    "focal", "work1", "work2", "work3", "work4", "gap1", "gap2", "gap3", "gap4", "gap5"
+]  # fmt: skip
+"""How a slice of a timeline is drawn: the focal kernel, other work (solid) or a gap (hatched)."""
+
+
+class _Node(msgspec.Struct, frozen=True, tag=str.lower, omit_defaults=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---------------------------------------------------------------------------------------------------------------- cells
+
+
+class Text(_Node, frozen=True):
+    """A word or a few, with a tone; the note says why."""
+
+    text: str
+    tone: Tone = "plain"
+    note: str = ""
+
+
+class Code(_Node, frozen=True):
+    """A name or text that came from a trace, a prompt, a file or the command line."""
+
+    text: str
+
+
+class Count(_Node, frozen=True):
+    """A plain integer."""
+
+    value: int
+
+
+class Time(_Node, frozen=True):
+    """A duration in nanoseconds, printed in the column's unit with four significant digits."""
+
+    ns: float
+    note: str = ""
+
+
+class ExactTime(_Node, frozen=True):
+    """An integer duration in nanoseconds, printed to the last nanosecond (milliseconds with six decimals)."""
+
+    ns: int
+
+
+class Ratio(_Node, frozen=True):
+    """Reference time / candidate time, above 1 = the candidate is faster, with the bounds of its interval if there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Share(_Node, frozen=True):
+    """A part of a whole; 0.25 prints as 25.0 %."""
+
+    value: float
+
+
+class Number(_Node, frozen=True):
+    """A value with a fixed count of decimals and its own unit; the note names the reference it was measured against."""
+
+    value: float
+    digits: int
+    unit: str = ""
+    note: str = ""
+
+
+class Missing(_Node, frozen=True):
+    """Nothing was measured here, and why."""
+
+    reason: str
+    label: str = "not measured"
+
+
+Cell = Text | Code | Count | Time | ExactTime | Ratio | Share | Number | Missing
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+class Column(_Node, frozen=True):
+    """A column. `unit` is printed in the head and left out of the cells; `hint` explains the head."""
+
+    title: str
+    unit: Literal["", "ns", "µs", "ms", "s"] = ""
+    numeric: bool = False
+    hint: str = ""
+
+
+class Row(_Node, frozen=True):
+    """A row: as many cells as the table has columns. A `strong` row is a total or an average."""
+
+    cells: tuple[Cell, ...]
+    strong: bool = False
+
+
+class Table(_Node, frozen=True):
+    """A table with its caption and the notes under it. A `collapsed` one is opened by its caption where that is possible."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    sortable: bool = False
+    collapsed: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+class Whisker(_Node, frozen=True):
+    """One ratio with its interval: a dot and a line on a logarithmic axis."""
+
+    label: str
+    ratio: Ratio
+    group: str = ""
+    detail: str = ""
+    series: int = 0
+
+
+class Whiskers(_Node, frozen=True):
+    """Ratios beside each other; 1.0 is the named reference."""
+
+    reference: str
+    rows: tuple[Whisker, ...]
+
+
+class Bar(_Node, frozen=True):
+    """One bar of a waterfall from `start_ns` to `stop_ns`; a total stands on zero."""
+
+    label: str
+    start_ns: int
+    stop_ns: int
+    tone: Tone
+    total: bool = False
+
+
+class Waterfall(_Node, frozen=True):
+    """Bars from the reference's total down to the candidate's."""
+
+    bars: tuple[Bar, ...]
+
+
+class Axis(_Node, frozen=True):
+    """An axis of a plane; values are nanoseconds if `unit` is a unit of time."""
+
+    title: str
+    unit: Literal["", "ms", "dB"] = ""
+    from_zero: bool = False
+
+
+class Mark(_Node, frozen=True):
+    """A point. `hollow` points are shown but not part of any average."""
+
+    x: float
+    y: float
+    series: int
+    label: str = ""
+    hollow: bool = False
+
+
+class Level(_Node, frozen=True):
+    """A horizontal line, e.g. an average."""
+
+    y: float
+    series: int
+    label: str
+
+
+class Plane(_Node, frozen=True):
+    """Points on two axes."""
+
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    levels: tuple[Level, ...] = ()
+    series: tuple[str, ...] = ()
+
+
+class Kind(_Node, frozen=True):
+    """A class of slices in a timeline."""
+
+    label: str
+    style: KindStyle
+
+
+class Lane(_Node, frozen=True):
+    """One variant's step. Columns of equal length, sorted by start: start, duration, index of name, index of kind.
+
+    `num_total` slices were seen; `num_joined` of them are too short to be drawn alone and are drawn as one with their neighbours,
+    in the kind that owns most of the time.
+    """
+
+    label: str
+    series: int
+    length_ns: int
+    start_ns: tuple[int, ...]
+    duration_ns: tuple[int, ...]
+    name: tuple[int, ...]
+    kind: tuple[int, ...]
+    num_total: int
+    num_joined: int
+
+
+class Timeline(_Node, frozen=True):
+    """Lanes on one axis in nanoseconds from each step's own start."""
+
+    length_ns: int
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    lanes: tuple[Lane, ...]
+
+
+Picture = Whiskers | Waterfall | Plane | Timeline
+
+# --------------------------------------------------------------------------------------------------------------- blocks
+
+
+class Paragraph(_Node, frozen=True):
+    """A paragraph of our own words."""
+
+    text: str
+
+
+class Notes(_Node, frozen=True):
+    """A list of remarks."""
+
+    items: tuple[str, ...]
+
+
+class Figure(_Node, frozen=True):
+    """A picture and the table that says the same."""
+
+    title: str
+    alt: str
+    picture: Picture
+    table: Table
+    table_open: bool = False
+
+
+class Headline(_Node, frozen=True):
+    """The one-line result of a candidate."""
+
+    candidate: str
+    series: int
+    ratio: Ratio | Missing
+    verdict: Text
+    detail: str
+
+
+class Headlines(_Node, frozen=True):
+    """The results, all against the same named reference, over one axis."""
+
+    reference: str
+    rows: tuple[Headline, ...]
+    table: Table
+
+
+class Video(_Node, frozen=True):
+    """A clip beside the report, by relative path."""
+
+    label: str
+    path: str
+    caption: str = ""
+
+
+class Videos(_Node, frozen=True):
+    """Clips to look at beside each other."""
+
+    items: tuple[Video, ...]
+
+
+Block = Paragraph | Notes | Table | Figure | Headlines | Videos
+
+
+class Section(_Node, frozen=True):
+    """A numbered section; `id` is the anchor."""
+
+    id: str
+    title: str
+    lead: str
+    blocks: tuple[Block, ...]
+
+
+class Fact(_Node, frozen=True):
+    """One item of the line under the title."""
+
+    name: str
+    value: Cell
+
+
+class Banner(_Node, frozen=True):
+    """Something the reader must know before the numbers: `stop` voids some of them, `caution` weakens them."""
+
+    level: Literal["stop", "caution"]
+    title: str
+    items: tuple[str, ...]
+
+
+LevelName = Literal["kernel", "section", "step", "block", "e2e"]
+
+
+class Speedup(_Node, frozen=True):
+    """One figure that a gate can ask for, e.g. `e2e>=1.5`."""
+
+    candidate: str
+    reference: str
+    level: LevelName
+    ratio: Ratio
+
+
+class Report(_Node, frozen=True):
+    """Everything a report says, in reading order, and the speedups a script asks for."""
+
+    v: int
+    speedups: tuple[Speedup, ...]
+    title: str
+    subtitle: str
+    facts: tuple[Fact, ...]
+    banners: tuple[Banner, ...]
+    sections: tuple[Section, ...]
+
+
+def encode_report(report: Report) -> bytes:
+    """Return the JSON twin: UTF-8 on one line, equal bytes for equal reports."""
+    return msgspec.json.encode(report) + b"\n"
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def decode_report(data: bytes) -> Report:
+    """Read a JSON twin back.
+
+    Raises:
+        RecordVersionError: written with a schema this reader does not know.
+        DataError: not a report.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).v
+        if version != SCHEMA_VERSION:
+            raise RecordVersionError(f"report schema {version}, this reader knows {SCHEMA_VERSION}; use the strobe that wrote it")
+        return msgspec.json.decode(data, type=Report)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"not a strobe report: {error}") from error

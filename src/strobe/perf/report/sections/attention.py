@@ -1,0 +1,179 @@
+"""The attention kernel, the section around it, and every other section with its boundaries: traced time per call."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
+from strobe.perf.analysis.ledger import is_attention_kernel
+from strobe.perf.report.model import Cell, Column, Count, Missing, Ratio, Row, Section, Share, Table, Text, Time
+from strobe.perf.report.study import Profile, Study, Subject
+
+_HOST_RULE: Final = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
+_DEVICE_RULE: Final = "A section is the device time owned by what was launched between entering its span and leaving it."
+_ORDER: Final = tuple(name for name in NAMES if name != "e2e")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """One section over the traced frame blocks: calls, and the time it and what it contains own.
+
+    `kernel_ns` is the attention kernel inside, `busy_ns` contains it.
+    """
+
+    calls: int
+    busy_ns: int
+    idle_ns: int
+    kernel_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.busy_ns + self.idle_ns
+
+
+def extents(profile: Profile) -> dict[str, Extent]:
+    """Sections of a traced window by span name; the attention kernel's own section is the kernel alone."""
+    calls = _calls(profile)
+    busy: Counter[str] = Counter()
+    idle: Counter[str] = Counter()
+    kernel: Counter[str] = Counter()
+    for label, ns in profile.partition.owned.items():
+        for name in {FRAME_BLOCK, *label.path}:
+            (busy if label.busy else idle)[name] += ns
+            kernel[name] += ns if is_attention_kernel(label) else 0
+    found = {
+        name: Extent(calls=calls[name], busy_ns=busy[name], idle_ns=idle[name], kernel_ns=kernel[name])
+        for name in sorted(calls)
+        if busy[name] + idle[name]
+    }
+    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), item[0])))
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _calls(profile: Profile) -> Counter[str]:
+    """Regions inside the traced frame blocks, by name, on whichever thread."""
+    blocks = sorted(
+        (region.start_ns, region.end_ns)
+        for region in profile.trace.regions
+        if region.name == FRAME_BLOCK and region.index in profile.partition.indices
+    )
+    starts = [start for start, _ in blocks]
+    counts: Counter[str] = Counter()
+    for region in profile.trace.regions:
+        position = bisect_right(starts, region.start_ns) - 1
+        if position >= 0 and region.start_ns < blocks[position][1]:
+            counts[region.name] += 1
+    return counts
+
+
+def attention_sections(study: Study) -> tuple[Section, Section]:
+    """The attention summary, and the table of all sections with their boundaries."""
+    found = {subject.label: extents(subject.profile) for subject in study.subjects if isinstance(subject.profile, Profile)}
+    lead = (
+        "Traced time of the attention kernel alone and of the whole attention section around it, per call. "
+        "What the section takes beyond the kernel is what the kernel's speedup has to carry."
+    )
+    attention = Section("attention", "Attention", lead, (_summary(study, found),))
+    if not found:
+        return attention, Section("sections", "Sections and their boundaries", "No variant was traced.", ())
+    on_device = any(
+        isinstance(subject.profile, Profile) and subject.profile.partition.device != "cpu" for subject in study.subjects
+    )
+    lead = f"{_DEVICE_RULE if on_device else _HOST_RULE} The same rule for every variant: sections are compared with sections."
+    return attention, Section("sections", "Sections and their boundaries", lead, (_per_call(study, found), _detail(study, found)))
+
+
+def _per(total_ns: int, calls: int) -> float:
+    return total_ns / calls
+
+
+def _speedup(reference: Extent | None, own: Extent | None, *, kernel: bool) -> Cell:
+    if reference is None or own is None:
+        return Missing("not traced", "-")
+    ours, theirs = (extent.kernel_ns if kernel else extent.total_ns for extent in (own, reference))
+    if not ours or not theirs:
+        return Missing("no such time", "-")
+    return Ratio(_per(theirs, reference.calls) / _per(ours, own.calls))
+
+
+def _summary(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+    columns = (
+        Column("variant"),
+        Column("implementation"),
+        Column("calls", numeric=True),
+        Column("kernel", "ms", True, "attention kernel (operator on a CPU), mean per call"),
+        Column("speedup", numeric=True),
+        Column("section", "ms", True, "whole attention section, mean per call"),
+        Column("speedup", numeric=True),
+        Column("kernel / section", numeric=True),
+        Column("section / frame block", numeric=True, hint="over the traced frame blocks, every pass"),
+    )
+    rows = tuple(_summary_row(study, subject, found, len(columns)) for subject in study.subjects)
+    notes = ("Speedup: reference time per call over the variant's. Both are traced, so both carry the profiler's cost.",)
+    return Table("Attention, per call, from the traced clips.", columns, rows, notes)
+
+
+def _summary_row(study: Study, subject: Subject, found: dict[str, dict[str, Extent]], width: int) -> Row:
+    head: tuple[Cell, ...] = (Text(subject.label), Text(subject.settings.attention_impl or "not said"))
+    if not isinstance(subject.profile, Profile):
+        return Row((*head, Missing(subject.profile), *(Text("") for _ in range(width - 3))))
+    own = found[subject.label]
+    kernel, section, whole = own.get(ATTENTION_KERNEL), own.get(ATTENTION), own[FRAME_BLOCK]
+    if kernel is None or section is None:
+        return Row((*head, Missing("the trace has no attention regions"), *(Text("") for _ in range(width - 3))))
+    reference = study.reference_of(subject)
+    theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
+    ratios: tuple[Cell, Cell] = (Text("reference", "muted"), Text("reference", "muted"))
+    if theirs:
+        ratios = (
+            _speedup(theirs.get(ATTENTION_KERNEL), kernel, kernel=True),
+            _speedup(theirs.get(ATTENTION), section, kernel=False),
+        )
+    per_call = (Time(_per(kernel.kernel_ns, kernel.calls)), ratios[0], Time(_per(section.total_ns, section.calls)), ratios[1])
+    shares = (Share(section.kernel_ns / section.total_ns), Share(section.total_ns / whole.total_ns))
+    return Row((*head, Count(kernel.calls), *per_call, *shares))
+
+
+def _names(found: dict[str, dict[str, Extent]]) -> list[str]:
+    names = {name for own in found.values() for name in own}
+    return sorted(names, key=lambda name: (_rank(name), name))
+
+
+def _per_call(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+    columns = (Column("section"), *(Column(subject.label, "ms", True) for subject in study.subjects))
+    rows = []
+    for name in _names(found):
+        cells: list[Cell] = []
+        for subject in study.subjects:
+            own = found.get(subject.label, {}).get(name)
+            cells.append(Missing("", "-") if own is None else Time(_per(own.total_ns, own.calls), f"{own.calls} calls"))
+        rows.append(Row((Text(name, note=NAMES.get(name, "a span of the caller's own")), *cells)))
+    return Table("Every section of the traced frame blocks, mean per call.", columns, tuple(rows))
+
+
+def _detail(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+    columns = (
+        Column("section"),
+        Column("variant"),
+        Column("calls", numeric=True),
+        Column("total", "ms", True),
+        Column("busy", "ms", True),
+        Column("idle inside", "ms", True),
+        Column("attention kernel inside", "ms", True),
+    )
+    rows = []
+    for name in _names(found):
+        for subject in study.subjects:
+            own = found.get(subject.label, {}).get(name)
+            if own is not None:
+                times = (Time(own.total_ns), Time(own.busy_ns), Time(own.idle_ns), Time(own.kernel_ns))
+                rows.append(Row((Text(name), Text(subject.label), Count(own.calls), *times)))
+    return Table(
+        "The same sections: total, busy, idle and attention kernel inside.", columns, tuple(rows), sortable=True, collapsed=True
+    )

@@ -1,0 +1,85 @@
+"""What to know about the numbers: units, the observer's effect, the machine, the files; and the clips to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from strobe.perf.analysis.ledger import DILATION, STEP_DILATION, Ledger
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import Notes, Section, Video, Videos
+from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.text import significant
+
+
+def notes_section(study: Study, findings: Sequence[Finding]) -> Section:
+    """Remarks that belong to every number above."""
+    items = [
+        "Units: records hold integer nanoseconds. Tables show milliseconds (ms) or microseconds (µs) with four significant "
+        "digits; times with six decimals are exact.",
+        "A speedup is reference time over candidate time: 1.25x means the candidate needs 1 / 1.25 of the time.",
+        "Timing and tracing are separate clips: no timed clip ran under the profiler.",
+    ]
+    items += _observer(findings)
+    for subject in study.subjects:
+        items += _trace_notes(subject)
+    for run in study.runs:
+        items += _machine_notes(run.header.run, {span.clock for span in run.spans})
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _observer(findings: Sequence[Finding]) -> list[str]:
+    """How much the profiler slowed each variant, from the ledger."""
+    items: dict[str, str] = {}
+    for finding in findings:
+        if not isinstance(finding.ledger, Ledger):
+            continue
+        lines = [line for line in finding.ledger.lines if line.name in (DILATION, STEP_DILATION)]
+        block = finding.ledger.levels[-2]
+        for subject, dilation, timed in (
+            (finding.reference, sum(line.baseline_ns for line in lines), block.baseline_ns),
+            (finding.candidate, sum(line.candidate_ns for line in lines), block.candidate_ns),
+        ):
+            times = significant((timed - dilation) / timed)
+            items[subject.label] = (
+                f"Observer effect, {subject.label}: traced frame blocks took {times} times as long as timed ones."
+            )
+    return list(items.values())
+
+
+def _trace_notes(subject: Subject) -> list[str]:
+    if not isinstance(subject.profile, Profile):
+        return [f"{subject.label} has no trace to show: {subject.profile}."]
+    counts, found = subject.profile.trace.counts, []
+    if not counts.clean:
+        cut = ", and the file ends early" if counts.truncated else ""
+        found.append(f"Trace of {subject.label}: {counts.lost} events lost, {counts.mended} mended of {counts.events}{cut}.")
+    if subject.profile.changed:
+        found.append(f"Trace of {subject.label}: the file is not the one that was recorded (its SHA-256 differs).")
+    return found
+
+
+def _machine_notes(run: str, clocks: set[str]) -> list[str]:
+    names = {"perf_counter": "the host's monotonic clock", "cuda_event": "CUDA events (resolution about 0.5 µs)"}
+    return [f"{run}: spans were timed by {' and '.join(names[clock] for clock in sorted(clocks))}."] if clocks else []
+
+
+def clips_section(study: Study) -> Section | None:
+    """Clips that exist beside the report, by relative path; None if there are none."""
+    items = []
+    for subject in study.subjects:
+        for video in subject.run.videos:
+            path = subject.run.folder / video.path
+            if video.variant == subject.name and path.is_file():
+                items.append(
+                    Video(subject.label, _relative(path, study.folder), video.caption.removeprefix(f"{video.variant}, "))
+                )
+    if not items:
+        return None
+    return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Path of a file from the folder the report lies in."""
+    return Path(os.path.relpath(path, folder)).as_posix()

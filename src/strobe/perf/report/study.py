@@ -1,0 +1,126 @@
+"""What a report is built from: the variants of one or several runs, in a fixed order, with their traced windows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.partition import Partition, partition
+from strobe.perf.records.record import Trace as TraceRecord
+from strobe.perf.records.record import Variant
+from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.trace import Trace, read_trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """The traced window of one variant.
+
+    Args:
+        record: what the run says about the file.
+        changed: the file is not the one that was recorded.
+    """
+
+    record: TraceRecord
+    trace: Trace
+    partition: Partition
+    changed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """One variant of one run.
+
+    Args:
+        label: name in the report; the run is part of it only where the name alone is not unique.
+        series: number among the subjects, for colours.
+        profile: the traced window, or why there is none.
+    """
+
+    label: str
+    series: int
+    run: RunRecords
+    settings: Variant
+    profile: Profile | str
+
+    @property
+    def name(self) -> str:
+        """Name in the run's records."""
+        return self.settings.name
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the ratios of its run are measured against it."""
+        return self.name == self.run.header.baseline
+
+
+def covers_clip(subject: Subject) -> bool:
+    """Whether every frame block of the clip was traced."""
+    work = subject.run.header.workload
+    if work is None or isinstance(subject.profile, str):
+        return False
+    return len(subject.profile.partition.tiles) == work.frame_blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Everything a report is about. In each run the reference comes first, then the candidates as they were ordered."""
+
+    runs: tuple[RunRecords, ...]
+    subjects: tuple[Subject, ...]
+    folder: Path
+
+    def reference_of(self, subject: Subject) -> Subject | None:
+        """The subject that a subject's ratios are measured against; None if its settings were never written."""
+        return next((other for other in self.subjects if other.run is subject.run and other.is_reference), None)
+
+    @property
+    def pairs(self) -> tuple[tuple[Subject, Subject], ...]:
+        """Reference and candidate of every comparison."""
+        found = ((self.reference_of(subject), subject) for subject in self.subjects if not subject.is_reference)
+        return tuple((reference, candidate) for reference, candidate in found if reference is not None)
+
+
+def load_study(folders: Sequence[Path], into: Path | None = None) -> Study:
+    """Read the runs and their traces.
+
+    Args:
+        folders: run folders.
+        into: folder the report will lie in, which paths are relative to; the first run folder if not given.
+
+    Raises:
+        DataError: no folder given, or no readable records in one.
+    """
+    if not folders:
+        raise DataError("a report needs at least one run folder")
+    runs = tuple(read_run(Path(folder)) for folder in folders)
+    names = [variant.name for run in runs for variant in run.variants]
+    subjects: list[Subject] = []
+    for run in runs:
+        ranked = sorted(run.variants, key=lambda variant: variant.name != run.header.baseline)
+        for variant in ranked:
+            label = variant.name if names.count(variant.name) == 1 else f"{variant.name} ({run.header.run})"
+            profile = _profile(run, variant.name)
+            subjects.append(Subject(label=label, series=len(subjects), run=run, settings=variant, profile=profile))
+    return Study(runs=runs, subjects=tuple(subjects), folder=into or runs[0].folder)
+
+
+def _profile(run: RunRecords, name: str) -> Profile | str:
+    """Read a variant's last trace; the reason, if it cannot be used."""
+    records = [record for record in run.traces if record.variant == name]
+    if not records:
+        return "no traced clip in this run"
+    record = records[-1]
+    path = run.folder / record.path
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        trace = read_trace(path)
+        return Profile(record=record, trace=trace, partition=partition(trace), changed=digest != record.sha256)
+    except OSError as error:
+        return f"trace {record.path} cannot be read: {error.strerror}"
+    except DataError as error:
+        return f"trace {record.path} cannot be used: {str(error).replace(str(path), record.path)}"

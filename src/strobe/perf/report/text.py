@@ -1,0 +1,108 @@
+"""Cells and foreign strings as plain text. The one place where nanoseconds become milliseconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Ratio, Share, Text, Time
+
+MAX_NAME: Final = 120
+_NOISE: Final = re.compile(r"^void |\b(?:at::native|at|c10|std)::|\(anonymous namespace\)::")
+_NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
+# C0 and C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, surrogates, byte order mark
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\uffff]"
+)
+
+
+def clean(text: str) -> str:
+    r"""Make text from outside printable on one line: control and direction marks become `\x1b`-like escapes."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def shorten(name: str) -> str:
+    """Clean a name; take PyTorch's namespaces out of a long one and cut its middle: the ends of kernel names tell them apart."""
+    text = clean(name)
+    if len(text) <= MAX_NAME:
+        return text
+    text = _NOISE.sub("", text)
+    if len(text) <= MAX_NAME:
+        return text
+    keep = (MAX_NAME - 3) // 2
+    return f"{text[:keep]}...{text[-keep:]}"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """Print with a fixed count of significant digits, never in exponent form and never dropping digits before the point."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 999.96 is 1000
+    return f"{value:.{max(0, digits - 1 - exponent)}f}"
+
+
+def time_text(ns: float, unit: str = "ms") -> str:
+    """Nanoseconds in `unit`, four significant digits, without the unit's name."""
+    return significant(ns / _NS[unit])
+
+
+def exact_ms(ns: int) -> str:
+    """Integer nanoseconds as milliseconds with six decimals: the sum of the printed lines is the printed sum."""
+    sign, ns = ("-" if ns < 0 else ""), abs(ns)
+    return f"{sign}{ns // 1_000_000}.{ns % 1_000_000:06d}"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """`1.25x`, or `1.253x [1.247, 1.259]` when there is an interval."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}x"
+    return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _number_text(cell: Number) -> str:
+    text = f"{cell.value:.{cell.digits}f}"
+    return f"{text} {cell.unit}" if cell.unit else text
+
+
+def cell_text(cell: Cell, column: Column) -> str:
+    """The cell's main text; a note or a reason is `cell_note`."""
+    match cell:
+        case Text(text=text):
+            return clean(text)
+        case Code(text=text):
+            return shorten(text)
+        case Count(value=value):
+            return str(value)
+        case Time(ns=ns):
+            return time_text(ns, column.unit or "ms") + ("" if column.unit else " ms")
+        case ExactTime(ns=ns):
+            return exact_ms(ns) + ("" if column.unit else " ms")
+        case Ratio():
+            return ratio_text(cell)
+        case Share(value=value):
+            return f"{round(100 * value, 1) + 0.0:.1f} %"  # no minus sign on zero
+        case Number():
+            return _number_text(cell)
+        case Missing(label=label):
+            return clean(label)
+
+
+def cell_note(cell: Cell) -> str:
+    """The small print of a cell: what a number was measured against, or why there is none."""
+    match cell:
+        case Text(note=note) | Time(note=note) | Number(note=note) | Missing(reason=note):
+            return clean(note)
+        case _:
+            return ""
+
+
+def cell_sort_key(cell: Cell) -> float | None:
+    """The number a column is sorted by, if the cell is one."""
+    match cell:
+        case Count(value=value) | Share(value=value) | Number(value=value) | Ratio(value=value):
+            return float(value)
+        case Time(ns=ns) | ExactTime(ns=ns):
+            return float(ns)
+        case _:
+            return None

@@ -1,0 +1,161 @@
+"""Dense attention against the textbook in float64, and every implementation against the reference, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.dense import dense_attention, explain
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000)]
+HEADS = [(3, 3), (4, 2), (5, 1)]
+
+
+def draw(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype = torch.float32, dim: int = 24) -> list[Tensor]:
+    """q, k, v of two samples, deterministic, as leaves with gradients."""
+    generator = torch.Generator().manual_seed(1000 * lengths[0] + 10 * lengths[1] + heads[1])
+    shapes = [(2, lengths[0], heads[0], dim)] + [(2, lengths[1], heads[1], dim)] * 2
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def textbook(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """`softmax(q k^T * scale) v` and the log of the denominator, all in float64; query head h reads kv head h // group."""
+    group = q.shape[2] // k.shape[2]
+    kv_head = [head // group for head in range(q.shape[2])]
+    q, k, v = q.double(), k.double()[:, :, kv_head], v.double()[:, :, kv_head]
+    scores = torch.einsum("bshd,bthd->bhst", q, k) * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)
+    return torch.einsum("bhst,bthd->bshd", torch.softmax(scores, dim=-1), v), torch.logsumexp(scores, dim=-1)
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
+    q, k, v = draw(lengths, heads, dtype)
+    out = dense_attention(q, k, v, impl=impl).out
+    assert out.dtype == dtype
+    assert_near(out, textbook(q, k, v)[0], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_lse_is_the_log_of_the_denominator(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype) -> None:
+    q, k, v = draw(lengths, heads, dtype)
+    output = dense_attention(q, k, v, return_lse=True)
+    assert output.lse is not None and output.lse.dtype == torch.float32
+    assert_near(output.lse, textbook(q, k, v)[1], torch.float32)  # float32 sums even of bfloat16 inputs
+    assert_near(output.out, textbook(q, k, v)[0], dtype)
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_gradients_are_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
+    inputs = draw(lengths, heads, dtype)
+    weight = torch.linspace(-2, 2, inputs[0].numel(), dtype=dtype).view_as(inputs[0])
+    found = torch.autograd.grad((dense_attention(*inputs, impl=impl).out * weight).sum(), inputs)
+    expected = torch.autograd.grad((textbook(*inputs)[0] * weight).sum(), inputs)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_near(mine, theirs, dtype)
+
+
+def test_gradients_flow_through_the_lse() -> None:
+    q, k, v = draw((63, 100), (4, 2), torch.float64)
+    lse = dense_attention(q, k, v, return_lse=True).lse
+    assert lse is not None
+    found, expected = (torch.autograd.grad(each.double().square().sum(), (q, k)) for each in (lse, textbook(q, k, v)[1]))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_near(mine, theirs, torch.float32)
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("softmax_scale", [0.0, 0.01, 40.0])
+def test_any_scale(softmax_scale: float, impl: str) -> None:
+    q, k, v = draw((63, 100), (4, 2))  # at 40, scores reach about 1000: an unguarded exp would overflow
+    out = dense_attention(q, k, v, softmax_scale=softmax_scale, impl=impl).out
+    torch.testing.assert_close(out.double(), textbook(q, k, v, softmax_scale)[0], rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+def test_views_of_a_larger_buffer_are_read_in_place(impl: str) -> None:
+    buffer = torch.full((2, 200, 3, 24), torch.nan)
+    q, k, v = draw((63, 100), (3, 3))
+    with torch.no_grad():
+        keys, values = buffer[:, :100], buffer.clone()[:, 20:120]
+        keys.copy_(k), values.copy_(v)
+        assert_near(dense_attention(q, keys, values, impl=impl).out, textbook(q, k, v)[0], torch.float32)
+
+
+def test_no_keys_give_zeros_and_minus_infinity() -> None:
+    q, k, v = draw((63, 0), (4, 2))
+    output = dense_attention(q, k, v, return_lse=True)
+    assert output.lse is not None
+    assert torch.equal(output.out, torch.zeros_like(q))
+    assert torch.equal(output.lse, torch.full((2, 4, 63), -torch.inf))
+    assert explain(q, k, v).impl.name == "reference"
+
+
+def test_only_an_empty_row_has_an_infinite_lse() -> None:
+    q, k, v = draw((5, 7), (2, 2))
+    lse = dense_attention(q * 0, k, v, return_lse=True).lse
+    assert lse is not None
+    torch.testing.assert_close(lse, torch.full((2, 2, 5), 7.0).log())
+
+
+def test_the_lse_comes_only_when_asked_for() -> None:
+    inputs = draw((5, 7), (2, 2))
+    assert dense_attention(*inputs).lse is None
+    assert dense_attention(*inputs, impl="reference").lse is None
+
+
+def test_explain_says_what_runs_and_why_not_the_others() -> None:
+    inputs = draw((5, 7), (2, 2))
+    choice = explain(*inputs)
+    assert (choice.impl.name, choice.passed_over) == ("sdpa", (("reference", "sdpa comes first"),))
+    choice = explain(*inputs, return_lse=True)
+    assert choice.impl.name == "reference"
+    assert str(choice) == "runs: reference\n  not sdpa: scaled_dot_product_attention does not return the lse"
+
+
+def test_a_named_implementation_runs_or_refuses() -> None:
+    inputs = draw((5, 7), (2, 2))
+    with pytest.raises(ImplUnavailableError, match="'sdpa' cannot run: .* does not return the lse; would run here: reference"):
+        dense_attention(*inputs, impl="sdpa", return_lse=True)
+    with pytest.raises(ImplUnavailableError, match="over no keys"):
+        dense_attention(*draw((5, 0), (2, 2)), impl="sdpa")
+    with pytest.raises(ConfigError, match=r"unknown impl 'sdap' \(did you mean 'sdpa'\?\); allowed: auto, sdpa, reference"):
+        dense_attention(*inputs, impl="sdap")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 5, 4), (2, 7, 4, 8), (2, 7, 4, 8)), r"q: got shape \(2, 5, 4\), expected \[B, S, H, D\]"),
+        (((2, 5, 4, 8), (2, 7, 4, 8), (2, 6, 4, 8)), r"v: got shape \(2, 6, 4, 8\), expected \(2, 7, 4, 8\) like k"),
+        (((2, 5, 4, 8), (1, 7, 4, 8), (1, 7, 4, 8)), r"k: got shape \(1, 7, 4, 8\), expected batch 2 and head_dim 8 like q"),
+        (((2, 5, 4, 8), (2, 7, 4, 16), (2, 7, 4, 16)), r"k: got shape \(2, 7, 4, 16\), expected batch 2 and head_dim 8 like q"),
+        (((2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)), r"k: got 3 heads, expected a divisor of q's 4"),
+        (((2, 5, 4, 8), (2, 7, 0, 8), (2, 7, 0, 8)), r"k: got 0 heads, expected a divisor of q's 4"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        dense_attention(*(torch.zeros(shape) for shape in shapes))
+
+
+def test_dtypes_and_devices_that_differ_are_named() -> None:
+    q, k, v = draw((5, 7), (2, 2))
+    with pytest.raises(ShapeError, match=r"k: got torch.float64 on cpu, expected torch.float32 on cpu like q"):
+        dense_attention(q, k.double(), v)
+    with pytest.raises(ShapeError, match=r"v: got torch.float32 on meta, expected torch.float32 on cpu like q"):
+        dense_attention(q, k, v.to("meta"))

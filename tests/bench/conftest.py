@@ -1,0 +1,85 @@
+"""A case without a model, and a model small enough to stream many frame blocks in a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from strobe.core.shapes import VaeStride
+from strobe.core.spans import span
+from strobe.engine.config import ModelDefaults
+from strobe.engine.load import Model
+from strobe.models.text.words import WordEncoder
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, Workload
+
+BLOCKS = 6
+
+
+class FakeCase:
+    """Every frame block is two denoise steps of nothing. `at_block(name, clip, block)` is called in each block."""
+
+    slug = "fake"
+    model = None
+    device = torch.device("cpu")
+    workload = Workload(
+        prompts=(PromptAt(frame_block=0, text="a red circle", mode="start"),), seed=0, frame_blocks=BLOCKS, latents_per_block=3,
+        frames_first_block=9, frames_per_block=12, frames=9 + 12 * (BLOCKS - 1), height=32, width=32, fps=16,
+    )  # fmt: skip
+
+    def __init__(self, *names: str, red: tuple[str, ...] = (), at_block: Callable[[str, int, int], None] | None = None) -> None:
+        self.baseline, *candidates = names
+        self.candidates = tuple(candidates)
+        self.red = red
+        self.at_block = at_block or (lambda name, clip, block: None)
+        self.log: list[str] = []
+        self.clips = dict.fromkeys(names, -1)
+
+    def gate(self, name: str) -> Gate:
+        return Gate(variant=name, reference=self.baseline, rule="is not red", passed=name not in self.red, detail="")
+
+    def prepare(self, name: str) -> None:
+        self.clips[name] += 1
+
+    def blocks(self, name: str) -> Iterator[object]:
+        self.log.append(name)
+        for block in range(BLOCKS):
+            with span("frame_block", block):
+                for step in range(2):
+                    with span("denoise_step", step), span("attention"):
+                        torch.ones(4, 4) @ torch.ones(4, 4)
+                self.at_block(name, self.clips[name], block)
+            yield block
+
+    def settings(self, name: str) -> Variant:
+        return Variant(name=name, preset="custom", window=12)
+
+    def review(self, name: str, folder: Path) -> Iterator[Quality | Video]:
+        yield Quality(variant=name, metric="psnr", value=30.0, unit="dB", reference="r", definition="d", n=1, better="higher")
+
+
+@pytest.fixture
+def fake() -> type[FakeCase]:
+    return FakeCase
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Model:
+    torch.manual_seed(7)
+    wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=6, latent_channels=4, num_heads=2, num_layers=2)
+    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+    defaults = ModelDefaults(
+        frame_size=(32, 32),
+        fps=16,
+        stride=VaeStride(time=4, space=8),
+        frame_block=3,
+        timesteps=(1000.0, 750.0, 500.0, 250.0),
+        shift=5.0,
+    )
+    text = WordEncoder(["red", "green", "blue", "circle", "square", "moving"], dim=16, length=6)
+    return Model(name="tiny", weights_hash="0" * 64, dit=CausalWan(wan), text=text, vae=vae, defaults=defaults)

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import strobe
+from strobe.bench.case import Plan
+from strobe.bench.runner import run_case, steady_window
+from strobe.core.errors import ConfigError, StrobeError
+from strobe.perf.analysis.compare import compare_stages, mirrored_pairs
+from strobe.perf.analysis.latency import latencies
+from strobe.perf.records.record import PromptAt, Workload
+from strobe.perf.records.store import read_run
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    pass
+
+
+def only_run(root: Path) -> Any:
+    (folder,) = root.iterdir()
+    return read_run(folder)
+
+
+def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
+    said: list[tuple[int, int, str]] = []
+    case = fake("baseline", "balanced", "turbo")
+    plan = Plan(palindromes=2, warmup=2, traced_blocks=2)
+    outcome = run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step))
+    run = read_run(outcome.folder)
+    names, lap = ["baseline", "balanced", "turbo"], ["baseline", "balanced", "turbo", "turbo", "balanced", "baseline"]
+    assert case.log == [name for name in names for _ in range(2)] + lap * 2 + names
+    assert outcome.red == ()
+    assert (run.header.order, run.header.baseline, run.header.palindromes) == (tuple(lap), "baseline", 2)
+    assert run.header.machine.device == "cpu"
+    assert [clip.order for clip in run.clips] == list(range(6 + 12 + 3))
+    assert [clip.variant for clip in run.clips] == case.log
+    assert [clip.palindrome for clip in run.clips if clip.phase == "timed"] == [0] * 6 + [1] * 6
+    assert [clip.clip for clip in run.clips if clip.variant == "turbo"] == list(range(7))
+    assert {variant.name: variant.calls_per_stage for variant in run.variants} == {
+        name: {"e2e": 1, "frame_block": 6, "denoise_step": 12} for name in names
+    }
+    assert {(line.variant, line.indices, line.cause) for line in run.excluded} == {(name, (0, 1), "warm-up") for name in names}
+    assert (run.end is not None, run.end and run.end.status, run.truncated, run.bad_lines) == (True, "complete", False, ())
+    assert [quality.variant for quality in run.quality] == names
+    assert [done for done, _, _ in said] == list(range(len(said)))
+    assert {total for _, total, _ in said} == {len(said)}
+
+
+def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1), progress=quiet).folder)
+    spans = Counter(span.order for span in run.spans)
+    assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
+    assert {clip.order for clip in run.clips if clip.phase == "traced"}.isdisjoint(spans)
+    assert {span.name for span in run.spans} == {"e2e", "frame_block", "denoise_step"}
+    assert {span.order for span in run.spans if span.warmup} == {clip.order for clip in run.clips if clip.phase == "warmup"}
+    steps = [span for span in run.spans if span.name == "denoise_step" and span.order == 2]
+    assert [(span.index, span.parent) for span in steps] == [(step, block) for block in range(6) for step in range(2)]
+    assert {found.stage for found in compare_stages(run, "b")} == {"denoise_step", "frame_block", "e2e"}
+    assert latencies(run, "b").e2e_ns > 0
+
+
+def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) -> None:
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1, traced_blocks=2), progress=quiet).folder)
+    assert [(trace.variant, trace.first_block, trace.num_blocks) for trace in run.traces] == [("a", 3, 2), ("b", 3, 2)]
+    for trace in run.traces:
+        events = json.loads(gzip.decompress((run.folder / trace.path).read_bytes()))["traceEvents"]
+        regions = Counter(event["name"] for event in events if event["name"].startswith("strobe::"))
+        assert regions["strobe::frame_block#3"] == regions["strobe::frame_block#4"] == 1
+        assert regions["strobe::attention"] == 4
+    none = run_case(fake("a", "b"), root=tmp_path / "n", plan=Plan(palindromes=1, traced_blocks=0, review=False), progress=quiet)
+    assert (read_run(none.folder).traces, read_run(none.folder).quality) == ((), ())
+
+
+def test_a_red_gate_has_no_numbers(tmp_path: Path, fake: Any) -> None:
+    case = fake("a", "b", "c", red=("b",))
+    outcome = run_case(case, root=tmp_path / "some", plan=Plan(palindromes=1), progress=quiet)
+    run = read_run(outcome.folder)
+    assert [gate.variant for gate in outcome.red] == ["b"]
+    assert {span.variant for span in run.spans} == {"a", "c"}
+    assert "b" not in case.log
+    assert mirrored_pairs(run, "c")
+    case = fake("a", "b", red=("b",))
+    run = read_run(run_case(case, root=tmp_path / "none", plan=Plan(palindromes=1), progress=quiet).folder)
+    assert (run.spans, case.log, len(run.gates)) == ((), [], 1)
+
+
+@pytest.mark.parametrize("stop", [("b", 0, 0), ("a", 1, 5), ("b", 2, 3)])
+def test_ctrl_c_keeps_every_finished_clip(tmp_path: Path, fake: Any, stop: tuple[str, int, int]) -> None:
+    def at_block(*place: object) -> None:
+        if place == stop:
+            raise KeyboardInterrupt
+
+    case = fake("a", "b", at_block=at_block)
+    with pytest.raises(KeyboardInterrupt):
+        run_case(case, root=tmp_path, plan=Plan(palindromes=3), progress=quiet)
+    run = only_run(tmp_path)
+    assert run.end.status == "interrupted"
+    assert [clip.variant for clip in run.clips] == case.log[:-1]
+    assert {span.order for span in run.spans} == {clip.order for clip in run.clips}
+    assert (run.truncated, run.bad_lines) == (False, ())
+
+
+def test_an_error_is_written_down_and_goes_on(tmp_path: Path, fake: Any) -> None:
+    def at_block(name: str, clip: int, block: int) -> None:
+        if clip == 1:
+            raise StrobeError("out of luck")
+
+    with pytest.raises(StrobeError, match="out of luck"):
+        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=Plan(), progress=quiet)
+    run = only_run(tmp_path)
+    assert (run.end.status, run.end.message) == ("failed", "out of luck")
+    assert [clip.phase for clip in run.clips] == ["warmup", "warmup"]
+
+
+def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) -> None:
+    def at_block(name: str, clip: int, block: int) -> None:
+        if (name, clip, block) == ("b", 2, 1):
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+
+    run = read_run(run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
+    assert [(line.variant, line.indices) for line in run.excluded if line.cause == "compilation"] == [("b", (2,))]
+    assert [pair.palindrome for pair in mirrored_pairs(run, "b")] == [1]
+    assert latencies(run, "b").num_clips == 3
+
+
+# A child that measures a fake case and reports each step before it begins.
+CHILD = """
+import importlib.util, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("fakes", sys.argv[1])
+fakes = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fakes)
+from strobe.bench.case import Plan
+from strobe.bench.runner import run_case
+case = fakes.FakeCase("a", "b", "c")
+say = lambda done, total, what: print(done, flush=True)
+run_case(case, root=Path(sys.argv[2]), plan=Plan(palindromes=100_000), progress=say)
+"""
+
+
+@pytest.mark.parametrize("delay_s", [0.01, 0.13, 0.31])
+def test_a_kill_loses_no_finished_clip(tmp_path: Path, delay_s: float) -> None:
+    fakes = Path(__file__).with_name("conftest.py")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(fakes), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(Path(strobe.__file__).parents[1])},
+    )
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != "8":  # two gates, three warm-ups, three timed clips
+        assert process.poll() is None
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGKILL)
+    lines = [line for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    process.wait()
+    run = only_run(tmp_path)
+    begun = int(lines[-1]) if lines else 8
+    assert run.end is None
+    assert len(run.clips) >= begun - 2  # every step but the gates and the one under way is a finished clip
+    spans = Counter(span.order for span in run.spans)
+    assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
+
+
+def workload(blocks: int, *switches: int) -> Workload:
+    prompts = tuple(PromptAt(frame_block=block, text="t", mode="recache") for block in (0, *switches))
+    return Workload(
+        prompts=prompts, seed=0, frame_blocks=blocks, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=0,
+        height=1, width=1, fps=1,
+    )  # fmt: skip
+
+
+def test_traced_blocks_lie_in_the_middle_away_from_switches() -> None:
+    assert steady_window(workload(14), 2) == range(7, 9)
+    assert steady_window(workload(14, 5, 10), 2) == range(7, 9)
+    assert steady_window(workload(14, 7), 2) == range(5, 7)
+    assert steady_window(workload(14, 6, 8), 2) == range(4, 6)
+    assert steady_window(workload(14, 5), 0) == range(0)
+
+
+def test_as_many_blocks_are_traced_as_the_clip_has_in_a_row() -> None:
+    assert steady_window(workload(14, 5, 10), 3) == range(7, 10)
+    assert steady_window(workload(14, 5, 10), 9) == range(7, 10)
+    assert steady_window(workload(8, 2, 5), 3) == range(4, 5)
+    with pytest.raises(ConfigError, match="no 2 blocks in a row"):
+        steady_window(workload(8, 1, 2, 3, 4, 5, 6, 7), 2)
+    with pytest.raises(ConfigError):
+        steady_window(workload(2), 2)
+
+
+@pytest.mark.parametrize("wrong", [{"palindromes": 0}, {"warmup": 0}, {"traced_blocks": -1}])
+def test_impossible_plans_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        Plan(**wrong)
+
+
+def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1), progress=quiet).folder)
+    assert run.header.run == run.folder.name
+    assert run.header.strobe == strobe.__version__
+    assert run.header.argv == tuple(sys.argv)
+    assert run.header.machine.threads == torch.get_num_threads()
+    assert msgspec.json.decode(msgspec.json.encode(run.header))["workload"]["frames"] == 69

@@ -1,0 +1,248 @@
+"""Ring and rolling cache show attention the same frames, at the same positions, with the same gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.cache.kv import CacheShape, CacheState, RingCache
+from strobe.cache.policy import RingPolicy
+from strobe.cache.rolling import RollingCache
+from strobe.core.errors import ConfigError, SessionError, ShapeError
+
+SHAPE = CacheShape(num_layers=2, batch=2, tokens_per_frame=3, num_heads=2, head_dim=4)
+WINDOWS = [(12, 3), (12, 0), (8, 3), (6, 1), (6, 3), (7, 2), (5, 2), (3, 0), (4, 1), (9, 5), (30, 3)]
+
+
+def turn(keys: Tensor, frames: int) -> Tensor:
+    """Rotate the first channel pair of [B, S, H, D] by 0.3 radians per frame."""
+    angle = torch.tensor(0.3 * frames, dtype=torch.float64)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = keys[..., 0].double(), keys[..., 1].double()
+    turned = torch.stack([cos * first - sin * second, sin * first + cos * second], dim=-1).to(keys.dtype)
+    return torch.cat([turned, keys[..., 2:]], dim=-1)
+
+
+def build(kind: type[Any], window: int, sink: int, **options: Any) -> Any:
+    policy = RingPolicy(window=window, sink=sink)
+    return kind(SHAPE, policy, device=torch.device("cpu"), dtype=torch.float32, **options)
+
+
+def content(frames: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
+    """Unturned keys or values [B, F*N, H, D] that depend on frame, layer and version only."""
+    return torch.cat([frame_content(frame, layer, version) for frame in frames], dim=1)
+
+
+@functools.cache
+def frame_content(frame: int, layer: int, version: int) -> Tensor:
+    generator = torch.Generator().manual_seed(frame + 1000 * layer + 100_000 * version)
+    return torch.randn(SHAPE.batch, SHAPE.tokens_per_frame, 2, 4, generator=generator)
+
+
+def turned_content(frames: tuple[int, ...] | range, positions: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
+    pairs = zip(frames, positions, strict=True)
+    return torch.cat([turned_frame(frame, position, layer, version) for frame, position in pairs], dim=1)
+
+
+@functools.cache
+def turned_frame(frame: int, position: int, layer: int, version: int) -> Tensor:
+    return turn(frame_content(frame, layer, version), position)
+
+
+def attend(keys: Tensor, values: Tensor) -> Tensor:
+    query = content((12345,), 0)
+    heads = (tensor.transpose(1, 2) for tensor in (query, keys, values))
+    return torch.nn.functional.scaled_dot_product_attention(*heads)
+
+
+def write(step: Any, version: int = 0) -> list[tuple[Tensor, Tensor]]:
+    keys = [turned_content(step.positions, step.positions, layer, version) for layer in range(SHAPE.num_layers)]
+    values = [content(step.positions, layer, version + 50) for layer in range(SHAPE.num_layers)]
+    return [step.write(layer, keys[layer], values[layer]) for layer in range(SHAPE.num_layers)]
+
+
+def frame_set(values: Tensor) -> list[tuple[float, ...]]:
+    """Rows of frames in an order that does not depend on slots."""
+    rows = values.unflatten(1, (-1, SHAPE.tokens_per_frame)).transpose(0, 1).flatten(1)
+    return sorted(tuple(row.tolist()) for row in rows)
+
+
+@pytest.mark.parametrize("sizes", [(3,) * 16, (1,) + (3,) * 15, (1, 2, 3, 1) * 6])
+@pytest.mark.parametrize(("window", "sink"), WINDOWS)
+def test_ring_shows_the_frames_of_the_rolling_cache(window: int, sink: int, sizes: tuple[int, ...]) -> None:
+    ring, rolling = build(RingCache, window, sink), build(RollingCache, window, sink)
+    ring.keys.fill_(torch.nan)  # what is never written must never be attended
+    ring.values.fill_(torch.nan)
+    first = 0
+    for size in sizes:
+        for version in (1, 2, 0):  # two denoise passes, then the commit pass
+            mine, other = write(ring.at(first, size), version), write(rolling.at(first, size), version)
+            for (ring_k, ring_v), (rolling_k, rolling_v) in zip(mine, other, strict=True):
+                assert ring_k.isfinite().all() and ring_v.isfinite().all()
+                assert frame_set(ring_k) == frame_set(rolling_k)
+                assert frame_set(ring_v) == frame_set(rolling_v)
+        first += size
+        kept = [frame for frame in range(first) if frame < sink or frame >= first - (window - sink)]
+        assert frame_set(mine[0][1]) == frame_set(content(kept, 0, 50))
+        torch.testing.assert_close(attend(ring_k, ring_v), attend(rolling_k, rolling_v), rtol=0, atol=2e-6)
+
+
+def test_ring_returns_views_of_tensors_that_never_move() -> None:
+    ring = build(RingCache, 6, 1)
+    address = ring.keys.data_ptr()
+    for block in range(6):
+        (keys, values), *_ = write(ring.at(3 * block, 3))
+        assert keys.data_ptr() == address and keys._base is not None
+    assert values.shape == (2, 18, 2, 4)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1), (7, 2), (6, 0)])
+def test_rebased_sink_sits_right_before_the_window(kind: type[Any], window: int, sink: int) -> None:
+    cache = build(kind, window, sink, positions="rebased", rotate=turn)
+    for block in range(9):
+        end = 3 * block + 3
+        for version in (1, 0):
+            keys, _ = write(cache.at(3 * block, 3), version)[1]
+        frames = RingPolicy(window=window, sink=sink).frames(end)
+        shift = max(0, end - window)
+        expected = turned_content(frames, [f + shift if f < sink else f for f in frames], 1)
+        order = keys if kind is RingCache else keys.flatten()
+        expected = expected if kind is RingCache else turned_content(sorted(frames), range(end - len(frames), end), 1).flatten()
+        torch.testing.assert_close(order, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+@pytest.mark.parametrize("keep_sink", [True, False])
+@pytest.mark.parametrize("blocks_before", [1, 3, 4, 7])
+@pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1)])
+def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, keep_sink: bool, positions: Any) -> None:
+    options = {"positions": positions, "rotate": turn}
+    ring, rolling = build(RingCache, window, sink, **options), build(RollingCache, window, sink, **options)
+    for block in range(blocks_before):
+        for cache in (ring, rolling):
+            write(cache.at(3 * block, 3))
+    cur = 3 * blocks_before
+    mine = write(ring.rewrite(cur, keep_sink=keep_sink), version=9)
+    other = write(rolling.rewrite(cur, keep_sink=keep_sink), version=9)
+    evicting = cur > window
+    first = max(0, cur - window)
+    if keep_sink and evicting:
+        expected = torch.cat([content(range(sink), 0, 50), content(range(cur - window + sink, cur), 0, 59)], dim=1)
+    else:
+        expected = content(range(first, cur), 0, 59)
+    assert frame_set(mine[0][1]) == frame_set(expected)
+    for block in range(blocks_before, blocks_before + 6):
+        torch.testing.assert_close(attend(*mine[1]), attend(*other[1]), rtol=0, atol=2e-6)
+        mine, other = write(ring.at(3 * block, 3)), write(rolling.at(3 * block, 3))
+    sinks = content(range(sink), 0, 50) if keep_sink and evicting else content(range(first, first + sink), 0, 59)
+    torch.testing.assert_close(mine[0][1][:, : sinks.shape[1]], sinks)
+    if positions == "rebased":
+        end = 3 * blocks_before + 18
+        origin, version = (0, 0) if keep_sink and evicting else (first, 9)
+        expected = turned_content(range(origin, origin + sink), range(end - window, end - window + sink), 0, version)
+        torch.testing.assert_close(mine[0][0][:, : sinks.shape[1]], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize("keep_sink", [True, False])
+@pytest.mark.parametrize("blocks_before", [2, 4, 7])
+def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: bool, blocks_before: int) -> None:
+    plain, broken = (build(kind, 8, 3, positions="rebased", rotate=turn) for _ in range(2))
+    for block in range(blocks_before):
+        for cache in (plain, broken):
+            write(cache.at(3 * block, 3))
+    cur = 3 * blocks_before
+    step = broken.at(cur, 3)
+    step.write(0, turned_content(step.positions, step.positions, 0, 7), content(step.positions, 0, 7))  # layer 1 never came
+    results = [
+        [*write(cache.rewrite(cur, keep_sink=keep_sink), 9), *write(cache.at(cur, 3)), *write(cache.at(cur + 3, 3))]
+        for cache in (plain, broken)
+    ]
+    for expected, given in zip(*results, strict=True):
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize("blocks_before", [1, 5])
+def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None:
+    cache = build(kind, 7, 2, positions="rebased", rotate=turn)
+
+    def go_on() -> list[Tensor]:
+        steps = [write(cache.at(3 * block, 3)) for block in range(blocks_before, blocks_before + 4)]
+        return [tensor.clone() for step in steps for pair in step for tensor in pair]
+
+    for block in range(blocks_before):
+        write(cache.at(3 * block, 3))
+    state: CacheState = cache.snapshot()
+    expected = go_on()
+    cache.restore(state)
+    assert cache.end == 3 * blocks_before
+    assert all(torch.equal(a, b) for a, b in zip(go_on(), expected, strict=True))
+    with pytest.raises(ShapeError):
+        build(kind, 8, 2).restore(state)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+def test_reset_starts_over(kind: type[Any]) -> None:
+    used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn) for _ in range(2))
+    for block in range(5):
+        write(used.at(3 * block, 3))
+    used.reset()
+    for block in range(5):
+        torch.testing.assert_close(write(used.at(3 * block, 3)), write(fresh.at(3 * block, 3)), rtol=0, atol=0)
+
+
+def test_gradients_reach_the_keys_of_the_pass() -> None:
+    ring = build(RingCache, 6, 1)
+    for block in range(3):
+        write(ring.at(3 * block, 3))
+    k, v = content(range(9, 12), 0).requires_grad_(), content(range(9, 12), 0, 50).requires_grad_()
+    attend(*ring.at(9, 3).write(0, k, v)).sum().backward()
+    history = [frame for frame in RingPolicy(window=6, sink=1).frames(12) if frame < 9]
+    k2, v2 = (tensor.detach().clone().requires_grad_() for tensor in (k, v))
+    old_k = turned_content(history, history, 0)
+    attend(torch.cat([old_k, k2], dim=1), torch.cat([content(history, 0, 50), v2], dim=1)).sum().backward()
+    torch.testing.assert_close(k.grad, k2.grad)
+    torch.testing.assert_close(v.grad, v2.grad)
+    assert not ring.keys.requires_grad
+
+
+def call_at(first: int, frames: int) -> Callable[[Any], object]:
+    return lambda cache: cache.at(first, frames)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize(
+    ("misuse", "error"),
+    [
+        (call_at(4, 3), SessionError),
+        (call_at(1, 1), SessionError),
+        (call_at(3, 0), SessionError),
+        (call_at(3, 6), ConfigError),
+        (lambda cache: cache.rewrite(0, keep_sink=True), SessionError),
+        (lambda cache: cache.rewrite(4, keep_sink=True), SessionError),
+    ],
+)
+def test_wrong_frames_are_refused_and_nothing_changes(
+    kind: type[Any], misuse: Callable[[Any], object], error: type[Exception]
+) -> None:
+    cache = build(kind, 6, 1)
+    write(cache.at(0, 3))
+    with pytest.raises(error):
+        misuse(cache)
+    assert cache.end == 3
+
+
+def test_wrong_shapes_and_missing_rotation_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rotate"):
+        build(RingCache, 6, 1, positions="rebased")
+    build(RingCache, 6, 0, positions="rebased")
+    step = build(RingCache, 6, 1).at(0, 3)
+    with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
+        step.write(0, content(range(2), 0), content(range(2), 0))

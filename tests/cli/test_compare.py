@@ -1,0 +1,129 @@
+"""`strobe compare` and `strobe report` from the command to the page and the gate."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.bench import runner
+from strobe.bench.case import Plan
+from strobe.cli.main import main
+from strobe.perf.records.store import read_run
+from terminal import Strobe
+
+CLIP = ("--blocks", "7", "--switch", "block=2:a blue square moving up", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A small comparison, and the JSON that the command printed."""
+    root = tmp_path_factory.mktemp("compare") / "runs"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["compare", "quality", "ultra", "--rounds", "2", "--runs", str(root), *CLIP, "--json", "--quiet"])
+    assert code == 0, out.getvalue()
+    (folder,) = root.iterdir()
+    return folder, json.loads(out.getvalue())
+
+
+@pytest.fixture
+def run(compared: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of the run to do things to."""
+    return Path(shutil.copytree(compared[0], tmp_path / "run"))
+
+
+def test_the_document_says_what_the_records_say(compared: tuple[Path, Any]) -> None:
+    folder, document = compared
+    assert document["runs"] == [str(folder)]
+    assert {Path(path).name for path in document["report"].values()} == {"report.html", "report.md", "report.json"}
+    assert all(Path(path).stat().st_size > 0 for path in document["report"].values())
+    assert {(each["candidate"], each["reference"]) for each in document["speedups"]} == {("ultra", "quality")}
+    for each in document["speedups"]:
+        assert each["low"] <= each["ratio"] <= each["high"]
+        assert document["figures"][each["candidate"]][each["level"]] == each["ratio"]
+    assert read_run(folder).header.workload.frame_blocks == 7
+
+
+@pytest.mark.parametrize(
+    ("requirements", "code", "not_met"),
+    [
+        (["e2e>0.01", "ultra:psnr>5"], 0, []),
+        (["ultra:e2e>1000"], 1, ["ultra: e2e"]),
+        (["e2e>1000", "block<1000", "ssim>1"], 1, ["ultra: e2e", "ultra: ssim"]),
+    ],
+)
+def test_the_gate(strobe: Strobe, run: Path, requirements: list[str], code: int, not_met: list[str]) -> None:
+    flags = [word for text in requirements for word in ("--require", text)]
+    result = strobe("report", run, *flags, "--json")
+    assert result.code == code, result.err
+    assert [line.rsplit(" is ")[0] for line in result.document["not_met"]] == not_met
+
+
+def test_the_same_records_give_the_same_page(strobe: Strobe, run: Path, compared: tuple[Path, Any]) -> None:
+    assert strobe("report", run).code == 0
+    for name in ("report.html", "report.md", "report.json"):
+        assert (run / name).read_bytes() == (compared[0] / name).read_bytes()
+
+
+def test_the_page_goes_where_it_is_told(strobe: Strobe, run: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    result = strobe("report", run, "--into", tmp_path / "pages", "--json")
+    assert {Path(path).parent for path in result.document["report"].values()} == {tmp_path / "pages"}
+    assert "../run/clips/ultra.mp4" in (tmp_path / "pages" / "report.html").read_text()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_truncated_run_is_read_and_told(strobe: Strobe, run: Path) -> None:
+    records = run / "records.jsonl"
+    records.write_bytes(records.read_bytes()[:-20])
+    result = strobe("report", run)
+    assert result.code == 0
+    assert "cut short" in result.err and "left out: 1" in result.err
+
+
+def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
+    result = strobe("report", run, "--require", "e2f>1")
+    assert result.code == 2 and "did you mean 'e2e'" in result.err
+
+
+def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None]) -> None:
+        def stop_in_round_1(done: int, total: int, what: str) -> None:
+            if what.startswith("timing ultra"):
+                raise KeyboardInterrupt
+
+        run_case(case, root=root, plan=plan, progress=stop_in_round_1)
+
+    run_case = runner.run_case
+    monkeypatch.setattr(runner, "run_case", interrupted)
+    result = strobe("compare", "quality", "ultra", "--runs", tmp_path, *CLIP)
+    (folder,) = tmp_path.iterdir()
+    assert result.code == 130 and f"strobe report {folder}" in result.err
+    kept = read_run(folder)
+    assert kept.end.status == "interrupted" and [clip.variant for clip in kept.clips] == ["quality", "ultra", "quality"]
+    unmet = strobe("report", folder, "--require", "e2e>=0.01", "--json")  # a gate is not met by what was never measured
+    assert unmet.code == 1 and unmet.document["not_met"] == ["ultra: e2e was not measured, >=0.01 required"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quality", "ultr"], "did you mean 'ultra'"),
+        (["quality"], "candidate"),
+        (["quality", "quality"], "differ in name"),
+        (["quality", "ultra", "--rounds", "0"], "at least one palindrome"),
+        (["quality", "ultra", "--require", "fast"], "--require"),
+        (["quality", "ultra", "--switch", "block=40:a blue square moving up"], "never take effect"),
+    ],
+)
+def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = strobe("compare", *arguments, "--runs", tmp_path / "runs")
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

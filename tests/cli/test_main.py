@@ -1,0 +1,88 @@
+"""Exit codes, one-line errors and the flags every verb has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import strobe as package
+from strobe.cli import main as module
+from strobe.core.errors import ImplUnavailableError, ShapeError, StrobeError
+from terminal import Strobe
+
+VERBS = ["demo", "generate", "compare", "presets show", "report", "doctor", "train-shapes", "bench shapes"]
+
+
+def test_version(strobe: Strobe) -> None:
+    assert strobe("--version").out.split() == ["strobe", package.__version__]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
+    result = strobe(*verb.split(), "--help")
+    assert result.code == 0
+    assert f"\n strobe {verb}" in result.out, "no example"
+    for flag in ("--json", "--quiet", "--debug"):
+        assert flag in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generat"], 'Did you mean "generate"'),
+        (["doctor", "--devise", "cpu"], "Did you mean --device"),
+        (["generate"], "requires an argument"),
+        (["generate", "a red circle moving left", "--blocks", "many"], "--blocks"),
+        (["presets", "show", "turb"], "did you mean 'turbo'"),
+        (["generate", "a red circle moving left", "-o", "clip.mp5"], "did you mean '.mp4'"),
+        (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
+        (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
+        (["report", "no-such-run"], "no-such-run"),
+    ],
+)
+def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: list[str], words: str) -> None:
+    result = strobe(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ") and words in result.err and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ShapeError("too odd"), 2),
+        (ImplUnavailableError("fa4", "no such GPU"), 3),
+        (StrobeError("no space"), 3),
+        (OSError(28, "No space left on device", "clip.mp4"), 3),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("a bug\nin two lines"), 70),
+    ],
+)
+def test_every_way_to_end_has_its_exit_code(
+    strobe: Strobe, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "app", fail)
+    plain, debug = strobe("doctor"), strobe("doctor", "--debug")
+    assert plain.code == debug.code == code
+    assert plain.err.count("\n") == 1 and "Traceback" not in plain.err
+    assert "Traceback" in debug.err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from strobe.cli.main import main; raise SystemExit(main())", "presets", "show", *flags]
+    path = os.pathsep.join([str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
+    os.close(writer)
+    assert done.returncode == module.BROKEN_PIPE
+    assert done.stderr == ""

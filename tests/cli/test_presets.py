@@ -1,0 +1,31 @@
+"""`strobe presets show`."""
+
+from __future__ import annotations
+
+from strobe.engine.presets import PRESETS
+from terminal import Strobe
+
+
+def test_every_setting_of_every_preset(strobe: Strobe) -> None:
+    document = strobe("presets", "show", "--device", "cpu", "--json").document
+    assert list(document["presets"]) == list(PRESETS)
+    settings = document["settings"]
+    for name, make in PRESETS.items():
+        config = make()
+        assert settings["window"][name] == str(config.window)
+        assert settings["ring_cache"][name] == ("on" if config.knobs.ring_cache else "off")
+
+
+def test_diff_leaves_out_what_is_the_same(strobe: Strobe) -> None:
+    every, some = (
+        strobe("presets", "show", "turbo", "ultra", *flags, "--json").document["settings"] for flags in ([], ["--diff"])
+    )
+    assert some == {setting: values for setting, values in every.items() if len(set(values.values())) > 1}
+    assert "window" in some and "dtype" not in some
+
+
+def test_a_knob_that_does_nothing_here_is_said_to_be_off(strobe: Strobe) -> None:
+    document = strobe("presets", "show", "balanced", "--device", "cpu", "--json").document
+    assert "CUDA" in document["off_here"]["balanced"]["compile"]
+    table = strobe("presets", "show", "balanced", "--device", "cpu").out
+    assert "on, off here" in table and "compile is off on cpu" in table

@@ -1,0 +1,32 @@
+"""What every test shares: the number of CPU threads, so that values do not depend on the machine's cores, the GPU marker, and the
+examples of the property tests: the same in every run, so that a change is what turns a test red. `make hunt` looks for new ones.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("hunt", max_examples=5_000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the number of threads once, before any test draws a tensor."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need a GPU on a machine without one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

@@ -1,0 +1,65 @@
+"""A device name becomes a device that exists here, or an error that says what does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strobe.core.device import resolve_device, synchronize
+from strobe.core.errors import ConfigError, ImplUnavailableError
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As if the machine had so many CUDA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "expected"),
+    [
+        (0, "auto", "cpu"),
+        (2, "auto", "cuda:0"),
+        (2, "cpu", "cpu"),
+        (2, "cuda", "cuda:0"),
+        (2, "cuda:1", "cuda:1"),
+        (2, torch.device("cuda"), "cuda:0"),
+        (2, torch.device("cuda", 1), "cuda:1"),
+        (0, torch.device("cpu"), "cpu"),
+    ],
+    indirect=["gpus"],
+)
+@pytest.mark.usefixtures("gpus")
+def test_names_that_exist(name: str | torch.device, expected: str) -> None:
+    assert resolve_device(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "message"),
+    [
+        (0, "cuda", "impl 'cuda' cannot run: torch sees no CUDA device on this machine; would run here: cpu"),
+        (0, torch.device("cuda", 0), "torch sees no CUDA device"),
+        (2, "cuda:2", r"impl 'cuda:2' cannot run: this machine has 2 CUDA device\(s\); would run here: cpu, cuda:0"),
+    ],
+    indirect=["gpus"],
+)
+@pytest.mark.usefixtures("gpus")
+def test_devices_that_are_not_here(name: str | torch.device, message: str) -> None:
+    with pytest.raises(ImplUnavailableError, match=message):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "", "mps", "meta", torch.device("meta")])
+def test_names_that_mean_nothing_here(name: str | torch.device) -> None:
+    with pytest.raises(ConfigError, match=r"allowed: auto, cpu, cuda, cuda:N$"):
+        resolve_device(name)
+
+
+def test_a_cpu_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    synchronize(torch.device("cpu"))
+    assert waited == []
+    synchronize(torch.device("cuda", 0))
+    assert waited == [torch.device("cuda", 0)]

@@ -1,0 +1,53 @@
+"""The error tree, and messages that name what was given, what is allowed and the nearest choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from strobe.core import errors
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, nearest, unknown_choice
+
+
+@pytest.mark.parametrize(
+    ("name", "parents"),
+    [
+        ("ShapeError", (StrobeError, ValueError)),
+        ("ConfigError", (StrobeError, ValueError)),
+        ("ImplUnavailableError", (StrobeError, RuntimeError)),
+        ("WeightsError", (StrobeError, RuntimeError)),
+        ("SessionError", (StrobeError, RuntimeError)),
+        ("DataError", (StrobeError, ValueError)),
+        ("TraceFormatError", (errors.DataError,)),
+        ("RecordVersionError", (errors.DataError,)),
+        ("UnitError", (errors.DataError,)),
+    ],
+)
+def test_the_tree(name: str, parents: tuple[type[Exception], ...]) -> None:
+    assert getattr(errors, name).__bases__ == parents
+
+
+def test_an_unavailable_implementation_says_why_and_what_would_run() -> None:
+    error = ImplUnavailableError("fa4", "needs a Hopper GPU", (name for name in ("sdpa", "reference")))
+    assert str(error) == "impl 'fa4' cannot run: needs a Hopper GPU; would run here: sdpa, reference"
+    assert (error.name, error.reason, error.alternatives) == ("fa4", "needs a Hopper GPU", ("sdpa", "reference"))
+    assert str(ImplUnavailableError("fa4", "needs a Hopper GPU")) == "impl 'fa4' cannot run: needs a Hopper GPU"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("turob", " (did you mean 'turbo'?)"),
+        ("TURBO", " (did you mean 'turbo'?)"),
+        ("ultr", " (did you mean 'ultra'?)"),
+        ("xyz", ""),
+        ("", ""),
+    ],
+)
+def test_nearest(given: str, hint: str) -> None:
+    assert nearest(given, ["baseline", "turbo", "ultra"]) == hint
+
+
+def test_unknown_choice_takes_words_from_any_iterable() -> None:
+    error = unknown_choice("preset", "turob", (word for word in ("turbo", "ultra")))
+    assert isinstance(error, ConfigError)
+    assert str(error) == "unknown preset 'turob' (did you mean 'turbo'?); allowed: turbo, ultra"

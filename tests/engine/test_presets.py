@@ -1,0 +1,116 @@
+"""Presets, knobs and what becomes of them on a device."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from strobe.core.errors import ConfigError
+from strobe.core.shapes import VaeStride
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs, resolve
+from strobe.engine.presets import PRESETS, diff, preset
+
+DEFAULTS = ModelDefaults(
+    frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0, 750.0, 500.0, 250.0), shift=5.0
+)
+
+
+def knobs_on(config: EngineConfig) -> set[str]:
+    return {each.name for each in fields(Knobs) if getattr(config.knobs, each.name)}
+
+
+def test_each_preset_keeps_what_the_one_before_turns_on() -> None:
+    sets = [knobs_on(make()) for make in PRESETS.values()]
+    assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)}
+    assert all(first <= second for first, second in pairwise(sets))
+
+
+def test_presets_are_what_the_documents_say() -> None:
+    turbo, ultra = (resolve(preset(name), DEFAULTS, torch.device("cpu")) for name in ("turbo", "ultra"))
+    assert turbo.schedule.timesteps == (1000, 500, 250) and (turbo.policy.window, turbo.policy.sink) == (8, 3)
+    assert ultra.schedule.timesteps == (1000, 250) and (ultra.policy.window, ultra.policy.sink) == (6, 1)
+    assert ultra.calls_per_block == {"denoise_step": 2, "commit": 1}
+    assert turbo.name == "turbo"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resolved_leaves_nothing_open(name: str) -> None:
+    config = resolve(preset(name), DEFAULTS, torch.device("cpu"))
+    assert config.dtype == torch.float32 and config.schedule.shift == 5.0
+    assert all(getattr(config, each.name) is not None for each in fields(config))
+    for state in config.knob_states:
+        assert state.meaning and state.on == getattr(config.knobs, state.name)
+
+
+def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
+    states = {state.name: state for state in config.knob_states}
+    assert not states["compile"].on and "CUDA" in states["compile"].reason
+    assert states["ring_cache"].on and not states["ring_cache"].reason
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert not resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knobs.overlap_decode
+    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
+    for cores in (2, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        (overlap,) = (
+            s for s in resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knob_states if s.name == "overlap_decode"
+        )
+        assert overlap.on == (cores == 4) and (overlap.on or "2 CPU core(s)" in overlap.reason)
+    baseline = resolve(preset("baseline"), DEFAULTS, torch.device("cpu"))
+    assert not any(state.on or state.reason for state in baseline.knob_states)
+
+
+def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {"triton", "clang"}
+    for finder in ("find_spec", "shutil.which"):
+        monkeypatch.setattr(f"strobe.engine.config.{finder}", lambda tool: tool if tool in tools else None)
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
+    assert config.dtype == torch.bfloat16 and config.knobs.compile
+    assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "Triton, which is not"), ({"triton"}, "gcc nor clang")])
+def test_a_gpu_without_compilers_does_not_compile(monkeypatch: pytest.MonkeyPatch, tools: set[str], reason: str) -> None:
+    for finder in ("find_spec", "shutil.which"):
+        monkeypatch.setattr(f"strobe.engine.config.{finder}", lambda tool: tool if tool in tools else None)
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
+    (state,) = (state for state in config.knob_states if state.name == "compile")
+    assert not config.knobs.compile and not state.on and reason in state.reason
+
+
+def test_timesteps_may_be_a_list() -> None:
+    config = EngineConfig(timesteps=[1000, 250])  # type: ignore[arg-type]
+    assert config == EngineConfig(timesteps=(1000, 250)) and hash(config)
+
+
+def test_diff_has_a_row_for_every_setting() -> None:
+    rows = {row.setting: row for row in diff([make() for make in PRESETS.values()])}
+    assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
+    assert rows["timesteps"].values == ("model", "model", "model", "1000, 500, 250", "1000, 250")
+    assert rows["ring_cache"].values == ("off", "on", "on", "on", "on") and not rows["ring_cache"].same
+    assert rows["positions"].same
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: preset("turbbo"), "did you mean 'turbo'"),
+        (lambda: EngineConfig(positions="rebase"), "did you mean 'rebased'"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(dtype="float16"), "allowed: auto, float32, bfloat16"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(window=3, sink=3), "smallest window with sink 3: 4"),
+        (lambda: EngineConfig(timesteps=(500, 250)), "start at 1000"),
+        (lambda: replace_knobs(Knobs(), fused_kv=True), "did you mean 'fused_qkv'"),
+        (lambda: resolve(EngineConfig(window=5, sink=3), DEFAULTS, torch.device("cpu")), "largest sink with window 5: 2"),
+    ],
+)
+def test_wrong_settings_name_what_is_allowed(make: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()  # type: ignore[operator]
+
+
+def test_replace_knobs_changes_only_what_is_named() -> None:
+    assert knobs_on(EngineConfig(knobs=replace_knobs(Knobs(), compile=False))) == knobs_on(EngineConfig()) - {"compile"}

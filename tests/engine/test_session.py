@@ -1,0 +1,354 @@
+"""Steering, stopping, copying and breaking a stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, DataError, SessionError
+from strobe.engine.config import EngineConfig
+from strobe.engine.load import Model
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
+
+
+def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:
+    return list(session.stream(num_blocks, **options))
+
+
+def latents(blocks: list[FrameBlock]) -> Tensor:
+    return torch.cat([block.latents for block in blocks], dim=1)
+
+
+def frames(blocks: list[FrameBlock]) -> Tensor:
+    return torch.cat([block.samples for block in blocks], dim=1)
+
+
+def same(first: list[FrameBlock], second: list[FrameBlock]) -> bool:
+    return torch.equal(latents(first), latents(second)) and torch.equal(frames(first), frames(second))
+
+
+class TestPrompts:
+    def test_the_ack_names_the_block_that_follows(self, make: Callable[..., Session]) -> None:
+        session = make()
+        for block in session.stream(5):
+            if block.index == 2:
+                ack = session.prompt("blue square")
+                assert (ack.frame_block, ack.prompts, ack.mode) == (3, ("blue square",), "recache")
+                assert session.prompts == ("red circle",)
+            assert block.prompt == ("red circle" if block.index < 3 else "blue square")
+
+    def test_a_prompt_during_a_block_waits_for_the_next(self, make: Callable[..., Session]) -> None:
+        session = make()
+        advance, acks = session._stream.advance, []
+
+        def steer(change: Any) -> FrameBlock:
+            if session.next_block == 1 and not acks:
+                acks.append(session.prompt("blue square"))
+            return advance(change)
+
+        session._stream.advance = steer  # type: ignore[method-assign]
+        blocks = play(session, 4)
+        assert acks[0].frame_block == 2
+        assert [block.prompt for block in blocks] == ["red circle", "red circle", "blue square", "blue square"]
+
+    def test_live_prompts_equal_planned_switches(self, make: Callable[..., Session]) -> None:
+        planned = play(make(), 6, switches=[Switch(frame_block=2, prompt="blue square", mode="soft")])
+        live, session = [], make()
+        for block in session.stream(6):
+            live.append(block)
+            if block.index == 1:
+                session.prompt("blue square", mode="soft")
+        assert same(planned, live)
+
+    def test_modes_differ_after_the_switch_and_only_then(self, make: Callable[..., Session]) -> None:
+        runs = {
+            mode: latents(play(make(), 8, switches=[Switch(frame_block=5, prompt="blue square", mode=mode, over=2)]))
+            for mode in ("recache", "soft", "interpolate")
+        }
+        plain = latents(play(make(), 8))
+        for run in runs.values():
+            assert torch.equal(run[:, :15], plain[:, :15])
+            assert (run[:, 15:18] - plain[:, 15:18]).abs().max() > 1e-4
+        assert (runs["recache"][:, 15:] - runs["soft"][:, 15:]).abs().max() > 1e-4
+        assert (runs["interpolate"][:, 15:] - runs["soft"][:, 15:]).abs().max() > 1e-4
+
+    def test_interpolation_over_one_block_is_a_soft_switch(self, make: Callable[..., Session]) -> None:
+        switch = Switch(frame_block=2, prompt="blue square", mode="soft")
+        soft, interpolated = (play(make(), 5, switches=[each]) for each in (switch, replace(switch, mode="interpolate", over=1)))
+        assert same(soft, interpolated)
+
+    def test_recache_to_the_same_prompt_is_no_soft_switch(self, make: Callable[..., Session]) -> None:
+        """The pass sees the whole window at once, as the official code does, so even the same words change the past a little."""
+        same_words = [Switch(frame_block=5, prompt="red circle")]
+        assert (latents(play(make(), 7, switches=same_words)) - latents(play(make(), 7))).abs().max() > 1e-6
+
+    def test_keep_sink_matters_once_frames_were_evicted(self, make: Callable[..., Session]) -> None:
+        for block, expected in ((2, True), (5, False)):
+            switch = [Switch(frame_block=block, prompt="blue square")]
+            kept, renewed = (
+                latents(play(make(preset=EngineConfig(window=8, sink=3, keep_sink=keep)), 9, switches=switch))
+                for keep in (True, False)
+            )
+            assert torch.equal(kept, renewed) == expected
+
+    def test_the_last_prompt_before_a_block_wins(self, make: Callable[..., Session]) -> None:
+        session = make()
+        session.prompt("green circle")
+        session.prompt("blue square")
+        assert same(play(session, 2), play(make("blue square"), 2))
+
+
+class TestSnapshots:
+    @pytest.mark.parametrize("preset", ["baseline", "balanced", "ultra"])
+    @pytest.mark.parametrize("before", [0, 2, 6])
+    def test_replay_fork_and_resume_are_bit_equal(
+        self, make: Callable[..., Session], tiny: Model, tmp_path: Path, preset: str, before: int
+    ) -> None:
+        session = make(preset=preset)
+        switches = [Switch(frame_block=before + 2, prompt="blue square")]
+        play(session, before) if before else None
+        session.prompt("green square", mode="interpolate", over=3)
+        snapshot, fork = session.snapshot(), session.fork()
+        snapshot.save(tmp_path / "state.safetensors")
+        expected = play(session, 5, switches=switches)
+        session.restore(snapshot)
+        resumed = Session.resume(tmp_path / "state.safetensors", model=tiny, device="cpu")
+        for other in (session, fork, resumed):
+            assert other.next_block == before
+            assert same(play(other, 5, switches=switches), expected)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
+
+    def test_a_snapshot_amid_an_interpolation(self, make: Callable[..., Session], tiny: Model, tmp_path: Path) -> None:
+        session = make()
+        play(session, 2, switches=[Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4)])
+        session.snapshot().save(tmp_path / "s")
+        assert same(play(Session.resume(tmp_path / "s", model=tiny, device="cpu"), 4), play(session, 4))
+
+    def test_a_fork_shares_weights_and_nothing_that_changes(self, make: Callable[..., Session]) -> None:
+        session = make()
+        play(session, 1)
+        stream, other = session._stream, session.fork()._stream
+        assert other._dit is stream._dit and other._decoder._vae is stream._decoder._vae
+        assert other._decoder._worker is not stream._decoder._worker
+        assert other._cache.keys.data_ptr() != stream._cache.keys.data_ptr()  # type: ignore[attr-defined]
+
+    def test_a_snapshot_goes_on_in_another_dtype(self, make: Callable[..., Session], tiny: Model, tmp_path: Path) -> None:
+        """As when a snapshot of a CPU, float32, is resumed on a GPU, bfloat16."""
+        session, wide = make(preset=EngineConfig(dtype="bfloat16")), make(preset=EngineConfig(dtype="float32"))
+        for each in (session, wide):
+            play(each, 5)
+        session.restore(replace(wide.snapshot(), identity=session._identity))
+        (narrow,), (expected,) = play(session, 1), play(wide, 1)
+        assert narrow.index == 5
+        torch.testing.assert_close(narrow.latents, expected.latents, rtol=0, atol=0.2)
+
+    def test_forks_go_separate_ways(self, make: Callable[..., Session]) -> None:
+        session = make()
+        play(session, 3)
+        fork = session.fork()
+        fork.prompt("blue square")
+        changed, plain = play(fork, 3), play(session, 3)
+        assert not same(changed, plain)
+        assert torch.equal(latents(plain), latents(play(make(), 6))[:, 9:])
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [({"seed": 3}, "seed"), ({"preset": "turbo"}, "configuration: {'timesteps'"), ({"samples": (1,)}, "samples")],
+    )
+    def test_a_foreign_snapshot_is_refused(self, make: Callable[..., Session], options: dict[str, Any], what: str) -> None:
+        session, other = make(), make(**options)
+        play(session, 1)
+        with pytest.raises(SessionError, match=what):
+            other.restore(session.snapshot())
+        assert play(other, 1)[0].index == 0
+
+    def test_other_weights_are_refused(self, make: Callable[..., Session], tiny: Model, tmp_path: Path) -> None:
+        session = make()
+        session.snapshot().save(tmp_path / "s")
+        with pytest.raises(SessionError, match="weights"):
+            Session.resume(tmp_path / "s", model=replace(tiny, weights_hash="1" * 64), device="cpu")
+
+    def test_broken_files_are_data_errors(self, make: Callable[..., Session], tmp_path: Path) -> None:
+        session, path = make(), tmp_path / "s"
+        session.snapshot().save(path)
+        path.write_bytes(path.read_bytes()[:-10])
+        for broken in (path, tmp_path / "missing"):
+            with pytest.raises(DataError, match="cannot read the snapshot"):
+                Session.resume(broken, device="cpu")
+        with pytest.raises(DataError, match="cannot write the snapshot"):
+            session.snapshot().save(tmp_path / "missing" / "s")
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("preset", ["baseline", "balanced"])
+    @pytest.mark.parametrize("stage", ["flow", "write"])
+    @pytest.mark.parametrize("block", [0, 4])
+    def test_a_block_that_fails_is_made_again(self, make: Callable[..., Session], preset: str, stage: str, block: int) -> None:
+        switches = [Switch(frame_block=block, prompt="blue square")] if block else []
+        expected = play(make(preset=preset), 7, switches=switches)
+        session, got = make(preset=preset), []
+        work = getattr(session._stream._dit, stage)
+        failures = []
+
+        def fail(*arguments: Any) -> Any:
+            result = work(*arguments)
+            if session.next_block == block and len(failures) < 2:
+                failures.append(session.next_block)
+                raise KeyboardInterrupt
+            return result
+
+        setattr(session._stream._dit, stage, fail)
+        while len(got) < 7:
+            try:
+                left = [switch for switch in switches if switch.frame_block >= session.next_block]
+                for each in session.stream(7 - len(got), switches=left):
+                    got.append(each)
+            except KeyboardInterrupt:
+                with pytest.raises(SessionError, match="half-way"):
+                    session.snapshot()
+        assert len(failures) == 2
+        torch.testing.assert_close(latents(got), latents(expected), rtol=0, atol=2e-5)
+        assert [each.index for each in got] == list(range(7))
+
+    def test_a_refused_prompt_leaves_the_old_one(self, make: Callable[..., Session]) -> None:
+        session = make()
+        for wrong, words in (("a red circl", "unknown word 'a'"), ("red circel", "did you mean 'circle'"), ("", "0 words")):
+            with pytest.raises(ConfigError, match=words):
+                session.prompt(wrong)
+        with pytest.raises(ConfigError, match="did you mean 'soft'"):
+            session.prompt("red circle", mode="sofft")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="2 prompts for 1 samples"):
+            session.prompt(["red circle", "blue circle"])
+        assert same(play(session, 2), play(make(), 2))
+
+    def test_streams_that_cannot_be(self, make: Callable[..., Session]) -> None:
+        session = make()
+        play(session, 3)
+        switch = Switch(frame_block=2, prompt="blue square")
+        for options, words in (
+            ({"num_blocks": 0}, "num_blocks >= 1"),
+            ({"seconds": -1.0}, "seconds > 0"),
+            ({"seconds": float("inf")}, "leave the length out"),
+            ({"num_blocks": 1, "seconds": 1.0}, "not both"),
+            ({"num_blocks": 4, "switches": [switch]}, "never take effect"),
+            ({"num_blocks": 4, "switches": [replace(switch, frame_block=7)]}, r"makes frame blocks 3\.\.6"),
+            ({"num_blocks": 4, "switches": [replace(switch, frame_block=4, prompt="yellow")]}, "unknown word"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                session.stream(**options)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"preset": "balnced"}, "did you mean 'balanced'"),
+            ({"preset": EngineConfig(window=5, sink=3)}, "smallest window with sink 3: 6"),
+            ({"samples": ()}, "range"),
+            ({"samples": (1, 1)}, "different"),
+            ({"samples": 4}, "samples 4 are not valid"),
+            ({"preset": EngineConfig(shift=float("nan"))}, "shift nan"),
+            ({"device": "tpu"}, "allowed: auto"),
+            ({"model": "shape"}, "did you mean 'shapes'"),
+        ],
+    )
+    def test_sessions_that_cannot_be(self, make: Callable[..., Session], options: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            make(**options)
+
+    def test_a_stream_needs_a_prompt(self, make: Callable[..., Session]) -> None:
+        session = make(None)
+        with pytest.raises(SessionError, match="no prompt yet"):
+            play(session, 1)
+        session.prompt("red circle")
+        assert same(play(session, 2), play(make(), 2))
+
+    def test_cancel_ends_streams_but_not_the_session(self, make: Callable[..., Session]) -> None:
+        session, seen = make(), []
+        for block in session.stream():
+            seen.append(block)
+            if block.index == 2:
+                session.cancel()
+        assert same([*seen, *play(session, 2)], play(make(), 5))
+
+    def test_a_cancelled_stream_stays_ended(self, make: Callable[..., Session]) -> None:
+        session = make()
+        old, unused = session.stream(), session.stream()
+        next(old)
+        session.cancel()
+        new = session.stream(2)
+        assert next(old, None) is None and next(unused, None) is None
+        assert [block.index for block in new] == [1, 2]
+
+    def test_two_streams_do_not_take_turns(self, make: Callable[..., Session]) -> None:
+        """Each would skip the switches that fall on the other's frame blocks."""
+        session = make()
+        first = session.stream(6, switches=[Switch(frame_block=2, prompt="blue square")])
+        late = session.stream(3, switches=[Switch(frame_block=1, prompt="blue square")])
+        next(first)
+        play(session, 2)
+        for stale in (first, late):
+            with pytest.raises(SessionError, match="on to frame block 3; call stream"):
+                next(stale)
+        assert play(session, 1)[0].index == 3
+
+    def test_a_rewound_stream_goes_on(self, make: Callable[..., Session]) -> None:
+        session = make()
+        running = session.stream(4)
+        next(running)
+        snapshot, second = session.snapshot(), next(running)
+        session.restore(snapshot)
+        assert same([second], [next(running)])
+
+    def test_a_closed_session_is_closed(self, make: Callable[..., Session]) -> None:
+        with make() as session:
+            running = session.stream()
+            next(running)
+        session.close()
+        assert list(running) == []
+        for use in (session.stream, session.snapshot, session.fork, lambda: session.prompt("red circle")):
+            with pytest.raises(SessionError, match="closed"):
+                use()
+
+    @pytest.mark.parametrize("preset", ["quality", "balanced"])
+    def test_closing_lets_a_block_be_finished(self, make: Callable[..., Session], preset: str) -> None:
+        session, expected = make(preset=preset), play(make(preset=preset), 1)
+        flow = session._stream._dit.flow
+
+        def close_amid(*arguments: Any) -> Any:
+            session.close()
+            return flow(*arguments)
+
+        session._stream._dit.flow = close_amid  # type: ignore[method-assign]
+        assert same(list(session.stream()), expected)
+        worker = session._stream._decoder._worker
+        assert worker is None or worker._shutdown
+
+    def test_two_threads_do_not_share_a_block(self, make: Callable[..., Session]) -> None:
+        session = make()
+        inside, leave = threading.Event(), threading.Event()
+        work = session._stream._dit.flow
+
+        def wait(*arguments: Any) -> Any:
+            inside.set()
+            leave.wait(10)
+            return work(*arguments)
+
+        session._stream._dit.flow = wait  # type: ignore[method-assign]
+        got: list[FrameBlock] = []
+        thread = threading.Thread(target=lambda: got.extend(session.stream(2)))
+        thread.start()
+        inside.wait(10)
+        with pytest.raises(SessionError, match="another thread"):
+            play(session, 1)
+        assert session.prompt("blue square").frame_block == 1
+        leave.set()
+        thread.join(30)
+        assert [block.prompt for block in got] == ["red circle", "blue square"]

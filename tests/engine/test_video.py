@@ -1,0 +1,170 @@
+"""Clips written to files and read back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from torch import Tensor
+
+import strobe
+from strobe.core.errors import ConfigError, SessionError, ShapeError, StrobeError
+from strobe.engine.video import FORMATS, VideoFile, check_video_path, missing_encoders
+
+MIN_PSNR_DB = {".mp4": 36.0, ".mkv": 36.0, ".gif": 28.0}
+
+
+def moving_square(num_frames: int, height: int = 64, width: int = 96) -> Tensor:
+    """A red square that moves right over a soft gradient: uint8 [F, Y, X, 3]."""
+    frames = torch.linspace(40, 120, width).view(1, 1, width, 1).expand(num_frames, height, width, 3).clone()
+    for index in range(num_frames):
+        left = 4 + 2 * index % 60
+        frames[index, 20:40, left : left + 20] = torch.tensor([220.0, 30.0, 30.0])
+    return frames.to(torch.uint8)
+
+
+def decode(path: Path) -> Tensor:
+    frames = []
+    with av.open(str(path)) as container:
+        try:
+            for frame in container.decode(video=0):
+                frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
+        except av.InvalidDataError:
+            pass  # the cut end of a broken file
+    return torch.stack(frames)
+
+
+def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own; it finds the path in sys.argv[1]."""
+    script = f"import sys\nsys.path.insert(0, {str(Path(strobe.__file__).parents[1])!r})\n{script}"
+    command = [sys.executable, "-c", script, str(path)]
+    return subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+
+
+def psnr_db(frames: Tensor, reference: Tensor) -> float:
+    return float(-10 * torch.log10(((frames.float() - reference.float()) / 255).square().mean()))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_frames_come_back(tmp_path: Path, suffix: str) -> None:
+    frames, path = moving_square(45), tmp_path / f"clip{suffix}"
+    with VideoFile(path, fps=16) as video:
+        for block in frames.split([1, 4, 40]):
+            video.write(block)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name] and video.num_frames == 45
+    if suffix == ".webp":  # FFmpeg writes animated webp and reads only still ones
+        data = path.read_bytes()
+        assert data[8:16] == b"WEBPVP8X" and 40 <= data.count(b"ANMF") <= 45
+        return
+    decoded = decode(path)
+    assert decoded.shape == frames.shape
+    assert min(psnr_db(*pair) for pair in zip(decoded, frames, strict=True)) >= MIN_PSNR_DB[suffix]
+
+
+def test_an_mp4_starts_at_once_and_lasts_as_long_as_its_frames(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    with VideoFile(path, fps=16) as video:
+        video.write(moving_square(40))
+    data = path.read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat") and b"moof" not in data
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate == 16 and stream.codec_context.name == "h264" and stream.codec_context.pix_fmt == "yuv420p"
+        assert container.duration == pytest.approx(40 / 16 * av.time_base, rel=1e-3)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+@pytest.mark.parametrize(("height", "width"), [(63, 95), (64, 95), (63, 96)])
+def test_odd_sizes(tmp_path: Path, suffix: str, height: int, width: int) -> None:
+    frames, path = moving_square(3, height, width), tmp_path / f"clip{suffix}"
+    with VideoFile(path, fps=16) as video:
+        video.write(frames)
+    decoded = decode(path)
+    expected = (height + height % 2, width + width % 2) if suffix == ".mp4" else (height, width)
+    assert tuple(decoded.shape[1:3]) == expected
+    assert psnr_db(decoded[:, :height, :width], frames) >= MIN_PSNR_DB[suffix]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_clip_keeps_its_frames(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "clip.mp4"
+    with pytest.raises(error), VideoFile(path, fps=16) as video:
+        video.write(moving_square(5))
+        raise error
+    assert len(decode(path)) == 5
+
+
+def test_a_killed_process_keeps_its_finished_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    script = (
+        "import os, torch\n"
+        "from strobe.engine.video import VideoFile\n"
+        "video = VideoFile(sys.argv[1], fps=16)\n"
+        "video.write(torch.randint(0, 255, (80, 64, 64, 3), dtype=torch.uint8))\n"
+        "os._exit(9)\n"
+    )
+    assert run(script, path).returncode == 9
+    assert len(decode(path)) >= 16
+
+
+def test_no_space_is_one_clear_error_and_keeps_what_fits(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    script = (
+        "import resource, signal, torch\n"
+        "from strobe.core.errors import StrobeError\n"
+        "from strobe.engine.video import VideoFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "try:\n"
+        "    with VideoFile(sys.argv[1], fps=16) as video:\n"
+        "        for _ in range(20):\n"
+        "            video.write(torch.randint(0, 255, (16, 64, 64, 3), dtype=torch.uint8))\n"
+        "except StrobeError as error:\n"
+        "    sys.exit(f'one line: {error}')\n"
+    )
+    done = run(script, path)
+    assert done.returncode == 1 and "one line: cannot write" in done.stderr and "free some space" in done.stderr
+    assert len(decode(path)) >= 16
+
+
+def test_a_clip_without_frames_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"old")
+    VideoFile(path, fps=16).close()
+    VideoFile(tmp_path / "new.mp4", fps=16).close()
+    assert path.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_wrong_frames_are_refused(tmp_path: Path) -> None:
+    video = VideoFile(tmp_path / "clip.mp4", fps=16)
+    frames = moving_square(2)
+    with pytest.raises(ShapeError, match="uint8"):
+        video.write(frames.float())
+    video.write(frames)
+    with pytest.raises(ShapeError, match="32x96, the clip is 64x96"):
+        video.write(frames[:, :32])
+    video.close()
+    video.close()
+    with pytest.raises(SessionError, match="closed"):
+        video.write(frames)
+    assert len(decode(tmp_path / "clip.mp4")) == 2
+
+
+def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'\.mp5' \(did you mean '\.mp4'\?\)"):
+        check_video_path(tmp_path / "clip.mp5")
+    with pytest.raises(ConfigError, match="no folder"):
+        VideoFile(tmp_path / "missing" / "clip.mp4", fps=16)
+    with pytest.raises(ConfigError, match="not positive"):
+        VideoFile(tmp_path / "clip.mp4", fps=0)
+    (tmp_path / "folder.mp4").mkdir()
+    with pytest.raises(StrobeError, match="cannot write"):
+        VideoFile(tmp_path / "folder.mp4", fps=16)
+
+
+def test_every_format_has_its_encoder() -> None:
+    assert missing_encoders() == ()

@@ -1,0 +1,62 @@
+"""The source tree as the house rules see it: files, syntax trees, functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "strobe"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Every Python file under the given folders of the checkout."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The path as the rules and messages write it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_kernel(path: Path) -> bool:
+    """Kernel files may be longer: an operator's implementations and a model's fused kernels."""
+    return path.parent.name in ("impl", "kernels")
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    """Every function and method, nested ones too."""
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def num_lines(function: Function) -> int:
+    """Lines from `def` to the last statement, docstring included."""
+    return function.end_lineno - function.lineno + 1
+
+
+def num_parameters(function: Function) -> int:
+    """Parameters a caller can give; `self` and `cls` are not."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in named) + bool(arguments.vararg) + bool(arguments.kwarg)
+
+
+def depth(node: ast.AST, level: int = 0) -> int:
+    """Deepest nesting of compound statements; an `elif` is as deep as its `if`, a nested function is counted on its own."""
+    deepest = level
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            continue
+        is_elif = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
+        deepest = max(deepest, depth(child, level + (isinstance(child, NESTING) and not is_elif)))
+    return deepest

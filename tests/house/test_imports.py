@@ -1,0 +1,65 @@
+"""Who may import whom, and what a cheap import stays free of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import strobe
+from source import PACKAGE, ROOT
+
+VERBS = ["demo", "generate", "compare", "presets", "presets show", "report", "doctor", "train-shapes", "bench", "bench shapes"]
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that finds this checkout's package."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def loaded(code: str, *arguments: str) -> set[str]:
+    """Top-level modules that are loaded after running code; the last line of stderr carries them."""
+    report = "\nimport json; sys.stderr.write('\\n' + json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    result = run(code + report, *arguments)
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stderr.splitlines()[-1]))
+
+
+def test_the_import_contracts_hold() -> None:
+    linter = pytest.importorskip("importlinter.cli")
+    code = "from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    assert linter is not None
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_import_strobe_loads_no_torch() -> None:
+    heavy = {"torch", "numpy", "av", "rich", "cyclopts", "msgspec", "safetensors"}
+    assert not loaded("import strobe; strobe.__version__; dir(strobe)") & heavy
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_loads_no_torch(verb: str) -> None:
+    code = "from strobe.cli.main import main; code = main(sys.argv[1:]); assert code == 0, code"
+    assert not loaded(code, *verb.split(), "--help") & {"torch", "numpy", "av"}
+
+
+@pytest.mark.parametrize("name", [name for name in strobe.__all__ if name != "__version__"])
+def test_public_names_resolve_and_are_documented(name: str) -> None:
+    value = getattr(strobe, name)
+    assert value.__doc__, f"strobe.{name} has no docstring"
+    assert name in dir(strobe)
+
+
+def test_a_wrong_public_name_says_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"Sesion.*did you mean 'session'"):
+        _ = strobe.Sesion

@@ -1,0 +1,137 @@
+"""The oracle reads every scene it could meet, survives noise and blur, and says so when there is nothing to read."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strobe.core.errors import ShapeError
+from strobe.models.shapes.grammar import CHOICES
+from strobe.models.shapes.oracle import accuracy, border_jump, centroids, detect, flicker
+from strobe.models.shapes.render import advance, render, wrapped
+
+ALL_SCENES = torch.tensor(list(itertools.product(*(range(len(values)) for values in CHOICES.values()))))
+
+
+def clips(scenes: Tensor, num_frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Frames and true centres of scenes `[N, 5]` at random places (borders included) and radii."""
+    generator = torch.Generator().manual_seed(seed)
+    attributes = scenes[:, None].expand(-1, num_frames, -1)
+    centres = advance(torch.rand(len(scenes), 2, generator=generator) * 128, attributes)
+    return render(attributes, centres, 22 + 6 * torch.rand(len(scenes), generator=generator)), centres
+
+
+def some_scenes(count: int, seed: int = 0) -> Tensor:
+    return ALL_SCENES[torch.randperm(len(ALL_SCENES), generator=torch.Generator().manual_seed(seed))[:count]]
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_reads_all_scenes(part: int) -> None:
+    scenes = ALL_SCENES[part::8]
+    frames, centres = clips(scenes, 2, seed=part)
+    detection = detect(frames)
+    assert torch.equal(detection.labels, scenes[:, None].expand(-1, 2, -1))
+    assert accuracy(detection, scenes).every == 1.0
+    assert wrapped(detection.centre - centres).abs().max() < 0.4
+    assert detection.valid.all() and detection.shape_iou.min() > 0.95
+
+
+def noisy(frames: Tensor) -> Tensor:
+    return frames + 0.03 * torch.randn(frames.shape, generator=torch.Generator().manual_seed(1))
+
+
+def blurred(frames: Tensor) -> Tensor:
+    padded = functional.pad(frames.flatten(0, 1), (2, 2, 2, 2), mode="circular")
+    return functional.avg_pool2d(padded, 5, 1).unflatten(0, frames.shape[:2])
+
+
+def bytes_only(frames: Tensor) -> Tensor:
+    return (frames * 255).round().to(torch.uint8).float() / 255
+
+
+@pytest.mark.parametrize("spoil", [noisy, blurred, lambda frames: noisy(blurred(frames)).clamp(0, 1), bytes_only])
+def test_reads_spoilt_clips(spoil) -> None:  # type: ignore[no-untyped-def]
+    scenes = some_scenes(32, seed=2)
+    frames, centres = clips(scenes, 12, seed=3)
+    detection = detect(spoil(frames))
+    assert accuracy(detection, scenes).every == 1.0
+    assert wrapped(detection.centre - centres).abs().max() < 0.5
+    assert wrapped(centroids(spoil(frames)) - centres).abs().max() < 0.5
+
+
+def test_accuracy_counts_frames_and_attributes() -> None:
+    scenes = torch.tensor([[0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+    detection = detect(clips(scenes, 4)[0])
+    wanted = scenes[:, None].repeat(1, 4, 1)
+    wanted[0, :1, 0] = 5  # one frame of eight asked for another colour
+    wanted[1, :2, 4] = 3  # two frames of eight another background
+    result = accuracy(detection, wanted)
+    assert (result.colour, result.shape, result.background, result.every) == (7 / 8, 1.0, 6 / 8, 5 / 8)
+    with pytest.raises(ShapeError, match="do not fit"):
+        accuracy(detection, wanted[:, :3])
+
+
+def test_shuffled_prompts_are_at_chance() -> None:
+    scenes = some_scenes(200, seed=5)
+    detection = detect(clips(scenes, 2)[0])
+    result = accuracy(detection, some_scenes(200, seed=6))
+    for attribute, values in CHOICES.items():
+        assert abs(getattr(result, attribute) - 1 / len(values)) < 0.12
+    assert result.every <= 0.02
+
+
+def test_nothing_to_read_is_wrong_not_guessed() -> None:
+    frames = torch.full((1, 3, 3, 128, 128), 96 / 255)
+    detection = detect(frames)
+    assert not detection.valid.any()
+    assert detection.labels[0].tolist() == [[-1, -1, -1, -1, 2]] * 3
+    assert accuracy(detection, torch.tensor([[0, 0, 0, 0, 2]])).every == 0.0
+    assert centroids(frames).isnan().all() and flicker(detection).isnan().all()
+
+
+def test_an_object_at_rest_and_a_single_frame_have_no_direction() -> None:
+    frames, _ = clips(some_scenes(3), 1)
+    for still in (frames, frames.expand(-1, 5, -1, -1, -1)):
+        detection = detect(still)
+        assert detection.direction.tolist() == detection.speed.tolist() == [-1] * 3
+        assert detection.valid.all()
+
+
+def test_motion_survives_a_bad_frame() -> None:
+    scenes = some_scenes(6, seed=8)
+    frames, _ = clips(scenes, 9)
+    frames[:, 4] = 0.5
+    detection = detect(frames)
+    assert not detection.valid[:, 4].any()
+    assert torch.equal(torch.stack((detection.direction, detection.speed), 1), scenes[:, 2:4])
+
+
+def test_flicker_is_the_second_difference_of_the_colour() -> None:
+    scenes = torch.tensor([[0, 0, 0, 0, 0]])
+    frames, _ = clips(scenes, 6)
+    assert flicker(detect(frames)).item() < 1e-3
+    gain = torch.tensor([1.0, 0.9] * 3)[:, None, None, None]
+    # Red (230, 40, 40) alternates with 0.9 of itself: |second difference| is 0.2 * mean(230, 40, 40) / 255.
+    expected = 0.2 * (230 + 40 + 40) / 3 / 255
+    assert flicker(detect(frames * gain)).item() == pytest.approx(expected, rel=0.02)
+
+
+def test_border_jump_by_hand() -> None:
+    steps = torch.tensor([0.0, 0.01, 0.02, 0.05, 0.06, 0.07, 0.10, 0.11])  # +0.01 each, +0.03 into frames 3 and 6
+    frames = steps[None, :, None, None, None].expand(1, 8, 3, 16, 16)
+    assert border_jump(frames, (3, 6)).item() == pytest.approx(3.0, rel=1e-4)
+    assert border_jump(torch.zeros(1, 8, 3, 16, 16), (3, 6)).isnan().all()
+    for starts in ((), (0,), (8,), tuple(range(1, 8))):
+        with pytest.raises(ShapeError, match="border_jump"):
+            border_jump(frames, starts)
+
+
+def test_frames_are_checked() -> None:
+    with pytest.raises(ShapeError, match=r"given torch.uint8 \[1, 2, 3, 128, 128\]"):
+        detect(torch.zeros(1, 2, 3, 128, 128, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match=r"\[1, 2, 3, 64, 128\]"):
+        centroids(torch.zeros(1, 2, 3, 64, 128))

@@ -1,0 +1,122 @@
+"""The bundle loads; what is written is read back as float16; anything else is an error of one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from strobe.core.errors import WeightsError
+from strobe.models.shapes import weights
+from strobe.models.shapes.grammar import VOCABULARY
+from strobe.models.shapes.train import autoencoder
+from strobe.models.shapes.weights import Parts
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    torch.manual_seed(1)
+    built = weights.build()
+    built[2].mean.uniform_()  # statistics are part of the weights
+    return built
+
+
+@pytest.fixture(scope="module")
+def written(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return weights.save(parts, tmp_path_factory.mktemp("weights") / "made" / "on demand")
+
+
+def all_tensors(parts: Parts) -> dict[str, Tensor]:
+    return {f"{number}.{name}": tensor for number, part in enumerate(parts) for name, tensor in part.state_dict().items()}
+
+
+def test_what_is_written_is_read_back_in_float16(parts: Parts, written: Path) -> None:
+    assert [path.name for path in written.parent.iterdir()] == ["shapes.safetensors"]  # nothing half written lies about
+    before, after = all_tensors(parts), all_tensors(weights.load(written.parent))
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, before[name].half().float()), name
+    again = weights.save(weights.load(written.parent), written.parent / "again")
+    assert again.read_bytes() == written.read_bytes()
+
+
+def test_loaded_parts_are_ready_for_inference(written: Path) -> None:
+    for part in weights.load(written.parent):
+        assert not part.training and not any(p.requires_grad for p in part.parameters())
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(WeightsError, match=r"holds no shapes\.safetensors; give a folder written by `strobe train-shapes`"):
+            weights.load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
+def test_a_truncated_file_is_damaged(written: Path, tmp_path: Path, keep: int) -> None:
+    (tmp_path / weights.FILE).write_bytes(written.read_bytes()[:keep])
+    with pytest.raises(WeightsError, match=r"shapes\.safetensors is damaged or not a safetensors file .*train again$") as caught:
+        weights.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_kind_of_file_is_damaged(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(3)}, tmp_path / weights.FILE)
+    with pytest.raises(WeightsError, match="damaged or not a safetensors file"):
+        weights.load(tmp_path)
+
+
+def renamed(tensors: dict[str, Tensor]) -> None:
+    tensors["vae.spread"] = tensors.pop("vae.std")
+
+
+def longer(tensors: dict[str, Tensor]) -> None:
+    tensors["dit.blocks.8.modulation"] = tensors["dit.blocks.7.modulation"].clone()
+
+
+def reshaped(tensors: dict[str, Tensor]) -> None:
+    for name in ("dit.blocks.0.modulation", "text.places"):
+        tensors[name] = torch.zeros(1, 2)
+
+
+def cut(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("text.")]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (renamed, r"1 missing \(first: vae\.std\); 1 unexpected \(first: vae\.spread\)$"),
+        (longer, r"1 unexpected \(first: dit\.blocks\.8\.modulation\)$"),
+        (reshaped, r"2 of another shape \(first: dit\.blocks\.0\.modulation\)$"),
+        (cut, r"10 missing \(first: text\.final\.bias\)$"),
+    ],
+)
+def test_other_tensors_are_named(written: Path, tmp_path: Path, spoil, message: str) -> None:  # type: ignore[no-untyped-def]
+    tensors = load_file(written)
+    spoil(tensors)
+    save_file(tensors, tmp_path / weights.FILE)
+    with pytest.raises(WeightsError, match=f"is not a checkpoint of the bundled model: {message}") as caught:
+        weights.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bundle_is_small_and_trained() -> None:
+    bundled = sorted(weights.FOLDER.rglob("*"))
+    assert sum(path.stat().st_size for path in bundled if path.is_file()) <= 14_000_000
+    dit, text, vae = weights.load()
+    assert all(tensor.isfinite().all() for tensor in all_tensors((dit, text, vae)).values())
+    assert text.vocabulary == VOCABULARY
+    assert autoencoder.measure(vae, torch.device("cpu"), clips=4) >= 38.0  # dB
+
+
+def test_bundled_latents_are_standard() -> None:
+    torch.manual_seed(3)
+    _, _, vae = weights.load()
+    latents = vae.encode_groups(autoencoder.draw_clips(16, 4, torch.device("cpu")))
+    assert latents.mean(dim=(0, 1, 3, 4)).abs().max() < 0.3
+    assert (latents.std(dim=(0, 1, 3, 4)) - 1).abs().max() < 0.3

@@ -1,0 +1,23 @@
+"""A causal Wan small enough for a second. Random weights: values mean nothing, equality does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+
+TINY = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=12, text_len=5, latent_channels=4, num_heads=2, num_layers=3)
+
+
+@pytest.fixture(scope="module")
+def dit() -> CausalWan:
+    torch.manual_seed(11)
+    model = CausalWan(TINY).requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(1.5)  # so that history, prompts and timesteps show in the result
+        else:
+            parameter.add_(0.2 * torch.randn_like(parameter))  # norms and biases that are not the identity
+    return model

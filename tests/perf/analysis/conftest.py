@@ -1,0 +1,92 @@
+"""A run as `RunRecords`, from a function that says how long each frame block of each clip takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strobe.perf.measure.order import palindrome
+from strobe.perf.records.record import Clip, Clocks, Git, Header, Machine, PromptAt, Span, Variant, Workload
+from strobe.perf.records.store import RunRecords
+
+BLOCKS, SWITCH, STEPS = 12, 8, 4
+
+BlockTime = Callable[[str, int, int], int]
+"""(variant, order of the clip, frame block) -> nanoseconds."""
+
+
+def header(names: tuple[str, ...], palindromes: int) -> Header:
+    machine = Machine(
+        device="cpu", device_name="a CPU", gpu_count=0, gpu_memory_bytes=None, driver=None, cuda=None, torch=None, python="3.11",
+        os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None, clocks=Clocks(source="none"),
+    )  # fmt: skip
+    prompts = (
+        PromptAt(frame_block=0, text="a red circle", mode="start"),
+        PromptAt(frame_block=SWITCH, text="a blue square", mode="recache"),
+    )
+    workload = Workload(
+        prompts=prompts, seed=0, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12,
+        frames=9 + 12 * (BLOCKS - 1), height=128, width=128, fps=16,
+    )  # fmt: skip
+    return Header(
+        run="synthetic", date="2026-01-01T00:00:00Z", strobe="0", git=Git(commit=None, dirty=None), argv=(), machine=machine,
+        baseline=names[0], order=palindrome(names[0], names[1:]), palindromes=palindromes, workload=workload,
+    )  # fmt: skip
+
+
+def clip_spans(clip: Clip, steps: int, block_time: BlockTime) -> list[Span]:
+    """e2e > 10 µs of text > frame blocks of equal denoise steps with a 1000 ns decode, 100 ns apart."""
+    found: list[Span] = []
+
+    def add(name: str, index: int | None, start_ns: int, value_ns: int, parent: int | None = None) -> None:
+        found.append(
+            Span(
+                variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
+                start_ns=start_ns, value_ns=value_ns, clock="perf_counter", warmup=clip.phase == "warmup", parent=parent,
+            )
+        )  # fmt: skip
+
+    now = 10_000
+    add("text", None, 0, now)
+    for block in range(BLOCKS):
+        length = block_time(clip.variant, clip.order, block)
+        step_ns = (length - 1000) // steps
+        for step in range(steps):
+            add("denoise_step", step, now + step * step_ns, step_ns, parent=block)
+        add("vae_decode", None, now + length - 1000, 1000, parent=block)
+        add("frame_block", block, now, length)
+        now += length + 100
+    add("e2e", None, 0, now)
+    return found
+
+
+@pytest.fixture
+def make_run() -> Callable[..., RunRecords]:
+    """Return `make(block_time, names, palindromes, clips)`; `clips` cuts the run short after so many."""
+
+    def make(
+        block_time: BlockTime,
+        names: tuple[str, ...] = ("baseline", "turbo"),
+        palindromes: int = 4,
+        clips: int | None = None,
+        steps: dict[str, int] | None = None,
+    ) -> RunRecords:
+        head = header(names, palindromes)
+        plan = [("warmup", None, name) for name in names]
+        plan += [("timed", lap, name) for lap in range(palindromes) for name in head.order]
+        counts = dict.fromkeys(names, 0)
+        finished, samples = [], []
+        for order, (phase, lap, name) in enumerate(plan[:clips]):
+            clip = Clip(variant=name, clip=counts[name], order=order, palindrome=lap, phase=phase, num_spans=0)
+            counts[name] += 1
+            finished.append(clip)
+            samples += clip_spans(clip, (steps or {}).get(name, STEPS), block_time)
+        return RunRecords(
+            folder=Path("run"), header=head, variants=tuple(Variant(name=name, preset=name, window=12) for name in names),
+            spans=tuple(samples), clips=tuple(finished), traces=(), videos=(), quality=(), gates=(), excluded=(), end=None,
+            truncated=False, bad_lines=(),
+        )  # fmt: skip
+
+    return make

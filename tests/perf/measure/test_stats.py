@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from strobe.perf.measure.stats import (
+    P99_SAMPLES,
+    Interval,
+    judge,
+    paired_interval,
+    percentile,
+    t_quantile,
+    tail,
+    theil_sen,
+    welch_interval,
+)
+
+# Published tables of Student's t (two-sided 90, 95, 99, 99.9 %).
+TABLE = [
+    (0.975, 1, 12.7062047364),
+    (0.975, 2, 4.3026527297),
+    (0.975, 3, 3.1824463053),
+    (0.975, 4, 2.7764451052),
+    (0.975, 5, 2.5705818356),
+    (0.975, 9, 2.2621571628),
+    (0.975, 10, 2.2281388520),
+    (0.975, 30, 2.0422724563),
+    (0.975, 120, 1.9799304051),
+    (0.95, 1, 6.3137515147),
+    (0.95, 10, 1.8124611228),
+    (0.995, 5, 4.0321429836),
+    (0.9995, 1, 636.6192487687),
+]
+
+
+@pytest.mark.parametrize(("p", "dof", "value"), TABLE)
+def test_t_quantile_agrees_with_the_tables(p: float, dof: float, value: float) -> None:
+    assert t_quantile(p, dof) == pytest.approx(value, rel=1e-9)
+    assert t_quantile(1 - p, dof) == pytest.approx(-value, rel=1e-9)
+
+
+def test_t_quantile_inverts_the_integral_of_its_density_at_fractions_of_a_degree() -> None:
+    for dof in (0.7, 2.5, 7.3):
+        bound, steps = t_quantile(0.9, dof), 200_000
+        scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(dof * math.pi)
+        middles = ((step + 0.5) * bound / steps for step in range(steps))
+        area = sum((1 + t * t / dof) ** (-(dof + 1) / 2) for t in middles) * scale * bound / steps
+        assert area == pytest.approx(0.4, abs=1e-8)
+
+
+def test_t_quantile_of_many_degrees_is_the_normal_quantile() -> None:
+    assert t_quantile(0.975, 1e7) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-6)
+    assert t_quantile(0.5, 3) == 0
+
+
+def test_paired_interval_by_hand() -> None:
+    found = paired_interval([0.1, 0.2, 0.3])
+    half = 4.3026527297 * 0.1 / math.sqrt(3)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((math.exp(0.2 - half), math.exp(0.2 + half)), rel=1e-9)
+    assert paired_interval([0.1]) is None
+    assert paired_interval([0.0, 0.0, 0.0]) == Interval(low=1.0, high=1.0)
+
+
+def test_welch_interval_by_hand() -> None:
+    # Logs with variances 0.01 (n 3) and 0.04 (n 4): dof = (1/300 + 1/100)^2 / ((1/300)^2 / 2 + (1/100)^2 / 3).
+    a = [math.exp(1 + step * 0.1) for step in (-1, 0, 1)]
+    spread = 0.2 * math.sqrt(3 / 4)
+    b = [math.exp(0.5 + step * spread) for step in (-1, -1, 1, 1)]
+    dof = (0.01 / 3 + 0.04 / 4) ** 2 / ((0.01 / 3) ** 2 / 2 + (0.04 / 4) ** 2 / 3)
+    half = t_quantile(0.975, dof) * math.sqrt(0.01 / 3 + 0.04 / 4)
+    found = welch_interval(a, b)
+    assert found is not None
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-9)
+    assert welch_interval([1.0], b) is None
+    assert welch_interval([2.0, 2.0], [1.0, 1.0]) == Interval(low=2.0, high=2.0)
+
+
+def test_p99_needs_459_samples() -> None:
+    assert 0.99**P99_SAMPLES < 0.01 < 0.99 ** (P99_SAMPLES - 1)
+    few, many = tail(range(458)), tail(range(459))
+    assert (few.label, few.value, few.n) == ("max", 457, 458)
+    assert (many.label, many.value, many.n) == ("p99", 454, 459)
+
+
+def test_percentile_is_a_sample() -> None:
+    assert [percentile([4, 1, 3, 2], share) for share in (0, 0.25, 0.5, 0.51, 1)] == [1, 1, 2, 3, 4]
+
+
+def test_theil_sen_ignores_a_stall() -> None:
+    values = [3.0 * index for index in range(20)]
+    values[7] += 1000
+    assert theil_sen(values).value == 3
+    flat = theil_sen([5.0] * 10)
+    assert (flat.value, flat.interval.low, flat.interval.high) == (0, 0, 0)
+
+
+def test_theil_sen_interval_holds_the_slope_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    hits = 0
+    for _ in range(400):
+        found = theil_sen([0.5 * index + draw.gauss(0, 3) for index in range(12)]).interval
+        hits += found.low <= 0.5 <= found.high
+    assert 0.93 <= hits / 400 <= 0.985
+
+
+def test_theil_sen_interval_is_sens() -> None:
+    # Sen (1968) with n = 10, no ties: C = 1.96 * sqrt(10 * 9 * 25 / 18) = 21.9, so ranks 12 and 34 of 45 slopes.
+    draw = random.Random(1)
+    values = [draw.random() for _ in range(10)]
+    slopes = sorted((values[j] - values[i]) / (j - i) for i in range(10) for j in range(i + 1, 10))
+    found = theil_sen(values).interval
+    assert slopes.index(found.low) + 1 == 12
+    assert slopes.index(found.high) + 1 == 34
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "delta_ns", "verdict"),
+    [
+        (1.30, 1.25, 1.35, 1e6, "faster"),
+        (0.70, 0.65, 0.75, -1e6, "slower"),
+        (1.005, 1.004, 1.006, 1e6, "no difference"),  # sure, but below the floor of 1 %
+        (1.30, 1.25, 1.35, 900, "inconclusive"),  # sure, but below what the clock resolves
+        (1.01, 0.98, 1.03, 1e6, "no difference"),
+        (1.05, 0.90, 1.20, 1e6, "inconclusive"),
+    ],
+)
+def test_verdicts(ratio: float, low: float, high: float, delta_ns: float, verdict: str) -> None:
+    assert judge(ratio, Interval(low=low, high=high), delta_ns) == verdict
+
+
+def test_without_an_interval_nothing_is_claimed() -> None:
+    assert judge(2.0, None, 1e9) == "inconclusive"

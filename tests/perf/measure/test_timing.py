@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from strobe.core import spans
+from strobe.core.spans import span
+from strobe.perf.measure.timing import FINE, Region, TimingRecorder, recording, span_records
+from strobe.perf.records.record import Clip
+
+CPU = torch.device("cpu")
+
+
+def record(recorder: TimingRecorder) -> dict[tuple[str, int | None], Region]:
+    return {(region.name, region.index): region for region in recorder.finish_clip()}
+
+
+def make_block(block: int) -> None:
+    with span(spans.FRAME_BLOCK, block):
+        for step in range(2):
+            with span(spans.DENOISE_STEP, step):
+                time.sleep(0.001)
+        with span(spans.COMMIT):
+            pass
+
+
+def test_regions_nest_and_know_their_parent() -> None:
+    recorder = TimingRecorder(CPU)
+    with recording(recorder):
+        recorder.start_clip()
+        with span(spans.E2E):
+            make_block(0)
+            make_block(1)
+    found = recorder.finish_clip()
+    names = [(region.name, region.index, region.parent) for region in found]
+    block = [("denoise_step", 0), ("denoise_step", 1), ("commit", None)]
+    assert names == [("e2e", None, None)] + [
+        row for at in (0, 1) for row in [("frame_block", at, None), *((name, index, at) for name, index in block)]
+    ]
+    e2e, first = found[0], found[1]
+    assert all(region.clock == "perf_counter" and region.thread == 0 for region in found)
+    assert e2e.start_ns <= first.start_ns
+    assert sum(region.value_ns for region in found if region.name == "frame_block") <= e2e.value_ns
+    assert all(region.value_ns >= 1_000_000 for region in found if region.name == "denoise_step")
+
+
+def test_layers_are_not_timed_and_own_names_are() -> None:
+    recorder = TimingRecorder(CPU)
+    with recording(recorder):
+        recorder.start_clip()
+        with span("mine"):
+            for name in FINE:
+                with span(name, 3):
+                    pass
+    assert list(record(recorder)) == [("mine", None)]
+
+
+def test_every_clip_starts_empty_at_zero() -> None:
+    recorder = TimingRecorder(CPU)
+    with recording(recorder):
+        for number in range(3):
+            recorder.start_clip()
+            time.sleep(0.002)
+            with span("part", number):
+                pass
+            found = record(recorder)
+            assert list(found) == [("part", number)]
+            assert found["part", number].start_ns >= 2_000_000
+
+
+def test_other_threads_are_kept_apart() -> None:
+    recorder = TimingRecorder(CPU)
+    inside = threading.Barrier(2)
+
+    def decode() -> None:
+        with span(spans.VAE_DECODE):
+            inside.wait()
+
+    with recording(recorder):
+        recorder.start_clip()
+        with span(spans.FRAME_BLOCK, 7):
+            worker = threading.Thread(target=decode)
+            worker.start()
+            with span(spans.COMMIT):
+                inside.wait()
+            worker.join()
+    found = record(recorder)
+    assert (found["commit", None].thread, found["commit", None].parent) == (0, 7)
+    assert (found["vae_decode", None].thread, found["vae_decode", None].parent) == (1, None)
+
+
+def test_a_region_that_fails_is_closed_and_the_slot_is_given_back() -> None:
+    recorder = TimingRecorder(CPU)
+    with pytest.raises(RuntimeError), recording(recorder):
+        recorder.start_clip()
+        with span("outer", 1), span("inner"):
+            raise RuntimeError
+    assert {name for name, _ in record(recorder)} == {"outer", "inner"}
+    with span("after"):
+        pass
+    assert recorder.finish_clip() == recorder.finish_clip()
+    recorder.start_clip()
+    with recording(recorder), span("again"):
+        pass
+    assert record(recorder)["again", None].parent is None
+
+
+def test_regions_become_records_of_their_clip() -> None:
+    recorder = TimingRecorder(CPU)
+    with recording(recorder):
+        recorder.start_clip()
+        make_block(5)
+    regions = recorder.finish_clip()
+    clip = Clip(variant="mine", clip=2, order=9, palindrome=1, phase="timed", num_spans=len(regions))
+    found = span_records(clip, regions)
+    assert {(line.variant, line.clip, line.order, line.palindrome, line.warmup) for line in found} == {("mine", 2, 9, 1, False)}
+    assert [(line.name, line.index, line.parent, line.value_ns) for line in found] == [
+        (region.name, region.index, region.parent, region.value_ns) for region in regions
+    ]
+
+
+@pytest.mark.gpu
+def test_cuda_events_measure_the_device_and_e2e_the_wall() -> None:
+    device = torch.device("cuda", 0)
+    recorder = TimingRecorder(device)
+    x = torch.randn(4096, 4096, device=device)
+    for _ in range(2):
+        recorder.start_clip()
+        with recording(recorder), span(spans.E2E):
+            for block in range(3):
+                with span(spans.FRAME_BLOCK, block):
+                    x = torch.nn.functional.normalize(torch.linalg.multi_dot([x] * 20))
+        found = record(recorder)
+    blocks = [found["frame_block", block] for block in range(3)]
+    e2e = found["e2e", None]
+    assert e2e.clock == "perf_counter"
+    assert all(block.clock == "cuda_event" and block.value_ns > 1_000_000 for block in blocks)
+    assert abs(sum(block.value_ns for block in blocks) - e2e.value_ns) < 0.1 * e2e.value_ns
+    ends = [block.start_ns + block.value_ns for block in blocks]
+    assert all(abs(end - block.start_ns) < 200_000 for end, block in zip(ends, blocks[1:], strict=False))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strobe.perf.records.record import LINES, Header, Record, Span
+from strobe.perf.records.schema import schema_markdown
+
+NEEDED = {
+    "date", "git.commit", "git.dirty", "argv", "model.weights_sha256", "machine.device", "machine.driver", "machine.cuda",
+    "machine.torch", "machine.cores", "machine.threads", "machine.clocks", "machine.gpu_count", "sp_degree", "tp_degree",
+    "world_size", "logs", "workload.frames", "workload.height", "workload.width", "workload.batch",
+}  # fmt: skip
+
+
+def test_integers_beyond_a_float_survive(span: Span) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(span), type=Record) == span
+    assert b"9007199254740993" in msgspec.json.encode(span)
+
+
+def test_every_line_tells_its_kind_and_version(header: Header, span: Span) -> None:
+    for record in (header, span):
+        line = msgspec.json.decode(msgspec.json.encode(record))
+        assert (line["record"], line["v"]) == (type(record).__name__.lower(), 1)
+
+
+def test_the_header_has_every_field_a_reader_needs_to_repeat_the_run() -> None:
+    schema = msgspec.json.schema(Header)["$defs"]
+
+    def keys(name: str, prefix: str = "") -> set[str]:
+        found = set()
+        for key, field in schema[name]["properties"].items():
+            found.add(prefix + key)
+            options = [field, *field.get("anyOf", []), *field.get("allOf", [])]
+            for part in (option["$ref"].rsplit("/", 1)[1] for option in options if "$ref" in option):
+                found |= keys(part, f"{prefix}{key}.")
+        return found
+
+    assert keys("Header") >= NEEDED
+
+
+def test_the_manual_is_the_schema() -> None:
+    manual = Path(__file__).parents[3] / "docs" / "records.md"
+    assert manual.read_text(encoding="utf-8") == schema_markdown(), "run: make docs"
+
+
+def test_the_manual_lists_every_field_of_every_line() -> None:
+    text = schema_markdown()
+    for kind in LINES:
+        section = text.split(f"## `{kind.__struct_config__.tag}`")[1].split("\n## ")[0]
+        for field in msgspec.structs.fields(kind):
+            assert f"| `{field.name}` |" in section
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_times_are_whole_nanoseconds(kind: type[msgspec.Struct]) -> None:
+    for field in msgspec.inspect.type_info(kind).fields:
+        if field.name.endswith(("_ns", "_bytes")):
+            assert isinstance(field.type.type, msgspec.inspect.IntType | msgspec.inspect.UnionType), field.name

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import strobe
+from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
+from strobe.perf.records.record import End, Header, Span
+from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run
+
+END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
+
+# A child that appends numbered spans and reports on a pipe each one that append() has returned from.
+CHILD = """
+import sys, msgspec
+from pathlib import Path
+from strobe.perf.records.record import Header, Span
+from strobe.perf.records.store import RunWriter
+writer = RunWriter(Path(sys.argv[1]))
+writer.append(msgspec.json.decode(sys.argv[2], type=Header))
+span = msgspec.json.decode(sys.argv[3], type=Span)
+for number in range(1_000_000):
+    writer.append(msgspec.structs.replace(span, value_ns=number))
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+"""
+
+# A child whose files may not grow beyond 4000 bytes, like a disk that fills up.
+FULL_DISK = """
+import resource, signal, sys, msgspec
+from pathlib import Path
+from strobe.core.errors import StrobeError
+from strobe.perf.records.record import Header, Span
+from strobe.perf.records.store import RunWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = RunWriter(Path(sys.argv[1]))
+writer.append(msgspec.json.decode(sys.argv[2], type=Header))
+span = msgspec.json.decode(sys.argv[3], type=Span)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+for number in range(100):
+    try:
+        writer.append(msgspec.structs.replace(span, value_ns=number))
+    except StrobeError as error:
+        print(number, error)
+        break
+"""
+
+
+def child(code: str, folder: Path, *records: object) -> dict[str, Any]:
+    command = [sys.executable, "-c", code, str(folder), *(msgspec.json.encode(record).decode() for record in records)]
+    source = Path(strobe.__file__).parents[1]
+    return {"args": command, "env": {"PYTHONPATH": str(source)}, "stdout": subprocess.PIPE, "text": True}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kill_at_any_moment_loses_no_finished_record(tmp_path: Path, header: Header, span: Span, seed: int) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(**child(CHILD, folder, header, span))
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    process.send_signal(signal.SIGKILL)
+    finished = [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    process.wait()
+    run = read_run(folder)
+    assert run.end is None
+    assert [found.value_ns for found in run.spans][: len(finished) + 1] == list(range((finished or [0])[-1] + 1))
+    assert run.bad_lines == ()
+
+
+def test_a_full_disk_is_one_clear_error_and_what_was_written_stays(tmp_path: Path, header: Header, span: Span) -> None:
+    folder = tmp_path / "run"
+    done = subprocess.run(**child(FULL_DISK, folder, header, span), check=True)
+    number, message = done.stdout.strip().split(" ", 1)
+    run = read_run(folder)
+    assert int(number) > 1
+    assert [found.value_ns for found in run.spans] == list(range(int(number)))
+    assert not run.truncated
+    assert f"the {int(number) + 1} records written before are kept" in message
+
+
+def test_every_cut_of_a_file_reads_back_its_whole_lines(tmp_path: Path, header: Header, span: Span) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header, span, span, END)
+    file = writer.folder / RECORDS
+    data = file.read_bytes()
+    starts = [0] + [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
+    for cut in range(starts[1], len(data) + 1):
+        file.write_bytes(data[:cut])
+        run = read_run(file)
+        whole = sum(start <= cut for start in starts) - 1
+        assert 1 + len(run.spans) + (run.end is not None) == whole
+        assert run.truncated is (cut not in starts)
+    file.write_bytes(data[: starts[1] - 2])
+    with pytest.raises(DataError, match="no header"):
+        read_run(file)
+
+
+def test_lines_that_are_no_records_are_counted_and_skipped(tmp_path: Path, header: Header, span: Span) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header, span)
+    file = writer.folder / RECORDS
+    bad = [b"", b"\0\0\0", b"\xff\xfe", b'{"record":"span"}', b'{"record":"span","v":1,"variant":3}', b"[1]"]
+    good = msgspec.json.encode(span)
+    file.write_bytes(file.read_bytes() + b"\n".join([*bad, good]) + b"\n")
+    run = read_run(tmp_path / "run")
+    assert run.bad_lines == (3, 4, 5, 6, 7, 8)
+    assert run.spans == (span, span)
+
+
+def test_another_schema_version_names_those_that_are_readable(tmp_path: Path, header: Header, span: Span) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header, msgspec.structs.replace(span, v=2))
+    with pytest.raises(RecordVersionError, match=r":2 has record schema 2; this strobe reads 1;"):
+        read_run(writer.folder)
+    unknown = b'{"record":"spectrum","v":7}\n'
+    (writer.folder / RECORDS).write_bytes(msgspec.json.encode(header) + b"\n" + unknown)
+    with pytest.raises(RecordVersionError, match="schema 7"):
+        read_run(writer.folder)
+
+
+def test_a_folder_with_anything_in_it_is_never_used(tmp_path: Path, header: Header) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        RunWriter(tmp_path)
+    with pytest.raises(ConfigError, match="another folder"):
+        RunWriter(tmp_path / "notes.txt")
+    with create_run(tmp_path / "runs", "Demo: a/b") as writer:
+        writer.append(header)
+    with pytest.raises(ConfigError, match="not empty"):
+        RunWriter(writer.folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "runs"]
+
+
+def test_run_folders_say_when_and_what_and_differ(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(3):
+        with create_run(tmp_path, "Demo: a/../b") as writer:
+            names.add(writer.folder.name)
+    assert len(names) == 3
+    assert all(name.split("-", 1)[1].startswith("demo-a-b-") and name[8] == "T" for name in names)
+
+
+def test_an_absent_run_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=RECORDS):
+        read_run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
+    with pytest.raises(StrobeError, match="cannot be"):
+        RunWriter(Path("/proc/strobe"))

@@ -1,0 +1,377 @@
+"""The report says what the records say: values against independent arithmetic, gaps against their reasons."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strobe.core.errors import DataError
+from strobe.perf.records.record import Gate, Git
+from strobe.perf.report.build import build_report, write_report
+from strobe.perf.report.model import (
+    ExactTime,
+    Figure,
+    Headlines,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Plane,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+    Videos,
+    Waterfall,
+)
+
+MakeRun = Callable[..., Path]
+
+
+def section(report: Report, name: str) -> Section:
+    return next(item for item in report.sections if item.id == name)
+
+
+def tables(part: Section) -> list[Table]:
+    found = []
+    for block in part.blocks:
+        if isinstance(block, Table):
+            found.append(block)
+        elif isinstance(block, Figure | Headlines):
+            found.append(block.table)
+    return found
+
+
+def words(part: Section) -> str:
+    return " ".join(text for block in part.blocks if isinstance(block, Notes) for text in block.items)
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def rewrite(folder: Path, keep: Callable[[dict], bool]) -> None:
+    kept = [json.dumps(line) for line in lines(folder) if keep(line)]
+    (folder / "records.jsonl").write_text("".join(f"{line}\n" for line in kept))
+
+
+def clip_sums(folder: Path, variant: str, name: str) -> dict[int, int]:
+    sums: dict[int, int] = {}
+    for line in lines(folder):
+        if line["record"] == "span" and line["variant"] == variant and line["name"] == name:
+            sums[line["clip"]] = sums.get(line["clip"], 0) + line["value_ns"]
+    return sums
+
+
+def test_headline_is_the_median_of_the_mirrored_pairs(make_run: MakeRun) -> None:
+    folder = make_run()
+    report = build_report([folder])
+    e2e = {name: list(clip_sums(folder, name, "e2e").values())[1:] for name in ("baseline", "turbo")}  # clip 0 is warm-up
+    pairs = [sum(e2e["baseline"][i : i + 2]) / sum(e2e["turbo"][i : i + 2]) for i in (0, 2, 4)]
+    found = {(item.candidate, item.level): item.ratio for item in report.speedups}
+    assert found["turbo", "e2e"].value == pytest.approx(statistics.median(pairs), rel=1e-12)
+    low, high = found["turbo", "e2e"].low, found["turbo", "e2e"].high
+    assert low is not None and high is not None and low < statistics.fmean(pairs) < high
+    headlines = section(report, "headline").blocks[0]
+    assert isinstance(headlines, Headlines) and headlines.reference == "baseline"
+    assert [row.verdict.text for row in headlines.rows] == ["faster"] * 3
+
+
+def test_every_level_of_every_candidate_can_be_asked_for(make_run: MakeRun) -> None:
+    report = build_report([make_run()])
+    found = [(item.candidate, item.level) for item in report.speedups]
+    assert found == [
+        (name, level) for name in ("balanced", "turbo", "ultra") for level in ("kernel", "section", "step", "block", "e2e")
+    ]
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_ledger_adds_up_to_the_timed_clips_to_the_nanosecond(make_run: MakeRun, cuda: bool) -> None:
+    folder = make_run(cuda=cuda)
+    figures = [block for block in section(build_report([folder]), "ledger").blocks if isinstance(block, Figure)]
+    assert len(figures) == 3
+    for name, figure in zip(("balanced", "turbo", "ultra"), figures, strict=True):
+        *rows, total = figure.table.rows
+        for column, variant in ((2, "baseline"), (3, name)):
+            cells = [row.cells[column] for row in rows]
+            assert all(isinstance(cell, ExactTime) for cell in cells)
+            timed = sum(ns for clip, ns in clip_sums(folder, variant, "e2e").items() if clip > 0)
+            assert sum(cell.ns for cell in cells) == total.cells[column].ns == timed
+
+
+def test_small_ledger_lines_share_a_row_and_large_ones_do_not(make_run: MakeRun) -> None:
+    table = tables(section(build_report([make_run(cuda=True)]), "ledger"))[0]
+    *rows, total = table.rows
+    shared = [row for row in rows if "% of end to end each" in row.cells[1].text]
+    assert shared and len({row.cells[0] for row in shared}) == len(shared)
+    least = total.cells[2].ns / 1000
+    alone = [row.cells[0] for row in rows if row not in shared and max(abs(cell.ns) for cell in row.cells[2:4]) < least]
+    assert len(set(alone)) == len(alone) and not {row.cells[0] for row in shared} & set(alone)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "copies", "said"),
+    [(31.0, 1.0, "the attention kernel saved nothing"), (30.9, 1.0, "changed by less than 1 %"), (31.0, 0.9, "")],
+)
+def test_no_share_is_realised_of_a_kernel_that_did_not_change(
+    make_run: MakeRun, step_ms: float, copies: float, said: str
+) -> None:
+    setting = make_run.__globals__["Setting"]
+    settings = (make_run.__globals__["SETTINGS"][0], setting("other", step_ms, 4, 12, copies))
+    (table,) = tables(section(build_report([make_run(settings=settings)]), "chain"))
+    for row in table.rows[:4]:
+        cell = row.cells[-1]
+        assert said in cell.reason if said else isinstance(cell, Share)
+    assert said or table.rows[0].cells[-1] == Share(1.0)
+
+
+@pytest.mark.parametrize("traced", [(6, 3), (0, 12)])
+def test_waterfall_starts_and_ends_at_the_totals_it_names(make_run: MakeRun, traced: tuple[int, int]) -> None:
+    folder = make_run(traced=traced)
+    figure = section(build_report([folder]), "ledger").blocks[0]
+    assert isinstance(figure, Figure) and isinstance(figure.picture, Waterfall)
+    first, *steps, last = figure.picture.bars
+    for bar, variant in ((first, "baseline"), (last, "balanced")):
+        blocks = [
+            line["value_ns"]
+            for line in lines(folder)
+            if line["record"] == "span" and line["variant"] == variant and line["clip"] > 0
+            and (line["name"] == "e2e" if traced == (0, 12) else line["name"] == "frame_block" and 6 <= line["index"] < 9)
+        ]  # fmt: skip
+        assert bar.stop_ns == sum(blocks)
+    at = first.stop_ns
+    for bar in steps:
+        assert bar.start_ns == at
+        at = bar.stop_ns
+    assert at == last.stop_ns
+
+
+def test_observer_effect_is_traced_over_timed_frame_blocks(make_run: MakeRun) -> None:
+    folder = make_run()
+    events = json.loads(gzip.decompress((folder / "traces" / "baseline.json.gz").read_bytes()))["traceEvents"]
+    blocks = [event for event in events if event["name"].startswith("strobe::frame_block")]
+    traced_us = blocks[-1]["ts"] + blocks[-1]["dur"] - blocks[0]["ts"]
+    timed = [
+        line["value_ns"]
+        for line in lines(folder)
+        if line["record"] == "span" and line["variant"] == "baseline" and line["clip"] > 0
+        and line["name"] == "frame_block" and 6 <= line["index"] < 9
+    ]  # fmt: skip
+    times = 6 * 1000 * traced_us / sum(timed)
+    assert f"Observer effect, baseline: traced frame blocks took {times:.4g} times" in words(
+        section(build_report([folder]), "notes")
+    )
+
+
+def test_stage_table_lists_every_run_and_both_averages(make_run: MakeRun) -> None:
+    folder = make_run()
+    table = tables(section(build_report([folder]), "stages"))[0]
+    assert [row.cells[0] for row in table.rows] == [
+        *(Text(f"run_{number:02d}") for number in range(1, 8)), Text("avg_all_rounds"), Text("avg_excl_warmup"),
+    ]  # fmt: skip
+    column = [column.title for column in table.columns].index("ultra")
+    runs = list(clip_sums(folder, "ultra", "e2e").values())
+    cells = [row.cells[column] for row in table.rows]
+    assert [cell.ns for cell in cells if isinstance(cell, Time)] == [*runs, statistics.fmean(runs), statistics.fmean(runs[1:])]
+    assert cells[0] == Time(runs[0], "warm-up")
+    assert "clip 0 (warm-up)" in words(section(build_report([folder]), "stages"))
+
+
+def test_timeline_classes_add_up_to_the_step(make_run: MakeRun) -> None:
+    for cuda in (False, True):
+        table = tables(section(build_report([make_run(f"cuda-{cuda}", cuda=cuda)]), "timeline"))[0]
+        *kinds, total, seen, drawn = table.rows
+        for column in range(1, 5):
+            times = [row.cells[column] for row in kinds]
+            assert sum(cell.ns for cell in times if isinstance(cell, ExactTime)) == total.cells[column].ns
+            assert drawn.cells[column].value <= seen.cells[column].value
+
+
+def test_quality_cells_name_their_reference_or_why_there_is_none(make_run: MakeRun) -> None:
+    table = tables(section(build_report([make_run()]), "quality"))[0]
+    for row in table.rows:
+        for cell in row.cells[2:]:
+            if isinstance(cell, Number):
+                assert "against quality, fp32, cpu" in cell.note or cell.note.startswith("no reference needed")
+            else:
+                assert isinstance(cell, Missing) and cell.reason
+    rows = {row.cells[0]: row.cells[2:] for row in table.rows}
+    assert {cell.label for cell in rows[Text("lpips")]} == {"not measured"}
+    assert rows[Text("psnr")][0].reason.startswith("every frame equals the reference")
+
+
+def test_quality_pictures_leave_out_what_has_no_value(make_run: MakeRun) -> None:
+    figures = [block for block in section(build_report([make_run()]), "quality").blocks if isinstance(block, Figure)]
+    assert [figure.picture.y.title for figure in figures if isinstance(figure.picture, Plane)] == ["prompt_accuracy", "psnr"]
+    psnr = figures[1].picture
+    assert isinstance(psnr, Plane)
+    assert [mark.label for mark in psnr.marks] == ["balanced", "turbo", "ultra"] and "baseline" in figures[1].title
+
+
+def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> None:
+    folder = make_run()
+    own = [line for line in lines(folder) if "baseline" in (line.get("variant"), line.get("name"))]
+    shift = 1 + max(line["order"] for line in own if "order" in line)
+    twins = [{**line, "order": line["order"] + shift} if "order" in line else dict(line) for line in own]
+    for line in twins:
+        line["name" if line["record"] == "variant" else "variant"] = "twin"
+    (folder / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [lines(folder)[0], *own, *twins]))
+    report = build_report([folder])
+    assert [item.ratio.value for item in report.speedups] == [1.0] * 5
+    figure = section(report, "ledger").blocks[0]
+    assert isinstance(figure, Figure)
+    assert all(row.cells[4] == ExactTime(0) for row in figure.table.rows)
+    headlines = section(report, "headline").blocks[0]
+    assert isinstance(headlines, Headlines) and headlines.rows[0].verdict.text == "no difference"
+
+
+# ------------------------------------------------------------------------------------------------------- what is missing
+
+
+def test_without_traces_the_timed_levels_remain_and_the_rest_says_why(make_run: MakeRun) -> None:
+    folder = make_run()
+    rewrite(folder, lambda line: line["record"] != "trace")
+    report = build_report([folder])
+    assert {item.level for item in report.speedups} == {"step", "block", "e2e"}
+    assert "no traced clip in this run" in words(section(report, "ledger"))
+    assert section(report, "timeline").blocks == (Paragraph("No picture: no variant has a traced denoise step."),)
+    write_report(report, folder)
+
+
+def test_a_changed_trace_and_a_lost_trace_are_said(make_run: MakeRun) -> None:
+    folder = make_run()
+    (folder / "traces" / "ultra.json.gz").unlink()
+    (folder / "traces" / "turbo.json.gz").write_bytes((folder / "traces" / "baseline.json.gz").read_bytes())
+    notes = words(section(build_report([folder]), "notes"))
+    assert "Trace of turbo: the file is not the one that was recorded" in notes
+    assert "ultra has no trace to show: trace traces/ultra.json.gz cannot be read: No such file or directory" in notes
+    (folder / "traces" / "ultra.json.gz").write_text("not a trace")
+    assert str(folder) not in words(section(build_report([folder]), "notes"))
+
+
+def test_a_single_variant_is_a_report_without_comparison(make_run: MakeRun) -> None:
+    folder = make_run()
+    rewrite(folder, lambda line: line.get("variant", line.get("name")) in ("baseline", None))
+    report = build_report([folder])
+    assert report.speedups == () and isinstance(section(report, "headline").blocks[0], Paragraph)
+    write_report(report, folder)
+
+
+def test_an_interrupted_run_reports_what_it_finished(make_run: MakeRun) -> None:
+    folder = make_run()
+    text = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    last = [number for number, line in enumerate(text) if '"palindrome":1' in line][-1]
+    (folder / "records.jsonl").write_text("".join(text[:last]) + text[last][:40])
+    report = build_report([folder])
+    (banner,) = report.banners
+    assert banner.level == "caution"
+    assert [item.split(": ", 1)[1] for item in banner.items] == [
+        "the run was cut short: it has no last line", "records that cannot be read: 0 lines, and a last line cut short",
+    ]  # fmt: skip
+    headlines = section(report, "headline").blocks[0]
+    assert isinstance(headlines, Headlines)
+    assert "too few for an interval" in headlines.rows[0].detail and headlines.rows[0].verdict.text == "inconclusive"
+    write_report(report, folder)
+
+
+def test_a_run_killed_in_its_first_clip_still_makes_a_report(make_run: MakeRun) -> None:
+    folder = make_run()
+    text = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(text[:1]))
+    write_report(build_report([folder]), folder)
+
+
+def test_red_gates_and_dirty_checkouts_come_before_the_numbers(make_run: MakeRun) -> None:
+    folder = make_run(git=Git(commit="a" * 40, dirty=True))
+    gate = Gate(variant="turbo", reference="baseline", rule="same latents", passed=False, detail="differs by 0.3")
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"record": "gate", "v": 1, **{name: getattr(gate, name) for name in gate.__struct_fields__}}) + "\n"
+        )
+    stop, caution = build_report([folder]).banners
+    assert stop.level == "stop" and stop.items == (
+        "turbo failed its gate against baseline: same latents, measured differs by 0.3",
+    )
+    assert caution.level == "caution" and "changed files" in caution.items[0]
+
+
+def test_no_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one run folder"):
+        build_report([])
+    with pytest.raises(DataError, match="no records"):
+        build_report([tmp_path])
+
+
+# ------------------------------------------------------------------------------------------------------------ several runs
+
+
+def test_two_runs_keep_their_ratios_apart_and_are_compared_as_unpaired(make_run: MakeRun) -> None:
+    first, second = make_run("run-a"), make_run("run-b")
+    report = build_report([first, second])
+    assert not report.banners
+    assert len(report.speedups) == 2 * 15
+    assert {item.candidate for item in report.speedups if item.reference == "baseline (run-b)"} == {
+        "balanced (run-b)", "turbo (run-b)", "ultra (run-b)",
+    }  # fmt: skip
+    between = tables(section(report, "headline"))[-1]
+    assert "drift between the runs is unknown" in between.notes[0]
+    assert [row.cells[0] for row in between.rows] == [Text(name) for name in ("baseline", "balanced", "turbo", "ultra")]
+
+
+def test_runs_of_different_code_are_not_comparable(make_run: MakeRun) -> None:
+    first, second = make_run("run-a"), make_run("run-b", git=Git(commit="b" * 40, dirty=False))
+    report = build_report([first, second])
+    (banner,) = report.banners
+    assert banner.level == "stop" and banner.title.startswith("Not comparable") and banner.items[0].startswith("commit differs")
+    assert not any("different runs" in table.caption for table in tables(section(report, "headline")))
+
+
+def test_clips_are_relative_to_where_the_report_lies(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run()
+    (folder / "clips" / "turbo.mp4").unlink()
+    for into, prefix in ((None, ""), (tmp_path / "elsewhere", "../run-a/")):
+        (videos,) = section(build_report([folder], into=into), "clips").blocks
+        assert isinstance(videos, Videos)
+        assert [item.path for item in videos.items] == [f"{prefix}clips/{name}.mp4" for name in ("baseline", "balanced", "ultra")]
+
+
+# ----------------------------------------------------------------------------------------------------- other people's code
+
+
+def strip_regions(folder: Path, variant: str, names: tuple[str, ...]) -> None:
+    """Take spans out of a trace, as a compiled model loses them."""
+    path = folder / "traces" / f"{variant}.json.gz"
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    data["traceEvents"] = [event for event in data["traceEvents"] if event["name"] not in {f"strobe::{name}" for name in names}]
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+
+
+def test_a_trace_that_lost_its_attention_spans_claims_no_kernel_speedup(make_run: MakeRun) -> None:
+    folder = make_run()
+    strip_regions(folder, "turbo", ("attention", "attention_kernel"))
+    report = build_report([folder])
+    assert {item.level for item in report.speedups if item.candidate == "turbo"} == {"step", "block", "e2e"}
+    (chain,) = section(report, "chain").blocks
+    assert isinstance(chain, Figure)
+    kernel = next(row for row in chain.table.rows if row.cells[:2] == (Text("turbo"), Text("kernel")))
+    assert all(isinstance(cell, Missing) for cell in (kernel.cells[2], *kernel.cells[5:]))
+    summary = tables(section(report, "attention"))[0]
+    assert [row.cells[2] for row in summary.rows if row.cells[0] == Text("turbo")] == [
+        Missing("the trace has no attention regions")
+    ]
+    write_report(report, folder)
+
+
+def test_runs_of_a_callers_own_code_need_no_clip(make_run: MakeRun) -> None:
+    folder = make_run(workload=None, model=None)
+    report = build_report([folder])
+    assert {item.level for item in report.speedups} == {"kernel", "section", "step", "block", "e2e"}
+    assert isinstance(tables(section(report, "latency"))[0].rows[0].cells[1], Missing)
+    write_report(report, folder)

@@ -1,0 +1,236 @@
+"""Pages from hostile and heavy records: nothing escapes its place, nothing is fetched, the same records give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strobe.perf.report.build import build_report, write_report
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import escape, render_markdown
+from strobe.perf.report.model import (
+    Code,
+    Column,
+    Fact,
+    Figure,
+    Kind,
+    Lane,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Report,
+    Row,
+    Section,
+    Table,
+    Text,
+    Timeline,
+    Video,
+    Videos,
+)
+from strobe.perf.report.svg import esc
+
+MakeRun = Callable[..., Path]
+VOID = {"meta", "link"}
+
+
+class Page(HTMLParser):
+    """Elements in order, with the text of each, and what is left open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> None:
+    page_text = render_html(build_report([make_run(cuda=cuda, evil=True)]))
+    page = Page(page_text)
+    assert page.open == []
+    scripts = page.all("script")
+    assert scripts == [{"type": "application/json"}, {}]  # the timeline's data and the page's own script
+    assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+    shown = "".join(text for tag, text in page.texts if tag in ("code", "td", "figcaption"))
+    assert "</script><script>alert(1)</script>|`x`\\n\\x1b[31m\\u202e" in shown
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page_text)
+
+
+def test_page_needs_nothing_from_elsewhere(make_run: MakeRun) -> None:
+    page_text = render_html(build_report([make_run(evil=True)]))
+    page = Page(page_text)
+    links = [attrs[name] for _, attrs in page.elements for name in ("src", "href", "poster", "srcset", "action") if name in attrs]
+    assert links and all(link and not re.match(r"(?i)[a-z]+:(?!,$)|//", link) for link in links)
+    style = page_text[page_text.index("<style>") : page_text.index("</style>")]
+    assert "@import" not in style and not re.search(r"url\((?!#)", style)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|eval\(", page_text[page_text.rindex("<script>") :])
+    assert [attrs["src"] for attrs in page.all("video")] == [
+        f"clips/{name}.mp4" for name in ("baseline", "balanced", "turbo", "ultra")
+    ]
+
+
+def test_page_is_accessible(make_run: MakeRun) -> None:
+    page = Page(render_html(build_report([make_run()])))
+    assert page.all("html")[0]["lang"] == "en" and page.all("title") and len(page.all("main")) == 1 and len(page.all("h1")) == 1
+    pictures = [attrs for attrs in page.all("svg") if "aria-hidden" not in attrs and "zoom" not in (attrs.get("class") or "")]
+    titles = [text for tag, text in page.texts if tag == "title"]
+    assert pictures and all(attrs.get("role") == "img" for attrs in pictures) and len(titles) >= len(pictures) and all(titles)
+    anchors = {attrs["href"] for attrs in page.all("a") if (attrs["href"] or "").startswith("#")}
+    assert anchors == {f"#{attrs['id']}" for attrs in page.all("section")}
+    assert all(attrs.get("tabindex") == "0" for attrs in page.all("div") if attrs.get("class") == "scroll")
+    assert len(page.all("caption")) == len(page.all("table")) and all(attrs.get("scope") == "col" for attrs in page.all("th"))
+
+
+def test_every_picture_is_followed_by_its_table(make_run: MakeRun) -> None:
+    page = render_html(build_report([make_run()]))
+    figures = re.findall(r"<figure><figcaption>.*?</figure>(<details[^>]*><summary>[^<]*</summary>.{8})", page, re.S)
+    assert len(figures) == page.count("<figure><figcaption>") > 5
+    assert page.count('<div class="headlines">') == 1
+
+
+def test_the_same_records_give_the_same_bytes_wherever_they_lie(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run(evil=True)
+    first = [path.read_bytes() for path in write_report(build_report([folder]), folder)]
+    moved = tmp_path / "moved" / folder.name
+    shutil.copytree(folder, moved)
+    again = [path.read_bytes() for path in write_report(build_report([moved]), moved)]
+    assert first == again and all(first)
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_five_variants_with_heavy_traces_stay_below_300_kb(
+    make_run: MakeRun, cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conftest = make_run.__globals__
+    monkeypatch.setitem(conftest, "LAYERS", 30)
+    few = {
+        name: tuple((f"{op}_{part}", share / 8) for op, share in ops for part in range(8))
+        for name, ops in conftest["OPS"].items()
+    }
+    few["attention_kernel"] = conftest["OPS"]["attention_kernel"]
+    few["attention"] = tuple((op.replace("aten::copy__0", "aten::copy_"), share) for op, share in few["attention"])
+    monkeypatch.setitem(conftest, "OPS", few)
+    setting = conftest["Setting"]
+    folder = make_run(settings=(*conftest["SETTINGS"], setting("quality", 30.0, 4, 12, 0.9)), cuda=cuda, traced=(6, 1))
+    report = build_report([folder])
+    page = render_html(report)
+    assert len(page.encode()) < 300_000
+    (figure,) = next(part for part in report.sections if part.id == "timeline").blocks
+    assert isinstance(figure, Figure) and isinstance(figure.picture, Timeline)
+    for lane in figure.picture.lanes:  # joined slices still tile the step
+        assert len(lane.start_ns) < lane.num_total and lane.num_joined > 0
+        kernels = [figure.picture.names[name] for name, kind in zip(lane.name, lane.kind, strict=True) if kind == 0]
+        assert figure.picture.kinds[0].style == "focal" and len(kernels) == 30 and not any("short" in name for name in kernels)
+        assert [start + ns for start, ns in zip(lane.start_ns, lane.duration_ns, strict=True)] == [
+            *lane.start_ns[1:],
+            lane.length_ns,
+        ]
+    assert "in the colour of the class that owns most: baseline " in page
+
+
+# -------------------------------------------------------------------------------------------------------------- Markdown
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
+    found: list[list[str]] = [[]]
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            found[-1].append(line)
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_markdown_tables_keep_their_columns(make_run: MakeRun, cuda: bool) -> None:
+    report = build_report([make_run(cuda=cuda, evil=True)])
+    text = render_markdown(report)
+    tables = rows_of(text)
+    assert len(tables) > 15
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", row))) for row in table}) == 1
+        assert set(table[1]) <= set("|-: ")
+    assert "<script" not in text and "\x1b" not in text and "://" not in text
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_stays_in_its_cell(text: str) -> None:
+    escaped = escape(text)
+    assert "\n" not in escaped and "<" not in escaped and "\r" not in escaped
+    assert not re.search(r"[|`*_\[\]~$#]", re.sub(r"\\[\\`*_\[\]|~$#]", "", escaped.replace("&#47;", "").replace("&#46;", "")))
+    assert not set(esc(text)) & set("<>\"'\n\r\0")
+
+
+# -------------------------------------------------------------------------------------------------------- small reports
+
+
+def report_of(*blocks: object) -> Report:
+    part = Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
+    return Report(
+        v=1, speedups=(), title="A & B", subtitle="", facts=(Fact("Date", Text("never")),), banners=(), sections=(part,)
+    )
+
+
+def test_cells_render_in_both(make_run: MakeRun) -> None:
+    columns = (Column("what", hint="a hint"), Column("value", numeric=True))
+    table = Table(
+        "Cap|tion", columns, (Row((Code("a|b"), Number(1.5, 2, "dB", "against x"))), Row((Text("t"), Missing("no weights"))))
+    )
+    markdown, page = render_markdown(report_of(table)), render_html(report_of(table))
+    assert r"**Cap\|tion**" in markdown and r"| a\|b | 1.50 dB (against x) |" in markdown
+    assert "| t | not measured (no weights) |" in markdown
+    assert '<th scope="col" title="a hint">what</th>' in page and "<code>a|b</code>" in page
+    assert "<td class=n>1.50 dB<small>against x</small></td>" in page
+    assert '<td class="n missing">not measured<small>no weights</small></td>' in page
+
+
+def test_video_paths_cannot_leave_their_attribute(make_run: MakeRun) -> None:
+    block = Videos((Video("x", 'clips/a "b" (c)>.mp4'),))
+    assert 'src="clips/a%20%22b%22%20%28c%29%3E.mp4"' in render_html(report_of(block))
+    assert "](<clips/a%20%22b%22%20%28c%29%3E.mp4>)" in render_markdown(report_of(block))
+
+
+def test_timeline_data_cannot_close_its_script() -> None:
+    lane = Lane("l", 0, 10, (0,), (10,), (0,), (0,), 1, 0)
+    picture = Timeline(10, ("</script><!--",), (Kind("k", "focal"),), (lane,))
+    figure = Figure("t", "a", picture, Table("c", (Column("x"),), (Row((Text("y"),)),)))
+    page = render_html(report_of(figure))
+    data = re.search(r'<script type="application/json">(.*?)</script>', page)
+    assert data and json.loads(data[1])["names"] == ["</script><!--"] and "<" not in data[1]
+
+
+def test_renderers_take_an_empty_report() -> None:
+    empty = Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
+    assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
+    assert "- one" not in render_markdown(report_of(Notes(("one",)), Paragraph("two")))

@@ -1,0 +1,167 @@
+"""PSNR, SSIM and the temporal metrics against float64 numpy written here, and against values by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import DataError, ShapeError
+from strobe.quality.fidelity import compare
+from strobe.quality.psnr import psnr
+from strobe.quality.ssim import ssim
+from strobe.quality.temporal import drift, temporal_difference
+
+SIZES = [(11, 11), (17, 63), (100, 37)]
+
+
+def clip_pair(height: int, width: int, frames: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A smooth random clip and a noisy copy, float `[F, 3, Y, X]`."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(frames, 3, 5, 5, generator=generator)
+    reference = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)
+    noise = torch.randn(reference.shape, generator=generator) * torch.tensor([0.01, 0.05, 0.2])[:frames, None, None, None]
+    return (reference * 0.9 + 0.05 + noise).clamp(0, 1), reference
+
+
+def numpy_ssim(x: np.ndarray, y: np.ndarray) -> float:
+    """SSIM of one channel straight from the definition: a loop over windows, moments in float64."""
+    axis = np.arange(11) - 5
+    weight = np.exp(-(axis[:, None] ** 2 + axis[None, :] ** 2) / (2 * 1.5**2))
+    weight /= weight.sum()
+    values = []
+    for top in range(x.shape[0] - 10):
+        for left in range(x.shape[1] - 10):
+            a, b = x[top : top + 11, left : left + 11], y[top : top + 11, left : left + 11]
+            mean_a, mean_b = (weight * a).sum(), (weight * b).sum()
+            var_a, var_b = (weight * (a - mean_a) ** 2).sum(), (weight * (b - mean_b) ** 2).sum()
+            covariance = (weight * (a - mean_a) * (b - mean_b)).sum()
+            above = (2 * mean_a * mean_b + 1e-4) * (2 * covariance + 9e-4)
+            values.append(above / ((mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)))
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_ssim_equals_its_definition(height: int, width: int) -> None:
+    frames, reference = clip_pair(height, width)
+    x, y = frames.double().numpy(), reference.double().numpy()
+    expected = [np.mean([numpy_ssim(x[f, c], y[f, c]) for c in range(3)]) for f in range(3)]
+    assert ssim(frames, reference).tolist() == pytest.approx(expected, abs=2e-5)
+    assert expected[0] > expected[1] > expected[2]
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), *SIZES])
+def test_psnr_equals_its_definition(height: int, width: int) -> None:
+    frames, reference = clip_pair(height, width)
+    x, y = frames.double().numpy(), reference.double().numpy()
+    expected = [10 * np.log10(1 / np.mean((x[f] - y[f]) ** 2)) for f in range(3)]
+    assert psnr(frames, reference).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_psnr_by_hand() -> None:
+    black = torch.zeros(1, 3, 4, 4)
+    assert psnr(black + 0.1, black).item() == pytest.approx(20.0, abs=1e-5)
+    assert psnr(black + 1.0, black).item() == 0.0
+    one_level = torch.ones(1, 4, 4, 3, dtype=torch.uint8)
+    assert psnr(one_level, one_level * 0).item() == pytest.approx(20 * math.log10(255), abs=1e-5)
+
+
+def test_ssim_by_hand() -> None:
+    dark, bright = torch.full((1, 3, 16, 16), 0.2), torch.full((1, 3, 16, 16), 0.6)
+    # Flat pictures have no variance: only the luminance term is left.
+    assert ssim(dark, bright).item() == pytest.approx((2 * 0.2 * 0.6 + 1e-4) / (0.2**2 + 0.6**2 + 1e-4), abs=1e-5)
+    pattern = clip_pair(20, 20)[1]
+    assert ssim(pattern, pattern).tolist() == [1.0] * 3
+    assert ssim(1 - pattern, pattern).max() < 0.5
+
+
+def test_long_clips_are_compared_in_parts() -> None:
+    frames, reference = clip_pair(13, 15)
+    long = ssim(frames.repeat(12, 1, 1, 1), reference.repeat(12, 1, 1, 1))
+    torch.testing.assert_close(long, ssim(frames, reference).repeat(12))
+
+
+def test_both_layouts_give_one_value() -> None:
+    frames, reference = ((clip * 255).round() for clip in clip_pair(24, 18))
+    as_bytes = [clip.permute(0, 2, 3, 1).to(torch.uint8) for clip in (frames, reference)]
+    assert compare(*as_bytes) == compare(frames / 255, reference / 255) == compare(as_bytes[0], reference / 255)
+
+
+def test_temporal_difference_sees_flicker_and_not_an_offset() -> None:
+    _, reference = clip_pair(12, 12)
+    assert temporal_difference(reference + 0.1, reference).max() < 1e-7
+    flicker = torch.tensor([0.1, -0.1, 0.1])[:, None, None, None]
+    assert temporal_difference(reference + flicker, reference).tolist() == pytest.approx([0.2, 0.2], abs=1e-6)
+
+
+def test_compare_gathers_all_three() -> None:
+    frames, reference = clip_pair(21, 33)
+    found = {fidelity.metric: fidelity for fidelity in compare(frames, reference)}
+    assert list(found) == ["psnr", "ssim", "temporal_difference"]
+    error = np.mean((frames.double().numpy() - reference.double().numpy()) ** 2)
+    assert found["psnr"].value == pytest.approx(-10 * np.log10(error), abs=1e-4)
+    assert found["psnr"].curve == pytest.approx(tuple(psnr(frames, reference).tolist()))
+    assert found["ssim"].value == pytest.approx(ssim(frames, reference).mean().item())
+    assert [len(fidelity.curve) for fidelity in found.values()] == [3, 3, 2]
+    assert not any(fidelity.identical for fidelity in found.values())
+
+
+def test_identical_clips_fit_into_json() -> None:
+    _, reference = clip_pair(16, 16)
+    by_psnr, by_ssim, by_change = compare(reference, reference.clone())
+    assert (by_psnr.value, by_psnr.identical, by_psnr.curve) == (None, True, (None,) * 3)
+    assert (by_ssim.value, by_ssim.identical) == (1.0, True)
+    assert (by_change.value, by_change.identical) == (0.0, True)
+    json.dumps([asdict(fidelity) for fidelity in (by_psnr, by_ssim, by_change)], allow_nan=False)
+
+
+def test_one_equal_frame_leaves_the_clip_a_value() -> None:
+    frames, reference = clip_pair(16, 16)
+    frames[0] = reference[0]
+    by_psnr = compare(frames, reference)[0]
+    assert by_psnr.curve[0] is None and by_psnr.value is not None and not by_psnr.identical
+
+
+def test_one_frame_has_no_temporal_value() -> None:
+    frames, reference = clip_pair(16, 16, frames=1)
+    by_change = compare(frames, reference)[2]
+    assert (by_change.value, by_change.curve) == (None, ())
+
+
+def test_drift() -> None:
+    assert drift([30.0, 28.0, 5.0, 20.0, 22.0], 2) == pytest.approx(-8.0)
+    assert drift([None, 28.0, 20.0, 22.0], 1) is None
+    with pytest.raises(ShapeError, match=r"window 3 must lie in 1 \.\. 2"):
+        drift([1.0] * 5, 3)
+
+
+def test_other_lengths_and_sizes_are_refused() -> None:
+    frames, reference = clip_pair(16, 20)
+    for metric in (psnr, ssim, temporal_difference, compare):
+        with pytest.raises(ShapeError, match="given 2 frames of 20x16 and 3 frames of 20x16"):
+            metric(frames[:2], reference)
+        with pytest.raises(ShapeError, match="given 3 frames of 20x16 and 3 frames of 19x16"):
+            metric(frames, reference[..., :19])
+    with pytest.raises(ShapeError, match="at least 11x11 pixels, given 20x10"):
+        ssim(frames[:, :, :10], reference[:, :, :10])
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [torch.zeros(3, 8, 8), torch.zeros(0, 3, 8, 8), torch.zeros(2, 8, 8, 3), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)],
+)
+def test_other_layouts_are_refused(clip: Tensor) -> None:
+    with pytest.raises(ShapeError, match=r"uint8 \[F, Y, X, 3\] or float \[F, 3, Y, X\]"):
+        psnr(clip, clip)
+
+
+def test_broken_pixels_are_refused() -> None:
+    frames, reference = clip_pair(12, 12)
+    frames[1, 2, 3, 4] = math.nan
+    with pytest.raises(DataError, match="not finite"):
+        compare(frames, reference)
