@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test lint type bench docs lock clean
+.PHONY: setup demo test hunt lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -48,6 +48,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Property tests on new random examples, 5,000 each, until one fails (minutes).
+hunt: setup
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
 
 lint: setup
 	$(BIN)/ruff check .

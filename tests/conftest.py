@@ -9,7 +9,7 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("same", max_examples=200, derandomize=True, deadline=None)
 settings.register_profile("hunt", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

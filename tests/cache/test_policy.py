@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.cache.policy import RingPolicy, SlotRun
@@ -25,7 +25,6 @@ def test_runs_wrap_and_skip() -> None:
     assert policy.runs(4, 3, skip=2) == (SlotRun(source=2, slot=1, length=1),)
 
 
-@settings(max_examples=200, deadline=None)
 @given(pair=windows, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=30))
 def test_slots_hold_the_sink_and_the_last_frames(pair: tuple[int, int], sizes: list[int]) -> None:
     policy = RingPolicy(window=pair[0], sink=pair[1])
@@ -40,7 +39,6 @@ def test_slots_hold_the_sink_and_the_last_frames(pair: tuple[int, int], sizes: l
         assert set(slots.values()) == {f for f in range(end) if f < policy.sink or f >= end - policy.local}
 
 
-@settings(max_examples=50, deadline=None)
 @given(pair=windows, end=st.integers(1, 60))
 def test_moved_sink_and_window_are_contiguous(pair: tuple[int, int], end: int) -> None:
     policy = RingPolicy(window=pair[0], sink=pair[1])

@@ -10,7 +10,7 @@ from strobe.perf.trace import DeviceEvent, HostEvent
 
 def _event(launch: int | None, ordinal: int = 0) -> DeviceEvent:
     host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 3, 0)
-    return DeviceEvent("k", "kernel", 200, 210, 0, 7, 1, ordinal, host)
+    return DeviceEvent("k", "kernel", 200, 210, 0, 7, ordinal, host)
 
 
 @pytest.mark.parametrize(

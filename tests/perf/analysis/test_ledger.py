@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
@@ -61,7 +61,6 @@ _TIMES = st.integers(1, 10**17)
 _SUMS = st.builds(TimedSums, e2e_ns=_TIMES, frame_blocks_ns=_TIMES, denoise_steps_ns=st.just(0) | _TIMES)
 
 
-@settings(deadline=None)
 @given(pair=_pairs(), timed=st.tuples(_SUMS, _SUMS), num_clips=st.integers(1, 9))
 def test_it_closes_to_zero_nanoseconds(
     pair: tuple[Partition, Partition], timed: tuple[TimedSums, TimedSums], num_clips: int
@@ -79,7 +78,6 @@ def test_it_closes_to_zero_nanoseconds(
         assert num_clips * sum(c for _, c in level.pairs) == level.candidate_ns
 
 
-@settings(deadline=None)
 @given(pair=_pairs(), timed=_SUMS, num_clips=st.integers(1, 9))
 def test_the_same_twice_gives_zeros_and_ratio_one(pair: tuple[Partition, Partition], timed: TimedSums, num_clips: int) -> None:
     ledger = build_ledger(pair[0], pair[0], timed_baseline=timed, timed_candidate=timed, num_clips=num_clips)

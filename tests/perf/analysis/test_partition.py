@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
@@ -121,7 +121,6 @@ def _innermost(trace: Trace, moment: int) -> tuple[str, ...]:
     return tuple(path[1:]) if path else OUTSIDE
 
 
-@settings(max_examples=200, deadline=None)
 @given(_cpu_traces())
 def test_every_nanosecond_of_a_cpu_trace(trace: Trace) -> None:
     result = partition(trace)
@@ -163,11 +162,11 @@ def _gpu_traces(draw: st.DrawFn) -> Trace:
         for ordinal in range(draw(st.integers(1, 2))):
             end = start + draw(st.integers(0, 12))
             kind = draw(st.sampled_from(_KINDS))
-            device.append(DeviceEvent(f"{kind}{correlation}", kind, start, end, 0, ordinal, correlation, ordinal, host))
+            device.append(DeviceEvent(f"{kind}{correlation}", kind, start, end, 0, ordinal, ordinal, host))
             start = end + draw(st.integers(0, 3))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, 90))
-        device.append(DeviceEvent("early", "kernel", start, start + draw(st.integers(0, 9)), 0, 7, -1, 0, None))
+        device.append(DeviceEvent("early", "kernel", start, start + draw(st.integers(0, 9)), 0, 7, 0, None))
     return _trace(regions, device=device, overhead=((3, 9), (50, 52)))
 
 
@@ -177,7 +176,6 @@ def _rank(event: DeviceEvent, path: tuple[str, ...]) -> int:
     return {"memset": 3, "comm": 4, "memcpy": 5}[event.kind]
 
 
-@settings(max_examples=200, deadline=None)
 @given(_gpu_traces())
 def test_every_nanosecond_of_a_gpu_trace(trace: Trace) -> None:
     result = partition(trace)
@@ -202,12 +200,12 @@ def test_idle_time_carries_the_span_of_the_launch_that_ends_it() -> None:
     regions = [_region("frame_block", 0, 100, 5), _region("ffn", 20, 50)]
     hosts = [HostEvent("cudaLaunchKernel", at, at + 5, _MAIN) for at in (2, 30, 31)]
     device = [
-        DeviceEvent("a", "kernel", 10, 20, 0, 7, 1, 0, hosts[0]),
-        DeviceEvent("b", "kernel", 40, 60, 0, 7, 2, 0, hosts[1]),
-        DeviceEvent("c", "memcpy", 55, 64, 0, 9, 3, 0, hosts[2]),
-        DeviceEvent("early", "kernel", 70, 80, 0, 9, 4, 0, None),
-        DeviceEvent("d", "kernel", 82, 90, 0, 7, 1, 1, hosts[0]),
-        DeviceEvent("other device", "kernel", 0, 99, 1, 7, 1, 0, None),
+        DeviceEvent("a", "kernel", 10, 20, 0, 7, 0, hosts[0]),
+        DeviceEvent("b", "kernel", 40, 60, 0, 7, 0, hosts[1]),
+        DeviceEvent("c", "memcpy", 55, 64, 0, 9, 0, hosts[2]),
+        DeviceEvent("early", "kernel", 70, 80, 0, 9, 0, None),
+        DeviceEvent("d", "kernel", 82, 90, 0, 7, 1, hosts[0]),
+        DeviceEvent("other device", "kernel", 0, 99, 1, 7, 0, None),
     ]
     result = partition(_trace(regions, device=device, overhead=((25, 28),)))
     assert result.tiles[0].owned == {
@@ -240,7 +238,7 @@ def test_a_block_without_its_successor_ends_by_itself() -> None:
         ([_region("ffn", 0, 10)], [], "no strobe::frame_block spans"),
         ([_region("frame_block", 0, 10, 0), _region("frame_block", 20, 30, 0)], [], "one clip"),
         ([_region("frame_block", 0, 10, 0), _region("frame_block", 20, 30, 1, _WORKER)], [], "one clip"),
-        ([_region("frame_block", 0, 10, 0)], [DeviceEvent("k", "kernel", 1, 2, 0, 7, 1, 0, None)], "launched no work"),
+        ([_region("frame_block", 0, 10, 0)], [DeviceEvent("k", "kernel", 1, 2, 0, 7, 0, None)], "launched no work"),
     ],
 )
 def test_unusable_traces_are_refused(regions: list[Region], device: list[DeviceEvent], says: str) -> None:
@@ -250,7 +248,7 @@ def test_unusable_traces_are_refused(regions: list[Region], device: list[DeviceE
 
 def test_unknown_block_or_device_is_refused() -> None:
     host = HostEvent("cudaLaunchKernel", 1, 2, _MAIN)
-    trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 1, 0, host)])
+    trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
     with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
         block_slices(trace, 7)
     with pytest.raises(DataError, match="cuda:3"):

@@ -17,8 +17,8 @@ def test_host_events_round_trip() -> None:
 
 def test_device_events_round_trip_and_store_a_graph_launch_once() -> None:
     launch = HostEvent("cudaGraphLaunch", 1, 3, 0)
-    rows = [DeviceEvent("k", "kernel", 4 + i, 5 + i, 1, 7, 99, i, launch) for i in range(3)]
-    rows.append(DeviceEvent("copy", "memcpy", 9, 9, 0, -1, -1, 0, None))
+    rows = [DeviceEvent("k", "kernel", 4 + i, 5 + i, 1, 7, i, launch) for i in range(3)]
+    rows.append(DeviceEvent("copy", "memcpy", 9, 9, 0, -1, 0, None))
     store = DeviceEvents.from_rows(rows)
     assert list(store) == rows
     assert list(store.hosts) == [launch]

@@ -227,7 +227,41 @@ class Timeline(_Node, frozen=True):
     lanes: tuple[Lane, ...]
 
 
-Picture = Whiskers | Waterfall | Plane | Timeline
+class StripLane(_Node, frozen=True):
+    """One device or stream. `permille[k][b]` is the part of bin `b` that class `k` owns; a bin adds up to at most 1000."""
+
+    label: str
+    permille: tuple[tuple[int, ...], ...]
+
+
+class Strip(_Node, frozen=True):
+    """What a whole trace did over time, in equal bins from its start: work (solid) and idle classes (hatched), stacked."""
+
+    length_ns: int
+    kinds: tuple[Kind, ...]
+    lanes: tuple[StripLane, ...]
+
+
+class Frame(_Node, frozen=True):
+    """A node of a flame graph: time of the node with everything below it, in the baseline and the candidate."""
+
+    label: str
+    baseline_ns: int
+    candidate_ns: int
+    children: tuple[Frame, ...] = ()
+
+
+class Flame(_Node, frozen=True):
+    """A flame graph over the path of modules and regions; widths are the larger of both sides, colours the difference.
+
+    A graph of one run has equal sides and is coloured plainly.
+    """
+
+    root: Frame
+    differential: bool
+
+
+Picture = Whiskers | Waterfall | Plane | Timeline | Strip | Flame
 
 # --------------------------------------------------------------------------------------------------------------- blocks
 
@@ -313,7 +347,7 @@ class Banner(_Node, frozen=True):
     items: tuple[str, ...]
 
 
-LevelName = Literal["kernel", "section", "step", "block", "e2e"]
+LevelName = Literal["kernel", "section", "attention", "step", "stage", "block", "e2e"]
 
 
 class Speedup(_Node, frozen=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -37,6 +37,8 @@ class DeviceEvent(NamedTuple):
 
     `kind` is one of `DEVICE_KINDS`. `host` is the call that launched it, found by correlation; `None` means that the call lies
     before the recorded window (unlinked). `ordinal` counts the events of one call in order of start: a graph launch has many.
+    `shape` says what one call of that name was launched with, as text: the input sizes of its operator if they were recorded and
+    asked for, else grid and block; empty where the trace says nothing.
     """
 
     name: str
@@ -45,9 +47,9 @@ class DeviceEvent(NamedTuple):
     end_ns: int
     device: int
     stream: int
-    correlation: int
     ordinal: int
     host: HostEvent | None
+    shape: str = ""
 
 
 class _Names:
@@ -85,6 +87,11 @@ class HostEvents:
             thread.append(row.thread)
         return cls(names=names.texts(), name=name, start_ns=start, end_ns=end, thread=thread)
 
+    @classmethod
+    def empty(cls) -> Self:
+        """No rows."""
+        return cls.from_rows(())
+
     def __len__(self) -> int:
         return len(self.start_ns)
 
@@ -97,9 +104,14 @@ class HostEvents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceEvents:
-    """Column store of `DeviceEvent` rows, in order of start. The launch calls are stored once, in `hosts`."""
+    """Column store of `DeviceEvent` rows, in order of start. The launch calls are stored once, in `hosts`.
+
+    39 bytes an event and 24 bytes a launch call. `np.frombuffer(column, dtype)` views a column without a copy: `i` is int32,
+    `b` int8, `h` int16, `q` int64.
+    """
 
     names: tuple[str, ...]
+    shapes: tuple[str, ...]
     hosts: HostEvents
     name: array[int]
     kind: array[int]
@@ -107,17 +119,17 @@ class DeviceEvents:
     end_ns: array[int]
     device: array[int]
     stream: array[int]
-    correlation: array[int]
     ordinal: array[int]
     host: array[int]
+    shape: array[int]
 
     @classmethod
     def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names = _Names()
+        names, shapes = _Names(), _Names()
         hosts: dict[HostEvent, int] = {}
         name, kind, start, end = array("i"), array("b"), array("q"), array("q")
-        device, stream, correlation, ordinal, host = array("q"), array("q"), array("q"), array("i"), array("i")
+        device, stream, ordinal, host, shape = array("h"), array("i"), array("i"), array("i"), array("i")
         for row in rows:
             name.append(names.id_of(row.name))
             kind.append(DEVICE_KINDS.index(row.kind))
@@ -125,12 +137,12 @@ class DeviceEvents:
             end.append(row.end_ns)
             device.append(row.device)
             stream.append(row.stream)
-            correlation.append(row.correlation)
             ordinal.append(row.ordinal)
             host.append(_NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
+            shape.append(shapes.id_of(row.shape))
         return cls(
-            names=names.texts(), hosts=HostEvents.from_rows(hosts), name=name, kind=kind, start_ns=start, end_ns=end,
-            device=device, stream=stream, correlation=correlation, ordinal=ordinal, host=host,
+            names=names.texts(), shapes=shapes.texts(), hosts=HostEvents.from_rows(hosts), name=name, kind=kind,
+            start_ns=start, end_ns=end, device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -145,13 +157,75 @@ class DeviceEvents:
             self.end_ns[position],
             self.device[position],
             self.stream[position],
-            self.correlation[position],
             self.ordinal[position],
             None if host == _NO_HOST else self.hosts[host],
+            self.shapes[self.shape[position]],
         )
 
     def __iter__(self) -> Iterator[DeviceEvent]:
         return map(self.__getitem__, range(len(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What a trace says of one accelerator; 0 or empty where it says nothing.
+
+    Args:
+        index: the number that device events carry.
+        name: of the product.
+        memory_bytes: global memory.
+        num_sms: multiprocessors.
+        compute_capability: such as `9.0`; empty on other vendors' devices.
+    """
+
+    index: int
+    name: str = ""
+    memory_bytes: int = 0
+    num_sms: int = 0
+    compute_capability: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """What a communication kernel says of itself; -1 or empty where it says nothing.
+
+    Args:
+        event: position among the trace's device events.
+        name: such as `allreduce`.
+        group: the process group's name.
+        ranks: its ranks, as far as the trace lists them.
+        sequence: number of the collective in its group: equal on all ranks that meet.
+        in_elements: elements of the input.
+        out_elements: elements of the output.
+        dtype: of the elements.
+    """
+
+    event: int
+    name: str
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    sequence: int = -1
+    in_elements: int = -1
+    out_elements: int = -1
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryTrack:
+    """Memory of one device over time, thinned so that no peak is lost: the largest values in each stretch of time.
+
+    Args:
+        device: `cuda:0`, `cpu`.
+        start_ns: start of each stretch, ascending; all stretches are `step_ns` long.
+        allocated_bytes: largest allocated memory in it.
+        reserved_bytes: largest memory held by the allocator in it; 0 where not recorded.
+    """
+
+    device: str
+    step_ns: int
+    start_ns: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,22 +258,40 @@ class Trace:
         path: where it was read from.
         base_ns: nanoseconds since the epoch that every time here is relative to (0 in old traces, whose times are absolute).
         rank: rank of the process, where the trace says it.
-        device_names: names of the devices the trace lists.
+        world_size: processes of the job, where the trace says it.
+        devices: the accelerators the trace lists.
+        metadata: further top-level facts as text, such as versions and `with_stack`.
         counts: how the reading went.
         threads: `pid/tid` of each host thread; `thread` fields count into it.
-        ops: operators of every host thread.
+        ops: operators of every host thread; empty unless they were asked for.
         regions: our spans, in order of start, an enclosing region before what it encloses.
+        ranges: every `record_function` range of the host under its own name, ours and `ProfilerStep#N` too.
+        modules: calls of `nn.Module`s (`nn.Module: Linear_3` in the trace is `Linear_3` here); empty without Python frames.
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
+        module_paths: by position among the device events, the module path that a graph's kernel carries (`module_fqn`).
+        collectives: what the communication kernels say of themselves, in order of `event`.
+        memory: one track per device whose allocations were recorded.
         overhead: when the profiler itself held up the host: disjoint intervals in order.
+        launched: launch calls by name: how many there were, and how many of them no device event answers to.
+        window_end_ns: end of the recorded window, where the trace says it.
     """
 
     path: Path
     base_ns: int = 0
     rank: int | None = None
-    device_names: tuple[str, ...] = ()
+    world_size: int | None = None
+    devices: tuple[Device, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
     counts: ReadCounts = ReadCounts()
     threads: tuple[str, ...]
     ops: HostEvents
     regions: tuple[Region, ...]
+    ranges: HostEvents = field(default_factory=HostEvents.empty)
+    modules: HostEvents = field(default_factory=HostEvents.empty)
     device_events: DeviceEvents
+    module_paths: Mapping[int, str] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    memory: tuple[MemoryTrack, ...] = ()
     overhead: tuple[tuple[int, int], ...] = ()
+    launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    window_end_ns: int | None = None

@@ -17,7 +17,7 @@ import msgspec
 
 from strobe.core.errors import TraceFormatError
 from strobe.perf.trace.chunks import UNREADABLE, Args, Metadata, Progress, RawEvent, event_chunks
-from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
 
 _CATEGORIES: Final = {
     "cpu_op": "op", "Operator": "op", "user_annotation": "region", "overhead": "overhead",
@@ -153,7 +153,7 @@ class _Columns:
             path=path,
             base_ns=_base_ns(metadata),
             rank=_rank(metadata),
-            device_names=_device_names(metadata),
+            devices=tuple(Device(index=i, name=name) for i, name in enumerate(_device_names(metadata))),
             counts=counts,
             threads=tuple("/".join(part.decode("utf-8", "replace").strip('"') for part in key) for key in self._threads),
             ops=HostEvents.from_rows(HostEvent(*self._ops.row(names, i)) for i in self._ops.order(names)),
@@ -172,7 +172,7 @@ class _Columns:
             ordinals[correlation] = ordinal + 1
             name, start, end, kind = self._device.row(names, i)
             host = None if launch is None else HostEvent(*self._launches.row(names, launch))
-            yield DeviceEvent(name, DEVICE_KINDS[kind], start, end, devices[i], streams[i], correlation, ordinal, host)
+            yield DeviceEvent(name, DEVICE_KINDS[kind], start, end, devices[i], streams[i], ordinal, host)
 
 
 class _Rows:
