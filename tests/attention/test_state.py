@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +28,7 @@ def _parts(q: Tensor, k: Tensor, v: Tensor, cuts: list[int]) -> list[AttentionOu
     bounds = [0, *sorted(cuts), k.shape[1]]
     return [
         dense_attention(q, k[:, left:right], v[:, left:right], impl="reference", return_lse=True)
-        for left, right in zip(bounds, bounds[1:], strict=False)
+        for left, right in pairwise(bounds)
     ]
 
 

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Run = Callable[[Tensor, Tensor, Tensor, AttentionSpec], AttentionOutput]
+Spec = TypeVar("Spec", bound=AttentionSpec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Impl:
+class Impl(Generic[Spec]):
     """One implementation of an operator.
 
     Args:
         name: what a user writes as `impl=`.
         refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
-        run: the implementation.
+        run: the implementation, called with the operator's tensors and the spec.
     """
 
     name: str
-    refuses: Callable[[AttentionSpec], str | None]
-    run: Run
+    refuses: Callable[[Spec], str | None]
+    run: Callable[..., AttentionOutput]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Choice(Generic[Spec]):
     """The implementation that would run and the reason each other one was passed over."""
 
-    impl: Impl
+    impl: Impl[Spec]
     passed_over: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
@@ -43,7 +40,7 @@ class Choice:
         return "\n".join(lines)
 
 
-def select(spec: AttentionSpec, impls: Sequence[Impl], name: str = "auto") -> Choice:
+def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto") -> Choice[Spec]:
     """Choose an implementation: the first of `impls` (best first) that accepts the call, or the named one.
 
     Raises:
@@ -53,7 +50,7 @@ def select(spec: AttentionSpec, impls: Sequence[Impl], name: str = "auto") -> Ch
     if name != "auto" and name not in [impl.name for impl in impls]:
         raise unknown_choice("impl", name, ["auto", *(impl.name for impl in impls)])
     passed: list[tuple[str, str]] = []
-    chosen: Impl | None = None
+    chosen: Impl[Spec] | None = None
     for impl in impls:
         reason = impl.refuses(spec)
         if reason is None and chosen is None and name in ("auto", impl.name):

@@ -22,9 +22,9 @@ from strobe.core.errors import ShapeError
 def merge(states: Sequence[AttentionOutput]) -> AttentionOutput:
     """Merge attention over disjoint sets of keys into attention over their union.
 
-    Exact up to rounding: weights and sums are float32 (float64 for float64 outputs) and the result is rounded once. Differentiable
-    in every `out` and through every `lse`. A row that is empty in all parts stays empty: out 0, lse -inf, gradients 0. A NaN in
-    any part is in the result.
+    Exact up to rounding: weights and sums are float32 (float64 for float64 outputs) and the result is rounded once.
+    Differentiable in every `out` and through every `lse`. A row that is empty in all parts stays empty: out 0, lse -inf,
+    gradients 0. A NaN in any part is in the result.
 
     Args:
         states: at least one; `out` `[B, S, H, D]` of one shape and dtype, `lse` float32 `[B, H, S]`.

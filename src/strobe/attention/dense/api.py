@@ -15,7 +15,7 @@ IMPLS = (sdpa.IMPL, reference.IMPL)
 
 
 @lru_cache(maxsize=256)
-def _choose(spec: AttentionSpec, impl: str) -> Choice:
+def _choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
     return select(spec, IMPLS, impl)
 
 
@@ -55,6 +55,6 @@ def explain(
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
-) -> Choice:
+) -> Choice[AttentionSpec]:
     """Say which implementation `dense_attention` would run for these tensors, and why each other was passed over."""
     return _choose(check(q, k, v, softmax_scale, return_lse), impl)

@@ -1,0 +1,186 @@
+"""The coarse stage: tiles pooled to one token each, scored against each other, and the best key tiles taken.
+
+With `n_j` the valid tokens of tile `j`, `Q_i` the mean of tile `i`'s queries and `K_j`, `V_j` the means of keys and values,
+
+    S_ij = Q_i . K_j * softmax_scale        C_i = softmax_j(S_ij) V_j        selected_i = the k tiles j of largest S_ij
+
+over all key tiles that hold a token. Means, scores and sums are float32. Source: Video Sparse Attention, arXiv 2505.13389.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.layout import TileLayout
+from strobe.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimator:
+    """How the softmax mass of a pair of tiles is estimated for the selection.
+
+    With `parts = 1` by `S_ij`. With more, each tile is pooled in that many runs of rows and the score is
+    `log sum_ab exp(Q_ia . K_jb * softmax_scale)`: what varies inside a tile is not averaged away.
+
+    Args:
+        parts: runs of rows pooled per tile; divides the block.
+    """
+
+    parts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forced:
+    """Key tiles that are always selected; they count towards the number of selected tiles.
+
+    Args:
+        own: the tile of the queries itself; queries and keys must share one layout.
+        first_frames: every tile with a token of the first frames of the keys' grid (a sink, a conditioning prefix).
+        last_frames: every tile with a token of the last frames.
+    """
+
+    own: bool = False
+    first_frames: int = 0
+    last_frames: int = 0
+
+
+def pool(tiled: Tensor, sizes: Tensor, block: int, parts: int = 1) -> Tensor:
+    """Mean of the valid tokens of each tile, or of each of `parts` runs of rows; 0 where there are none.
+
+    Args:
+        tiled: `[B, N * block, H, D]`; what padding rows hold does not matter.
+        sizes: valid tokens of each tile, int32 `[N]`.
+
+    Returns:
+        float32 (float64 for float64) `[B, H, N * parts, D]`.
+    """
+    batch, rows, heads, width = tiled.shape
+    step = block // parts
+    valid = (torch.arange(block, device=tiled.device) < sizes[:, None]).view(-1, step)  # [N * parts, step]
+    wide = torch.promote_types(tiled.dtype, torch.float32)
+    cells = tiled.view(batch, rows // step, step, heads, width)
+    kept = cells.masked_fill(~valid[:, :, None, None], 0).sum(dim=2, dtype=wide)
+    means = kept / valid.sum(dim=1).clamp(min=1)[:, None, None]  # [B, N * parts, H, D]
+    return means.transpose(1, 2)
+
+
+def block_scores(
+    q: Tensor, k: Tensor, q_sizes: Tensor, kv_sizes: Tensor, block: int, softmax_scale: float, estimator: Estimator
+) -> Tensor:
+    """Score every query tile against every key tile, float32 `[B, H, N_q, N_kv]`; -inf for key tiles without a token.
+
+    Args:
+        q: `[B, N_q * block, H, D]` in tile order.
+        k: `[B, N_kv * block, H_kv, D]` in tile order.
+
+    Raises:
+        ConfigError: the estimator's parts do not divide the block.
+    """
+    parts = estimator.parts
+    if parts < 1 or block % parts:
+        raise ConfigError(f"estimator: got {parts} parts, expected a divisor of the block's {block} rows")
+    queries, keys = pool(q, q_sizes, block, parts), pool(k, kv_sizes, block, parts)
+    keys = keys.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+    scores: Tensor = queries @ keys.transpose(-1, -2) * softmax_scale  # [B, H, N_q * parts, N_kv * parts]
+    starts = torch.arange(0, block, block // parts, device=q.device)
+    q_has, kv_has = ((starts < sizes[:, None]).flatten() for sizes in (q_sizes, kv_sizes))  # runs that hold a token
+    scores = scores.masked_fill(~kv_has, float("-inf"))
+    if parts == 1:
+        return scores
+    scores = scores.masked_fill(~q_has[:, None], float("-inf"))
+    runs = scores.unflatten(-1, (-1, parts)).unflatten(-3, (-1, parts))  # [B, H, N_q, parts, N_kv, parts]
+    return torch.logsumexp(runs, dim=(-3, -1))
+
+
+def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor, block: int) -> Tensor:
+    """Attention of tile over tile: `softmax(scores) V`, one row per query tile.
+
+    Args:
+        scores: of `block_scores` with the mean estimator.
+        v: `[B, N_kv * block, H_kv, D]` in tile order.
+
+    Returns:
+        `[B, H, N_q, D]`, dtype of the scores.
+    """
+    values = pool(v, kv_sizes, block).to(scores.dtype).repeat_interleave(scores.shape[1] // v.shape[2], dim=1)
+    out: Tensor = torch.softmax(scores, dim=-1) @ values
+    return out
+
+
+def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: int, num_tiles: int) -> tuple[int, ...]:
+    """Key tiles to select, for each head.
+
+    Args:
+        topk: of every head, or one per head.
+        sparsity: share of the key tiles to skip: `topk = max(1, ceil((1 - sparsity) * num_tiles))`.
+
+    Raises:
+        ConfigError: both or neither are given, or they are out of range.
+    """
+    if (topk is None) == (sparsity is None):
+        raise ConfigError(f"give either topk or sparsity; got topk={topk}, sparsity={sparsity}")
+    if sparsity is not None:
+        if not 0 <= sparsity < 1:
+            raise ConfigError(f"sparsity: got {sparsity}, expected 0 (dense) to below 1")
+        topk = max(1, ceil(round((1 - sparsity) * num_tiles, 9)))  # 0.3 * 10 is 3, not 3.0000000000000004
+    per_head = (topk,) * num_heads if isinstance(topk, int) else tuple(topk or ())
+    if len(per_head) != num_heads:
+        raise ConfigError(f"topk: got {len(per_head)} numbers, expected one, or one for each of {num_heads} heads")
+    if not all(1 <= number <= num_tiles for number in per_head):
+        raise ConfigError(f"topk: got {topk}, expected 1 to {num_tiles}, the number of key tiles")
+    return per_head
+
+
+def select_blocks(scores: Tensor, per_head: Sequence[int], forced: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Take the key tiles of largest score: exactly as many as asked for, ties to the lowest index, forced ones first.
+
+    A score of NaN counts as the largest, so that it shows in the result. Key tiles without a token come last.
+
+    Args:
+        scores: `[B, H, N_q, N_kv]`.
+        per_head: tiles to take, for each head.
+        forced: boolean `[N_q, N_kv]`.
+
+    Returns:
+        indices, ascending in each row, and counts, as a `BlockSelection` holds them.
+    """
+    most = max(per_head)
+    ranked = scores.detach() if forced is None else scores.detach().masked_fill(forced, float("inf"))
+    best = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[..., :most]
+    numbers = torch.tensor(per_head, dtype=torch.int32, device=scores.device)
+    if min(per_head) < most:  # the entries past a head's number must sort to the end
+        best = best.masked_fill(torch.arange(most, device=scores.device) >= numbers[:, None, None], scores.shape[-1])
+    indices = best.sort(dim=-1).values.to(torch.int32)
+    counts = numbers[:, None].expand(scores.shape[:3]).contiguous()
+    return indices, counts
+
+
+def forced_blocks(forced: Forced, q_layout: TileLayout, kv_layout: TileLayout, per_head: Sequence[int]) -> Tensor | None:
+    """Which key tiles are always selected, boolean `[N_q, N_kv]` on the CPU; None for none.
+
+    Raises:
+        ConfigError: more tiles are forced than selected, or `own` where queries and keys have different layouts.
+    """
+    if forced == Forced():
+        return None
+    found = torch.zeros(q_layout.num_tiles, kv_layout.num_tiles, dtype=torch.bool)
+    if forced.own:
+        if q_layout != kv_layout:
+            raise ConfigError(f"forced: own needs one layout for queries and keys; got {q_layout} and {kv_layout}")
+        found.fill_diagonal_(True)
+    frames, step = kv_layout.grid[0], kv_layout.tile[0]
+    tiles_per_step = kv_layout.num_tiles // -(-frames // step)
+    if not (0 <= forced.first_frames <= frames and 0 <= forced.last_frames <= frames):
+        raise ConfigError(f"forced: got {forced}, expected 0 to {frames} frames, those of the keys")
+    found[:, : -(-forced.first_frames // step) * tiles_per_step] = True
+    if forced.last_frames:
+        found[:, (frames - forced.last_frames) // step * tiles_per_step :] = True
+    most = int(found.sum(dim=-1).max())
+    if most > min(per_head):
+        raise ConfigError(f"forced: {most} key tiles are forced, but topk is {min(per_head)}; raise topk or force fewer")
+    return found

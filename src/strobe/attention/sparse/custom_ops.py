@@ -1,0 +1,104 @@
+"""Block-sparse attention as custom operators: what `torch.compile`, autograd and `opcheck` see of every impl but the reference.
+
+The impl is an argument: forward and backward of one call run in the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.types import AttentionOutput
+
+HOMES: Final = {"cpu": "strobe.attention.sparse.impl.cpu"}
+"""Module of each impl; it has `forward` and `backward` and is imported when it is first used."""
+
+
+class _Kernels(Protocol):
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def _kernels(impl: str) -> _Kernels:
+    return import_module(HOMES[impl])
+
+
+@torch.library.custom_op("strobe::block_sparse_forward", mutates_args=())
+def block_sparse_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    q_sizes: Tensor | None,
+    kv_sizes: Tensor | None,
+    block: int,
+    softmax_scale: float,
+    impl: str,
+) -> tuple[Tensor, Tensor]:
+    """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
+    selection = BlockSelection(indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes)
+    out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
+    return out.contiguous(), lse.contiguous()
+
+
+@block_sparse_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
+
+
+@torch.library.custom_op("strobe::block_sparse_backward", mutates_args=())
+def block_sparse_backward(
+    d_out: Tensor,
+    d_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    q_sizes: Tensor | None,
+    kv_sizes: Tensor | None,
+    block: int,
+    softmax_scale: float,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v."""
+    selection = BlockSelection(indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes)
+    dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+@block_sparse_backward.register_fake
+def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (q, k, v))
+    return dq, dk, dv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, indices, counts, q_sizes, kv_sizes, ctx.block, ctx.softmax_scale, ctx.impl = inputs
+    ctx.save_for_backward(q, k, v, *output, indices, counts, q_sizes, kv_sizes)
+
+
+def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, ctx.block, ctx.softmax_scale, ctx.impl)
+    return dq, dk, dv, *(None,) * 7
+
+
+block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
+    """Run one impl as a custom operator."""
+    out, lse = block_sparse_forward(
+        q, k, v, selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, spec.block, spec.softmax_scale, impl
+    )
+    return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

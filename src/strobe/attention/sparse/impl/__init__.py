@@ -1,0 +1,1 @@
+"""Implementations of block-sparse attention, best first in `api.IMPLS`."""

@@ -1,0 +1,195 @@
+"""Tiles: the tokens of a video in cubes, so that one block of attention is a neighbourhood in space and time.
+
+Raster order is frame by frame, row by row. Tile order is tile by tile in (time, height, width) order, and raster order inside a
+tile. Each tile fills one block of `block` rows: its valid tokens come first, padding rows follow. Tiles at the edge of the grid
+hold fewer tokens; their shapes are those of the grid's remainder. Source: Video Sparse Attention, arXiv 2505.13389.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, floor, prod
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ShapeError
+
+BLOCKS: Final = (64, 128, 256)
+"""Tokens of an attention block, of queries and of keys."""
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout:
+    """How a grid of tokens is cut into tiles; equal by value, and so are its cached index tensors.
+
+    Args:
+        grid: tokens in (time, height, width).
+        tile: tokens of a whole tile in (time, height, width).
+        block: rows that a tile takes: one of `BLOCKS`, at least the tile's volume.
+
+    Raises:
+        ShapeError: a size that is not positive, or a tile that does not fit a block.
+    """
+
+    grid: Triple
+    tile: Triple
+    block: int
+
+    def __post_init__(self) -> None:
+        for name, sizes in (("grid", self.grid), ("tile", self.tile)):
+            if len(sizes) != 3 or any(not isinstance(size, int) or size < 1 for size in sizes):
+                raise ShapeError(f"{name}: got {sizes}, expected three positive integers (time, height, width)")
+        check_block(self.block)
+        if prod(self.tile) > self.block:
+            raise ShapeError(f"tile: {self.tile} holds {prod(self.tile)} tokens, expected at most the block's {self.block}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the grid."""
+        return prod(self.grid)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, those at the edges included."""
+        return prod(-(-size // step) for size, step in zip(self.grid, self.tile, strict=True))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in tile order, padding included."""
+        return self.num_tiles * self.block
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row of every tile is a token."""
+        return self.num_rows == self.num_tokens
+
+    @property
+    def padding(self) -> float:
+        """Rows in tile order / tokens - 1: the share of extra rows that every pass over the tokens pays."""
+        return self.num_rows / self.num_tokens - 1
+
+    def sizes(self, device: torch.device | str = "cpu") -> Tensor:
+        """Valid tokens of each tile, int32 `[num_tiles]`."""
+        return _tables(self, torch.device(device)).sizes
+
+    def rows(self, device: torch.device | str = "cpu") -> Tensor:
+        """Row in tile order of each token, int64 `[num_tokens]`."""
+        return _tables(self, torch.device(device)).rows
+
+    def tokens(self, device: torch.device | str = "cpu") -> Tensor:
+        """Token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
+        return _tables(self, torch.device(device)).tokens
+
+    def to_tiles(self, raster: Tensor) -> Tensor:
+        """Reorder `[B, num_tokens, ...]` into tile order `[B, num_rows, ...]`; padding rows are 0.
+
+        Raises:
+            ShapeError: another number of tokens.
+        """
+        if raster.dim() < 2 or raster.shape[1] != self.num_tokens:
+            raise ShapeError(
+                f"raster: got shape {tuple(raster.shape)}, expected [B, {self.num_tokens}, ...] for grid {self.grid}"
+            )
+        tiled = raster.new_zeros(raster.shape[0], self.num_rows, *raster.shape[2:])
+        return tiled.index_copy(1, self.rows(raster.device), raster)
+
+    def to_raster(self, tiled: Tensor) -> Tensor:
+        """Reorder `[B, num_rows, ...]` back into raster order `[B, num_tokens, ...]`; what padding rows hold is dropped.
+
+        Raises:
+            ShapeError: another number of rows.
+        """
+        if tiled.dim() < 2 or tiled.shape[1] != self.num_rows:
+            raise ShapeError(f"tiled: got shape {tuple(tiled.shape)}, expected [B, {self.num_rows}, ...] for {self}")
+        return tiled.index_select(1, self.rows(tiled.device))
+
+
+def check_block(block: int) -> None:
+    """Raise ShapeError unless `block` is one of `BLOCKS`."""
+    if block not in BLOCKS:
+        raise ShapeError(f"block: got {block} tokens, expected one of {', '.join(map(str, BLOCKS))}")
+
+
+def tile_layout(grid: Iterable[int], tile: Iterable[int] | int | Literal["auto"], block: int | None = None) -> TileLayout:
+    """Cut a grid into tiles.
+
+    Args:
+        grid: tokens in (time, height, width).
+        tile: tokens of a tile in (time, height, width); an int is the tokens of a block (`64` is (4, 4, 4)); `auto` takes the
+            tile of at most `block` tokens with the fewest rows (padding included), the most cube-like among equals; no side is
+            under a third or over twice that of a cube of `block` tokens (of a slab, where the grid is thinner than the cube).
+        block: rows of a block, by default the smallest of `BLOCKS` that holds the tile; 64 for `auto`.
+
+    Raises:
+        ShapeError: no such tile or block.
+    """
+    cut = tuple(grid)
+    if len(cut) != 3:
+        raise ShapeError(f"grid: got {cut}, expected three positive integers (time, height, width)")
+    if tile == "auto":
+        return _fewest_rows(cut, 64 if block is None else block)
+    if isinstance(tile, str):
+        raise ShapeError(f"tile: got {tile!r}, expected (time, height, width), a block size or 'auto'")
+    if isinstance(tile, int):
+        if tile not in _TILE_OF_BLOCK:
+            raise ShapeError(f"tile: got {tile} tokens, expected one of {', '.join(map(str, BLOCKS))}, or (time, height, width)")
+        return TileLayout(cut, _TILE_OF_BLOCK[tile], tile if block is None else block)
+    shape = tuple(tile)
+    if len(shape) != 3:
+        raise ShapeError(f"tile: got {shape}, expected three positive integers (time, height, width)")
+    fitting = [size for size in BLOCKS if prod(shape) <= size]
+    if block is None and not fitting:
+        raise ShapeError(f"tile: {shape} holds {prod(shape)} tokens, expected at most {BLOCKS[-1]}")
+    return TileLayout(cut, shape, fitting[0] if block is None else block)
+
+
+_TILE_OF_BLOCK: Final[dict[int, Triple]] = {64: (4, 4, 4), 128: (2, 8, 8), 256: (4, 8, 8)}
+
+
+@lru_cache(maxsize=64)
+def _fewest_rows(grid: Triple, block: int) -> TileLayout:
+    check_block(block)
+    volume, side = float(block), 0.0
+    for left, size in zip((3, 2, 1), sorted(grid), strict=True):  # where the grid is thin, the other sides share the rest
+        side = volume ** (1 / left)
+        if size >= side:
+            break
+        volume /= size
+    # sides far from the cube's would pad less still, but a tile one token wide is no neighbourhood
+    sides = [range(min(size, ceil(side / 3)), min(size, floor(2 * side)) + 1) for size in grid]
+    shapes = [shape for shape in product(*sides) if prod(shape) <= block]
+    return min(
+        (TileLayout(grid, (t, h, w), block) for t, h, w in shapes),
+        key=lambda layout: (layout.num_rows, max(layout.tile) / min(layout.tile), layout.tile),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    sizes: Tensor
+    rows: Tensor
+    tokens: Tensor
+
+
+@lru_cache(maxsize=64)
+def _tables(layout: TileLayout, device: torch.device) -> _Tables:
+    """Index tensors of a layout, built without a loop over tiles and kept for the next call."""
+    (times, heights, widths), (step_t, step_h, step_w) = layout.grid, layout.tile
+    t, h, w = torch.meshgrid(torch.arange(times), torch.arange(heights), torch.arange(widths), indexing="ij")
+    across = -(-heights // step_h), -(-widths // step_w)
+    tile = ((t // step_t) * across[0] + h // step_h) * across[1] + w // step_w  # [T, H, W], of each token
+    extent_h = (heights - h // step_h * step_h).clamp(max=step_h)  # of the token's tile
+    extent_w = (widths - w // step_w * step_w).clamp(max=step_w)
+    inside = ((t % step_t) * extent_h + h % step_h) * extent_w + w % step_w
+    rows = (tile * layout.block + inside).flatten()
+    tokens = torch.full((layout.num_rows,), layout.num_tokens)
+    tokens[rows] = torch.arange(layout.num_tokens)
+    sizes = torch.bincount(tile.flatten(), minlength=layout.num_tiles).to(torch.int32)
+    return _Tables(sizes=sizes.to(device), rows=rows.to(device), tokens=tokens.to(device))

@@ -1,0 +1,99 @@
+"""Which blocks of keys each block of queries sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.layout import check_block
+from strobe.core.errors import ShapeError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockSelection:
+    """Selected key blocks per query block, compact.
+
+    Query block `i` is rows `[i * block, i * block + q_sizes[i])` of q, key block `j` likewise of k and v; rows beyond a block's
+    size are padding: as queries they give out 0 and lse -inf, as keys they are never seen, and their gradients are 0.
+
+    Args:
+        indices: int32 `[B, H, N_q, K]`: of row `[b, h, i]` the first `counts[b, h, i]` entries are distinct key blocks in any
+            order; the others are never read. `H` is that of q.
+        counts: int32 `[B, H, N_q]`, 0 to K; 0 makes an empty row.
+        block: tokens of a block, of queries and of keys.
+        q_sizes: valid tokens of each query block, 0 to `block`, int32 `[N_q]`; None if all are whole.
+        kv_sizes: likewise of the key blocks, int32 `[N_kv]`.
+    """
+
+    indices: Tensor
+    counts: Tensor
+    block: int
+    q_sizes: Tensor | None = None
+    kv_sizes: Tensor | None = None
+
+    @classmethod
+    def from_mask(
+        cls, mask: Tensor, *, block: int, q_sizes: Tensor | None = None, kv_sizes: Tensor | None = None
+    ) -> BlockSelection:
+        """Build it from a boolean mask `[B, H, N_q, N_kv]`: True where the block is seen. The indices ascend; no host sync.
+
+        Raises:
+            ShapeError: the mask is not boolean or not 4-D.
+        """
+        if mask.dtype != torch.bool or mask.dim() != 4:
+            raise ShapeError(f"mask: got {tuple(mask.shape)} {mask.dtype}, expected [B, H, N_q, N_kv] torch.bool")
+        seen_first = torch.sort(mask.to(torch.int8), dim=-1, descending=True, stable=True).indices
+        return cls(
+            indices=seen_first.to(torch.int32),
+            counts=mask.sum(dim=-1, dtype=torch.int32),
+            block=block,
+            q_sizes=q_sizes,
+            kv_sizes=kv_sizes,
+        )
+
+    def mask(self, num_kv_blocks: int) -> Tensor:
+        """The same as a boolean mask `[B, H, N_q, num_kv_blocks]`."""
+        used = torch.arange(self.indices.shape[-1], device=self.indices.device) < self.counts.unsqueeze(-1)
+        found = self.indices.new_zeros((*self.indices.shape[:-1], num_kv_blocks + 1), dtype=torch.bool)
+        target = torch.where(used, self.indices, num_kv_blocks).long()  # unused entries go to a column that is cut off
+        return found.scatter_(-1, target, True)[..., :num_kv_blocks]
+
+
+def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[int, int]:
+    """Check a selection against q `[B, S_q, H, D]` and k `[B, S_kv, H_kv, D]`, without reading device memory.
+
+    Returns:
+        the numbers of query and key blocks.
+
+    Raises:
+        ShapeError: names the argument, what was given and what is allowed.
+    """
+    check_block(selection.block)
+    block, batch, heads = selection.block, q.shape[0], q.shape[2]
+    counts = []
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.shape[1] % block:
+            raise ShapeError(
+                f"{name}: got {tensor.shape[1]} rows, expected a multiple of the block's {block}; pad the rows and say how many "
+                f"of each block are valid (q_sizes, kv_sizes)"
+            )
+        counts.append(tensor.shape[1] // block)
+    num_q, num_kv = counts
+    shape = selection.indices.shape
+    if len(shape) != 4 or tuple(shape[:3]) != (batch, heads, num_q) or shape[3] > num_kv:
+        raise ShapeError(f"indices: got shape {tuple(shape)}, expected [{batch}, {heads}, {num_q}, K] with K at most {num_kv}")
+    wanted = {
+        "indices": (selection.indices, tuple(shape)),
+        "counts": (selection.counts, (batch, heads, num_q)),
+        "q_sizes": (selection.q_sizes, (num_q,)),
+        "kv_sizes": (selection.kv_sizes, (num_kv,)),
+    }
+    for name, (found, expected) in wanted.items():
+        if found is None:
+            continue
+        if tuple(found.shape) != expected or found.dtype != torch.int32 or found.device != q.device:
+            given = f"{tuple(found.shape)} {found.dtype} on {found.device}"
+            raise ShapeError(f"{name}: got {given}, expected {expected} torch.int32 on {q.device}")
+    return num_q, num_kv

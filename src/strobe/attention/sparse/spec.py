@@ -1,0 +1,26 @@
+"""One block-sparse attention call, checked once at the api and then handed inward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strobe.attention.types import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseSpec(AttentionSpec):
+    """What the implementations decide on.
+
+    Args:
+        block: tokens of a block.
+        most_selected: key blocks that a query block may see at most.
+        ragged: some blocks may hold fewer valid tokens than `block`.
+        needs_grad: a gradient will be asked for.
+        deterministic: gradients must be the same bits in every run.
+    """
+
+    block: int
+    most_selected: int
+    ragged: bool
+    needs_grad: bool
+    deterministic: bool

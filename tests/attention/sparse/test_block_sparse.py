@@ -1,0 +1,245 @@
+"""Block-sparse attention: the reference against dense attention token by token, every other impl against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.sparse.api import block_sparse_attention, explain_block_sparse
+from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.state import merge
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+Case = tuple[Tensor, Tensor, Tensor, BlockSelection]
+
+
+def _case(
+    shape: tuple[int, int, int, int, int, int],
+    *,
+    block: int = 64,
+    dtype: torch.dtype = torch.float32,
+    ragged: bool = True,
+    seed: int = 0,
+) -> Case:
+    """Random q, k, v and selection for (B, H, H_kv, N_q, N_kv, D): empty rows, all counts, padding rows poisoned with NaN."""
+    batch, heads, kv_heads, num_q, num_kv, width = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int, heads: int) -> Tensor:
+        return torch.randn(batch, rows * block, heads, width, generator=generator, dtype=torch.float64)
+
+    q, k, v = draw(num_q, heads), draw(num_kv, kv_heads), draw(num_kv, kv_heads)
+    mask = torch.rand(batch, heads, num_q, num_kv, generator=generator) < 0.5
+    mask[0, 0, 0] = False
+    sizes: list[Tensor | None] = [None, None]
+    if ragged:
+        for side, (number, tensors) in enumerate(((num_q, [q]), (num_kv, [k, v]))):
+            sizes[side] = torch.randint(0, block + 1, (number,), generator=generator, dtype=torch.int32)
+            padding = (torch.arange(block) >= sizes[side][:, None]).flatten()
+            for tensor in tensors:
+                tensor[:, padding] = float("nan")
+    selection = BlockSelection.from_mask(mask, block=block, q_sizes=sizes[0], kv_sizes=sizes[1])
+    return q.to(dtype), k.to(dtype), v.to(dtype), selection
+
+
+def _gradients(case: Case, impl: str, **options: object) -> tuple[AttentionOutput, tuple[Tensor, ...]]:
+    q, k, v = (tensor.clone().requires_grad_() for tensor in case[:3])
+    found = block_sparse_attention(q, k, v, case[3], impl=impl, return_lse=True, **options)  # type: ignore[arg-type]
+    assert found.lse is not None
+    generator = torch.Generator().manual_seed(9)
+    d_out = torch.randn(found.out.shape, generator=generator).to(found.out.dtype)
+    d_lse = torch.randn(found.lse.shape, generator=generator)
+    return found, torch.autograd.grad([found.out, found.lse], (q, k, v), [d_out, d_lse])
+
+
+def _same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    limit = _TOLERANCES[dtype]
+    torch.testing.assert_close(found, expected, atol=limit * max(1.0, expected.abs().max().item()), rtol=limit)
+
+
+def test_the_reference_is_dense_attention_over_the_selected_tokens() -> None:
+    q, k, v, selection = _case((2, 4, 2, 3, 4, 8), dtype=torch.float64)
+    found = block_sparse_attention(q, k, v, selection, impl="reference", return_lse=True)
+    assert found.lse is not None and selection.q_sizes is not None and selection.kv_sizes is not None
+    for b in range(2):
+        for h in range(4):
+            for i in range(3):
+                blocks = selection.indices[b, h, i, : selection.counts[b, h, i]].tolist()
+                keys = [64 * j + row for j in blocks for row in range(selection.kv_sizes[j])]
+                rows = slice(64 * i, 64 * i + int(selection.q_sizes[i]))
+                one = [tensor[b : b + 1, :, head : head + 1] for tensor, head in ((q, h), (k, h // 2), (v, h // 2))]
+                dense = dense_attention(one[0][:, rows], one[1][:, keys], one[2][:, keys], impl="reference", return_lse=True)
+                assert dense.lse is not None
+                torch.testing.assert_close(found.out[b, rows, h], dense.out[0, :, 0])
+                torch.testing.assert_close(found.lse[b, h, rows], dense.lse[0, 0])
+                padding = slice(rows.stop, 64 * (i + 1))
+                assert not found.out[b, padding, h].any() and found.lse[b, h, padding].isneginf().all()
+
+
+@pytest.mark.parametrize("dtype", list(_TOLERANCES))
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_impl_cpu_against_the_reference(dtype: torch.dtype, ragged: bool, block: int) -> None:
+    case = _case((2, 4, 2, 3, 5, 64 if block == 64 else 16), block=block, dtype=dtype, ragged=ragged)
+    found, gradients = _gradients(case, "cpu")
+    expected, wanted = _gradients(case, "reference")
+    assert found.out.dtype == dtype and found.lse is not None and expected.lse is not None
+    _same(found.out, expected.out, dtype)
+    assert torch.equal(found.lse.isneginf(), expected.lse.isneginf())
+    _same(found.lse.nan_to_num(neginf=0), expected.lse.nan_to_num(neginf=0), torch.float32)
+    for got, want in zip(gradients, wanted, strict=True):
+        assert got.isfinite().all()
+        _same(got, want, dtype)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([(1, 1), (3, 1), (4, 2)]), st.integers(0, 99))
+def test_impl_cpu_at_any_size(num_q: int, num_kv: int, heads: tuple[int, int], seed: int) -> None:
+    case = _case((1, *heads, num_q, num_kv, 4), seed=seed)
+    (found, gradients), (expected, wanted) = _gradients(case, "cpu"), _gradients(case, "reference")
+    assert torch.equal(found.lse.isneginf(), expected.lse.isneginf())  # type: ignore[union-attr]
+    for got, want in zip((found.out, *gradients), (expected.out, *wanted), strict=True):
+        _same(got, want, torch.float32)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_what_padding_holds_never_matters(impl: str) -> None:
+    q, k, v, selection = _case((1, 2, 1, 3, 4, 16))
+    poisoned, gradients = _gradients((q, k, v, selection), impl)
+    clean, wanted = _gradients((q.nan_to_num(7), k.nan_to_num(-3), v.nan_to_num(1e6), selection), impl)
+    for got, want in zip((poisoned.out, poisoned.lse, *gradients), (clean.out, clean.lse, *wanted), strict=True):
+        assert got is not None and want is not None and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_a_row_that_sees_nothing(impl: str) -> None:
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
+    nothing = replace(selection, counts=torch.zeros_like(selection.counts))
+    found, gradients = _gradients((q, k, v, nothing), impl)
+    assert not found.out.any() and found.lse is not None and found.lse.isneginf().all()
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_properties(impl: str) -> None:
+    q, k, v, selection = _case((2, 2, 2, 3, 4, 8), ragged=False)
+    whole = block_sparse_attention(q, k, v, selection, impl=impl, return_lse=True)
+
+    order = torch.tensor([2, 0, 3, 1])  # the same key blocks in another order
+    rows = (order[:, None] * 64 + torch.arange(64)).flatten()
+    moved = replace(selection, indices=torch.argsort(order)[selection.indices.long()].to(torch.int32))
+    permuted = block_sparse_attention(q, k[:, rows], v[:, rows], moved, impl=impl)
+    torch.testing.assert_close(permuted.out, whole.out)
+
+    for b in range(2):
+        one = replace(selection, indices=selection.indices[b : b + 1], counts=selection.counts[b : b + 1])
+        alone = block_sparse_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], one, impl=impl)
+        torch.testing.assert_close(alone.out, whole.out[b : b + 1])
+
+    mask = selection.mask(4)
+    left = mask & (torch.arange(4) % 2 == 0)
+    halves = [
+        block_sparse_attention(q, k, v, BlockSelection.from_mask(part, block=64), impl=impl, return_lse=True)
+        for part in (left, mask & ~left)
+    ]
+    merged = merge(halves)
+    torch.testing.assert_close(merged.out, whole.out)
+    torch.testing.assert_close(merged.lse, whole.lse)
+
+    every = BlockSelection.from_mask(torch.ones_like(mask), block=64)
+    dense = dense_attention(q, k, v, impl="reference", softmax_scale=0.3, return_lse=True)
+    full = block_sparse_attention(q, k, v, every, impl=impl, softmax_scale=0.3, return_lse=True)
+    torch.testing.assert_close(full.out, dense.out)
+    torch.testing.assert_close(full.lse, dense.lse)
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    q, k, v, selection = _case((2, 4, 2, 2, 3, 8))
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
+    assert not strided[0].is_contiguous()
+    expected = block_sparse_attention(q, k, v, selection, impl="cpu")
+    assert torch.equal(block_sparse_attention(*strided, selection, impl="cpu").out, expected.out)
+
+
+def test_gradients_are_the_same_bits_in_every_run() -> None:
+    case = _case((2, 4, 2, 6, 9, 16))
+    runs = [_gradients(case, "cpu", deterministic=True)[1] for _ in range(3)]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
+
+
+def test_a_mask_and_its_indices_say_the_same() -> None:
+    mask = torch.rand(2, 3, 4, 5) < 0.5
+    selection = BlockSelection.from_mask(mask, block=64)
+    assert torch.equal(selection.mask(5), mask)
+    for row, number, seen in zip(selection.indices.flatten(0, 2), selection.counts.flatten(), mask.flatten(0, 2), strict=True):
+        assert row[:number].tolist() == seen.nonzero().flatten().tolist()
+    garbage = replace(selection, indices=torch.where(torch.arange(5) < selection.counts[..., None], selection.indices, 12345))
+    q, k, v = torch.randn(2, 256, 3, 8), torch.randn(2, 320, 3, 8), torch.randn(2, 320, 3, 8)
+    for impl in ("cpu", "reference"):  # entries past the count are never read
+        expected = block_sparse_attention(q, k, v, selection, impl=impl)
+        assert torch.equal(block_sparse_attention(q, k, v, garbage, impl=impl).out, expected.out)
+
+
+def test_custom_operators_are_clean() -> None:
+    q, k, v, selection = _case((1, 2, 1, 2, 3, 8))
+    q, k, v = (tensor.nan_to_num(0).requires_grad_() for tensor in (q, k, v))
+    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, 0.3, "cpu")
+    torch.library.opcheck(block_sparse_forward, (q, k, v, *where))
+    out, lse = (tensor.detach() for tensor in block_sparse_forward(q, k, v, *where))
+    plain = [tensor.detach() for tensor in (q, k, v)]
+    torch.library.opcheck(block_sparse_backward, (torch.randn_like(out), torch.randn_like(lse), *plain, out, lse, *where))
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
+    compiled = torch.compile(block_sparse_attention, fullgraph=True, backend="aot_eager")
+    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    expected = block_sparse_attention(*inputs, selection)
+    found = compiled(*inputs, selection)
+    torch.testing.assert_close(found.out, expected.out)
+    for got, want in zip(*(torch.autograd.grad(out.sum(), inputs) for out in (found.out, expected.out)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_explain_says_who_runs_and_why_not_the_others() -> None:
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8))
+    choice = explain_block_sparse(q, k, v, selection)
+    assert choice.impl.name == "cpu" and ("reference", "cpu comes first") in choice.passed_over
+    with pytest.raises(ConfigError, match="unknown impl 'cpuu' \\(did you mean 'cpu'"):
+        block_sparse_attention(q, k, v, selection, impl="cpuu")
+    meta = [tensor.to("meta") for tensor in (q, k, v)]
+    fields = ("indices", "counts", "q_sizes", "kv_sizes")
+    elsewhere = replace(selection, **{name: getattr(selection, name).to("meta") for name in fields})
+    with pytest.raises(ImplUnavailableError, match="it runs on a CPU, the tensors are on meta; would run here: reference"):
+        block_sparse_attention(*meta, elsewhere, impl="cpu")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v, good = _case((1, 2, 2, 2, 3, 8))
+    cases: list[tuple[Tensor, BlockSelection, str]] = [
+        (q, replace(good, block=32), "block: got 32 tokens, expected one of 64, 128, 256"),
+        (q[:, :100], good, "q: got 100 rows, expected a multiple of the block's 64; pad the rows"),
+        (
+            q,
+            replace(good, indices=good.indices[:, :1]),
+            r"indices: got shape \(1, 1, 2, 3\), expected \[1, 2, 2, K\] with K at most 3",
+        ),
+        (q, replace(good, indices=good.indices.long()), r"indices: got .* torch.int64 on cpu, expected .* torch.int32"),
+        (q, replace(good, counts=good.counts[..., :1]), r"counts: got \(1, 2, 1\)"),
+        (q, replace(good, kv_sizes=good.q_sizes), r"kv_sizes: got \(2,\) torch.int32 on cpu, expected \(3,\)"),
+        (q, replace(good, q_sizes=torch.zeros(2)), r"q_sizes: got \(2,\) torch.float32"),
+        (q[:, :, :1], good, "k: got 2 heads, expected a divisor of q's 1"),
+    ]
+    for queries, selection, message in cases:
+        with pytest.raises(ShapeError, match=message):
+            block_sparse_attention(queries, k, v, selection)
+    with pytest.raises(ShapeError, match=r"mask: got \(2, 3\) torch.bool, expected \[B, H, N_q, N_kv\]"):
+        BlockSelection.from_mask(torch.ones(2, 3, dtype=torch.bool), block=64)

@@ -1,0 +1,115 @@
+"""Tiling is a permutation with padding at each tile's end, for any grid."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.core.errors import ShapeError
+
+_GRIDS = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+_TILES = st.sampled_from([(4, 4, 4), (2, 8, 8), (4, 8, 8), (3, 5, 4), (1, 8, 8), (1, 1, 1), (5, 3, 2)])
+
+
+def _by_loops(layout: TileLayout) -> tuple[list[int], list[int]]:
+    """Row of each token and size of each tile, by walking tile after tile."""
+    row_of: dict[tuple[int, ...], int] = {}
+    sizes = []
+    counts = [-(-size // step) for size, step in zip(layout.grid, layout.tile, strict=True)]
+    for a in range(counts[0]):
+        for b in range(counts[1]):
+            for c in range(counts[2]):
+                starts = [i * step for i, step in zip((a, b, c), layout.tile, strict=True)]
+                ends = [min(s + step, size) for s, step, size in zip(starts, layout.tile, layout.grid, strict=True)]
+                inside = 0
+                for t in range(starts[0], ends[0]):
+                    for h in range(starts[1], ends[1]):
+                        for w in range(starts[2], ends[2]):
+                            row_of[t, h, w] = len(sizes) * layout.block + inside
+                            inside += 1
+                sizes.append(inside)
+    return [row_of[key] for key in sorted(row_of)], sizes
+
+
+@given(_GRIDS, _TILES)
+def test_the_tables_are_those_of_a_walk(grid: tuple[int, int, int], tile: tuple[int, int, int]) -> None:
+    layout = tile_layout(grid, tile)
+    rows, sizes = _by_loops(layout)
+    assert layout.rows().tolist() == rows and layout.sizes().tolist() == sizes
+    assert (layout.num_tokens, layout.num_tiles, layout.num_rows) == (len(rows), len(sizes), len(sizes) * layout.block)
+    tokens = layout.tokens().tolist()
+    assert [tokens[row] for row in rows] == list(range(len(rows)))
+    assert sum(token == layout.num_tokens for token in tokens) == layout.num_rows - layout.num_tokens
+    assert layout.padding == pytest.approx(layout.num_rows / prod(grid) - 1)
+
+
+@given(_GRIDS, _TILES)
+def test_there_and_back(grid: tuple[int, int, int], tile: tuple[int, int, int]) -> None:
+    layout = tile_layout(grid, tile)
+    raster = torch.randn(2, layout.num_tokens, 3)
+    tiled = layout.to_tiles(raster)
+    assert torch.equal(layout.to_raster(tiled), raster)
+    assert tiled.abs().sum() == pytest.approx(raster.abs().sum().item(), rel=1e-5)  # padding is 0
+    poisoned = torch.where(layout.tokens()[:, None] == layout.num_tokens, torch.tensor(float("nan")), tiled)
+    assert torch.equal(layout.to_raster(poisoned), raster)
+
+
+def test_gradients_go_both_ways() -> None:
+    layout = tile_layout((3, 5, 6), (4, 4, 4))
+    raster = torch.randn(1, layout.num_tokens, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layout.to_raster(layout.to_tiles(x) * 2), raster)
+
+
+def test_an_int_is_the_tokens_of_a_block() -> None:
+    assert tile_layout((21, 30, 52), 64) == TileLayout((21, 30, 52), (4, 4, 4), 64)
+    assert tile_layout((21, 30, 52), 128).tile == (2, 8, 8) and tile_layout((21, 30, 52), 256).tile == (4, 8, 8)
+    assert tile_layout((8, 8, 8), (2, 2, 2), block=128).block == 128
+
+
+def test_auto_takes_the_fewest_rows() -> None:
+    layout = tile_layout((21, 30, 52), "auto")
+    assert layout.num_rows <= tile_layout((21, 30, 52), (3, 5, 4)).num_rows < tile_layout((21, 30, 52), (4, 4, 4)).num_rows
+    assert round(tile_layout((21, 30, 52), (4, 4, 4)).padding, 2) == 0.22
+    assert layout.padding < 0.07 and min(layout.tile) >= 2 and max(layout.tile) <= 8
+    chunk = tile_layout((3, 30, 52), "auto")
+    assert chunk.num_rows < tile_layout((3, 30, 52), (4, 4, 4)).num_rows
+    assert tile_layout((1, 1, 1), "auto").num_tiles == 1
+    assert tile_layout((1, 30, 52), "auto").padding < 0.15  # a slab: one frame of a frame-granular cache
+    assert tile_layout((16, 16, 16), "auto").tile == (4, 4, 4)  # the cube, where nothing pads less
+
+
+def test_a_layout_is_a_value() -> None:
+    first, second = tile_layout([3, 4, 5], (4, 4, 4)), TileLayout((3, 4, 5), (4, 4, 4), 64)
+    assert first == second and hash(first) == hash(second)
+    assert first.rows() is second.rows()
+
+
+@pytest.mark.parametrize(
+    ("grid", "tile", "block", "message"),
+    [
+        ((0, 4, 4), 64, None, r"grid: got \(0, 4, 4\)"),
+        ((4, 4), 64, None, r"grid: got \(4, 4\), expected three positive"),
+        ((4, 4, 4), 32, None, "tile: got 32 tokens, expected one of 64, 128, 256"),
+        ((4, 4, 4), (4, 4), None, r"tile: got \(4, 4\)"),
+        ((4, 4, 4), (8, 8, 8), None, "holds 512 tokens, expected at most 256"),
+        ((4, 4, 4), (4, 4, 4), 32, "block: got 32 tokens, expected one of 64, 128, 256"),
+        ((4, 4, 4), (4, 8, 8), 64, "holds 256 tokens, expected at most the block's 64"),
+        ((4, 4, 4), "cube", None, "tile: got 'cube'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(grid: object, tile: object, block: int | None, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        tile_layout(grid, tile, block)  # type: ignore[arg-type]
+
+
+def test_another_number_of_tokens_is_refused() -> None:
+    layout = tile_layout((2, 2, 2), 64)
+    with pytest.raises(ShapeError, match=r"raster: got shape \(1, 7, 3\), expected \[B, 8, ...\]"):
+        layout.to_tiles(torch.zeros(1, 7, 3))
+    with pytest.raises(ShapeError, match=r"tiled: got shape \(1, 8, 3\), expected \[B, 64, ...\]"):
+        layout.to_raster(torch.zeros(1, 8, 3))
