@@ -40,8 +40,10 @@ def functions(tree: ast.Module) -> Iterator[Function]:
 
 
 def num_lines(function: Function) -> int:
-    """Lines from `def` to the last statement, docstring included."""
-    return function.end_lineno - function.lineno + 1
+    """Lines from `def` to the last statement; what documents it does not count."""
+    first = function.body[0]
+    documented = ast.get_docstring(function, clean=False) is not None and len(function.body) > 1
+    return function.end_lineno - function.lineno + 1 - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def num_parameters(function: Function) -> int:

@@ -33,7 +33,8 @@ def test_a_file_keeps_its_budget(path: Path) -> None:
 @pytest.mark.parametrize("path", EVERYTHING, ids=ids(EVERYTHING))
 def test_a_function_keeps_its_budget(path: Path) -> None:
     longest = 150 if is_kernel(path) else 60
-    any_parameters = is_kernel(path) or (path.name == "api.py" and path.parent.parent.name == "attention")
+    # a public operator names all it takes; a custom operator's schema is flat
+    any_parameters = is_kernel(path) or (path.name in ("api.py", "custom_ops.py") and path.parent.parent.name == "attention")
     for function in functions(parse(path)):
         where = f"{name_of(path)}:{function.lineno} {function.name}"
         assert num_lines(function) <= longest, f"{where}: {num_lines(function)} lines, {longest} allowed"

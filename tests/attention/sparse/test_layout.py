@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import pytest
@@ -20,19 +21,13 @@ def _by_loops(layout: TileLayout) -> tuple[list[int], list[int]]:
     """Row of each token and size of each tile, by walking tile after tile."""
     row_of: dict[tuple[int, ...], int] = {}
     sizes = []
-    counts = [-(-size // step) for size, step in zip(layout.grid, layout.tile, strict=True)]
-    for a in range(counts[0]):
-        for b in range(counts[1]):
-            for c in range(counts[2]):
-                starts = [i * step for i, step in zip((a, b, c), layout.tile, strict=True)]
-                ends = [min(s + step, size) for s, step, size in zip(starts, layout.tile, layout.grid, strict=True)]
-                inside = 0
-                for t in range(starts[0], ends[0]):
-                    for h in range(starts[1], ends[1]):
-                        for w in range(starts[2], ends[2]):
-                            row_of[t, h, w] = len(sizes) * layout.block + inside
-                            inside += 1
-                sizes.append(inside)
+    counts = [range(-(-size // step)) for size, step in zip(layout.grid, layout.tile, strict=True)]
+    for place in product(*counts):
+        starts = [i * step for i, step in zip(place, layout.tile, strict=True)]
+        ends = [min(s + step, size) for s, step, size in zip(starts, layout.tile, layout.grid, strict=True)]
+        tokens = list(product(*map(range, starts, ends)))
+        row_of |= {token: len(sizes) * layout.block + inside for inside, token in enumerate(tokens)}
+        sizes.append(len(tokens))
     return [row_of[key] for key in sorted(row_of)], sizes
 
 
