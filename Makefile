@@ -46,7 +46,9 @@ endif
 demo: setup
 	$(BIN)/strobe demo
 
+# A CPU build of torch brings no Triton; the kernels' tests run in its interpreter.
 test: setup
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
 	$(BIN)/python -m pytest
 
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
@@ -75,6 +77,7 @@ lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
 	$(COMPILE) requirements/torch.in -o requirements/torch.lock
+	$(COMPILE) requirements/triton.in -o requirements/triton.lock
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
 

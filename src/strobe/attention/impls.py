@@ -20,11 +20,13 @@ class Impl(Generic[Spec]):
         name: what a user writes as `impl=`.
         refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
         run: the implementation, called with the operator's tensors and the spec.
+        untested: why `auto` must not choose it although it could run: it never passed its gate on such hardware. Empty if it did.
     """
 
     name: str
     refuses: Callable[[Spec], str | None]
     run: Callable[..., AttentionOutput]
+    untested: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +55,9 @@ def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto") -> Choic
     chosen: Impl[Spec] | None = None
     for impl in impls:
         reason = impl.refuses(spec)
-        if reason is None and chosen is None and name in ("auto", impl.name):
+        if reason is None and name == "auto" and impl.untested:
+            passed.append((impl.name, f"untested: {impl.untested}"))
+        elif reason is None and chosen is None and name in ("auto", impl.name):
             chosen = impl
         elif reason is None:
             passed.append((impl.name, f"{name} was asked for by name" if chosen is None else f"{chosen.name} comes first"))

@@ -13,10 +13,16 @@ class Settings:
     Args:
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
         no_color: `NO_COLOR` is set.
+        triton_interpret: `TRITON_INTERPRET` is on: Triton kernels run on the CPU, slowly, for tests.
+        profile_dir: `STROBE_PROFILE_DIR`: where `strobe profile` writes unless it is told; empty if not set.
+        profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
     launch_blocking: bool
     no_color: bool
+    triton_interpret: bool
+    profile_dir: str
+    profile_regions: tuple[str, ...]
 
 
 def read_settings() -> Settings:
@@ -24,4 +30,12 @@ def read_settings() -> Settings:
     return Settings(
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         no_color="NO_COLOR" in os.environ,
+        triton_interpret=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
+        profile_dir=os.environ.get("STROBE_PROFILE_DIR", ""),
+        profile_regions=split_list(os.environ.get("STROBE_PROFILE_REGIONS", "")),
     )
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Read words separated by commas; blanks around them and empty words do not count."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

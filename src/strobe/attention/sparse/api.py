@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
@@ -27,6 +28,7 @@ from strobe.attention.sparse.selection import BlockSelection, check_selection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.settings import read_settings
 
 Layout = Literal["raster", "tiled"]
 
@@ -38,7 +40,28 @@ def _refuses_cpu(spec: SparseSpec) -> str | None:
     return None if spec.device.type == "cpu" else f"it runs on a CPU, the tensors are on {spec.device}"
 
 
-IMPLS = (Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu")), reference.IMPL)
+def _refuses_triton(spec: SparseSpec) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if spec.device.type != "cuda" and not (spec.device.type == "cpu" and read_settings().triton_interpret):
+        return f"it runs on a GPU, the tensors are on {spec.device}"
+    if spec.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"it computes bfloat16, float16 and float32, not {str(spec.dtype).removeprefix('torch.')}"
+    if spec.head_dim not in (32, 64, 128):
+        return f"it has head_dim 32, 64 and 128, not {spec.head_dim}"
+    return None
+
+
+IMPLS = (
+    Impl(
+        name="triton",
+        refuses=_refuses_triton,
+        run=partial(custom_ops.run, "triton"),
+        untested="no recorded green gate on a GPU yet",
+    ),
+    Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu")),
+    reference.IMPL,
+)
 
 
 @lru_cache(maxsize=256)
@@ -68,7 +91,7 @@ def block_sparse_attention(
         v: like k.
         selection: which key blocks each query block sees.
         softmax_scale: default `D ** -0.5`.
-        impl: `auto`, `cpu` or `reference`; a named impl runs or raises.
+        impl: `auto`, `triton`, `cpu` or `reference`; a named impl runs or raises.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
         deterministic: gradients are the same bits in every run.
 

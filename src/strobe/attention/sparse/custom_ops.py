@@ -16,7 +16,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
-HOMES: Final = {"cpu": "strobe.attention.sparse.impl.cpu"}
+HOMES: Final = {name: f"strobe.attention.sparse.impl.{name}" for name in ("cpu", "triton")}
 """Module of each impl; it has `forward` and `backward` and is imported when it is first used."""
 
 

@@ -1,0 +1,60 @@
+"""The Triton impl: its kernels in Triton's interpreter, its place among the impls anywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from strobe.attention.impls import Impl, select
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impl.reference import token_mask
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.types import AttentionOutput, check
+from strobe.core.errors import ImplUnavailableError
+
+SCRIPT = Path(__file__).with_name("triton_on_cpu.py")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@needs_triton
+def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@needs_triton
+def test_the_turned_selection_lists_every_pair_once() -> None:
+    from strobe.attention.sparse.impl.triton import queries_of_keys
+
+    mask = torch.rand(2, 3, 5, 7) < 0.4
+    begins, queries = queries_of_keys(BlockSelection.from_mask(mask, block=64), 7)
+    for entry, seen_by in enumerate(mask.transpose(2, 3).flatten(0, 2)):
+        assert queries[begins[entry] : begins[entry + 1]].tolist() == seen_by.nonzero().flatten().tolist()
+
+
+def never_run(*_: object) -> AttentionOutput:
+    raise AssertionError("choosing must not run anything")
+
+
+def test_an_untested_impl_runs_by_name_alone() -> None:
+    spec = check(*[torch.zeros(1, 2, 3, 4)] * 3, softmax_scale=None, return_lse=False)
+    new = Impl(name="new", refuses=lambda _: None, run=lambda *_: AttentionOutput(out=torch.zeros(1), lse=None), untested="why")
+    plain = Impl(name="plain", refuses=lambda _: None, run=new.run)
+    choice = select(spec, (new, plain))
+    assert choice.impl is plain and choice.passed_over == (("new", "untested: why"),)
+    assert select(spec, (new, plain), "new").impl is new
+
+
+def test_on_a_cpu_it_says_why_it_cannot_run() -> None:
+    q = torch.zeros(1, 64, 1, 32)
+    selection = BlockSelection.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool), block=64)
+    assert token_mask(selection, 1).all()
+    with pytest.raises(ImplUnavailableError, match="(the tensors are on cpu|triton is not installed); would run"):
+        block_sparse_attention(q, q, q, selection, impl="triton")
