@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from strobe.core.errors import ShapeError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +15,7 @@ class AttentionSpec:
     """One attention call, checked once at the api and then handed inward.
 
     Layout is `[B, S, H, D]`; `num_heads` is a multiple of `num_kv_heads` (grouped queries).
+    `needs_grad`: a gradient may be asked for.
     """
 
     batch: int
@@ -29,6 +28,7 @@ class AttentionSpec:
     device: torch.device
     softmax_scale: float
     return_lse: bool
+    needs_grad: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,4 +73,5 @@ def check(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None, return_l
         device=q.device,
         softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale),
         return_lse=return_lse,
+        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)),
     )

@@ -45,12 +45,15 @@ def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, in
     assert_near(out, textbook(q, k, v)[0], dtype)
 
 
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_lse_is_the_log_of_the_denominator(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype) -> None:
-    q, k, v = draw(lengths, heads, dtype)
-    output = dense_attention(q, k, v, return_lse=True)
+def test_lse_is_the_log_of_the_denominator(
+    lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str
+) -> None:
+    q, k, v = (tensor.detach() for tensor in draw(lengths, heads, dtype))
+    output = dense_attention(q, k, v, impl=impl, return_lse=True)
     assert output.lse is not None and output.lse.dtype == torch.float32
     assert_near(output.lse, textbook(q, k, v)[1], torch.float32)  # float32 sums even of bfloat16 inputs
     assert_near(output.out, textbook(q, k, v)[0], dtype)
@@ -124,12 +127,17 @@ def test_explain_says_what_runs_and_why_not_the_others() -> None:
     assert (choice.impl.name, choice.passed_over) == ("sdpa", (("reference", "sdpa comes first"),))
     choice = explain(*inputs, return_lse=True)
     assert choice.impl.name == "reference"
-    assert str(choice) == "runs: reference\n  not sdpa: scaled_dot_product_attention does not return the lse"
+    assert str(choice) == "runs: reference\n  not sdpa: torch's flash kernel has no gradient through the lse"
+    assert explain(*(tensor.detach() for tensor in inputs), return_lse=True).impl.name == "sdpa"
+    with torch.no_grad():
+        assert explain(*inputs, return_lse=True).impl.name == "sdpa"
 
 
 def test_a_named_implementation_runs_or_refuses() -> None:
     inputs = draw((5, 7), (2, 2))
-    with pytest.raises(ImplUnavailableError, match="'sdpa' cannot run: .* does not return the lse; would run here: reference"):
+    with pytest.raises(
+        ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: reference"
+    ):
         dense_attention(*inputs, impl="sdpa", return_lse=True)
     with pytest.raises(ImplUnavailableError, match="over no keys"):
         dense_attention(*draw((5, 0), (2, 2)), impl="sdpa")

@@ -128,7 +128,6 @@ def _spec(
         block=selection.block,
         most_selected=selection.indices.shape[3],
         ragged=selection.q_sizes is not None or selection.kv_sizes is not None,
-        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)),
         deterministic=deterministic,
     )
 

@@ -15,12 +15,10 @@ class SparseSpec(AttentionSpec):
         block: tokens of a block.
         most_selected: key blocks that a query block may see at most.
         ragged: some blocks may hold fewer valid tokens than `block`.
-        needs_grad: a gradient will be asked for.
         deterministic: gradients must be the same bits in every run.
     """
 
     block: int
     most_selected: int
     ragged: bool
-    needs_grad: bool
     deterministic: bool
