@@ -17,7 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from strobe.attention.dense.api import dense_attention, explain
+    from strobe.attention.dense.api import dense_attention
+    from strobe.attention.explain import explain
+    from strobe.attention.sparse.api import block_sparse_attention, video_sparse_attention
+    from strobe.attention.sparse.coarse import Estimator, Forced
+    from strobe.attention.sparse.layout import TileLayout, tile_layout
+    from strobe.attention.sparse.selection import BlockSelection
+    from strobe.attention.state import merge
+    from strobe.attention.types import AttentionOutput
     from strobe.core.errors import (
         ConfigError,
         DataError,
@@ -40,9 +47,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionOutput",
+    "BlockSelection",
     "ConfigError",
     "DataError",
     "EngineConfig",
+    "Estimator",
+    "Forced",
     "ImplUnavailableError",
     "Knobs",
     "RunWriter",
@@ -51,22 +62,34 @@ __all__ = [
     "ShapeError",
     "StrobeError",
     "Switch",
+    "TileLayout",
     "TimingRecorder",
     "VideoFile",
     "WeightsError",
     "__version__",
+    "block_sparse_attention",
     "compare_calls",
     "create_run",
     "dense_attention",
     "explain",
+    "merge",
     "preset",
     "read_run",
     "recording",
     "span",
+    "tile_layout",
+    "video_sparse_attention",
 ]
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "strobe.attention.dense.api": ("dense_attention", "explain"),
+    "strobe.attention.dense.api": ("dense_attention",),
+    "strobe.attention.explain": ("explain",),
+    "strobe.attention.sparse.api": ("block_sparse_attention", "video_sparse_attention"),
+    "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
+    "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
+    "strobe.attention.sparse.selection": ("BlockSelection",),
+    "strobe.attention.state": ("merge",),
+    "strobe.attention.types": ("AttentionOutput",),
     "strobe.core.errors": (
         "ConfigError",
         "DataError",

@@ -115,7 +115,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Ask which implementation would run the bundled model's self-attention with a full window."""
     import torch
 
-    from strobe.attention.dense.api import explain
+    from strobe.attention.explain import explain
     from strobe.engine.load import shapes_defaults
     from strobe.models.shapes.config import WAN
 

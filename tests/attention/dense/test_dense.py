@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.dense import dense_attention, explain
+from strobe.attention.dense import dense_attention
+from strobe.attention.explain import explain
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}

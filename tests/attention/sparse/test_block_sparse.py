@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
-from strobe.attention.sparse.api import block_sparse_attention, explain_block_sparse
+from strobe.attention.explain import explain
+from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.state import merge
@@ -211,7 +212,7 @@ def test_it_compiles_without_a_graph_break() -> None:
 
 def test_explain_says_who_runs_and_why_not_the_others() -> None:
     q, k, v, selection = _case((1, 2, 2, 2, 3, 8))
-    choice = explain_block_sparse(q, k, v, selection)
+    choice = explain(q, k, v, selection)
     assert choice.impl.name == "cpu" and ("reference", "cpu comes first") in choice.passed_over
     with pytest.raises(ConfigError, match="unknown impl 'cpuu' \\(did you mean 'cpu'"):
         block_sparse_attention(q, k, v, selection, impl="cpuu")

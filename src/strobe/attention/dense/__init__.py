@@ -1,5 +1,5 @@
 """Dense attention."""
 
-from strobe.attention.dense.api import dense_attention, explain
+from strobe.attention.dense.api import dense_attention
 
-__all__ = ["dense_attention", "explain"]
+__all__ = ["dense_attention"]

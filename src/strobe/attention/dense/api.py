@@ -47,14 +47,6 @@ def dense_attention(
     return choice.impl.run(q, k, v, spec)
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    impl: str = "auto",
-    return_lse: bool = False,
-) -> Choice[AttentionSpec]:
+def explain_dense(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", return_lse: bool = False) -> Choice[AttentionSpec]:
     """Say which implementation `dense_attention` would run for these tensors, and why each other was passed over."""
-    return _choose(check(q, k, v, softmax_scale, return_lse), impl)
+    return _choose(check(q, k, v, None, return_lse), impl)

@@ -105,10 +105,18 @@ def block_sparse_attention(
 
 
 def explain_block_sparse(
-    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, *, impl: str = "auto", deterministic: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    selection: BlockSelection,
+    *,
+    impl: str = "auto",
+    return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Choice[SparseSpec]:
     """Say which implementation `block_sparse_attention` would run for these tensors, and why each other was passed over."""
-    return _choose(_spec(q, k, v, selection, softmax_scale=None, return_lse=True, deterministic=deterministic), impl)
+    spec = _spec(q, k, v, selection, softmax_scale=None, return_lse=return_lse, deterministic=deterministic)
+    return _choose(spec, impl)
 
 
 def _spec(

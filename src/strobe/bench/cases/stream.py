@@ -10,9 +10,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.dense.api import explain
+from strobe.attention.explain import explain
 from strobe.bench import gate
 from strobe.bench.cases import scoring
+from strobe.bench.costs import stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.engine import load, presets
@@ -162,6 +163,7 @@ class StreamCase:
             dtype=str(config.dtype).removeprefix("torch."),
             compile_mode="default" if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
+            costs=stream_costs(self._loaded, config),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
