@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from strobe.cli.require import failures, parse_requirement
+from strobe.cli.require import Figure, failures, parse_requirement
 from strobe.core.errors import ConfigError
 
-FIGURES = {"turbo": {"e2e": 1.5, "psnr": 31.25, "ssim": None}, "ultra": {"e2e": 2.0, "psnr": 24.0, "ssim": None}}
+
+def ratio(value: float, low: float | None = None, high: float | None = None, saved_ns: float = 1e9) -> Figure:
+    return Figure(value=value, low=low, high=high, is_ratio=True, saved_ns=saved_ns)
+
+
+FIGURES = {
+    "turbo": {"e2e": ratio(1.55, 1.5, 1.6), "psnr": Figure(value=31.25), "ssim": None},
+    "ultra": {"e2e": ratio(2.0, 1.4, 2.9), "psnr": Figure(value=24.0), "ssim": None},
+}
 
 
 @pytest.mark.parametrize(
     ("text", "failed"),
     [
-        ("e2e>=1.5", []),
-        ("e2e > 1.5", ["turbo"]),
-        ("turbo:e2e<=1.5", []),
+        ("e2e>=1.4", []),
+        ("e2e>=1.5", ["ultra"]),  # its point estimate is 2, its interval begins at 1.4
+        ("e2e > 1.5", ["turbo", "ultra"]),
+        ("turbo:e2e<=1.6", []),
+        ("turbo:e2e<1.6", ["turbo"]),
+        ("e2e<=1.6", ["ultra"]),
+        ("e2e~>=1.5", []),
+        ("e2e~>=1.6", ["turbo"]),
         ("ultra: psnr >= 30", ["ultra"]),
         ("psnr<30", ["turbo"]),
+        ("psnr~<30", ["turbo"]),
         ("e2e>=1e1", ["turbo", "ultra"]),
         ("ssim>0", ["turbo", "ultra"]),
     ],
@@ -29,9 +43,44 @@ def test_a_requirement_holds_for_every_candidate_it_means(text: str, failed: lis
 def test_a_failure_says_the_figure_and_what_was_required() -> None:
     assert failures(parse_requirement("turbo:psnr>=40"), FIGURES) == ["turbo: psnr is 31.25, >=40 required"]
     assert failures(parse_requirement("turbo:ssim>=0.9"), FIGURES) == ["turbo: ssim was not measured, >=0.9 required"]
+    assert failures(parse_requirement("turbo:e2e>=3"), FIGURES) == ["turbo: e2e is 1.55 [1.5, 1.6], >=3 required"]
 
 
-@pytest.mark.parametrize("text", ["", "e2e", "e2e>=", ">=1", "e2e=1", "e2e>=fast", "e2e>=1.5 or so", "a:b:c>1"])
+def test_a_point_estimate_above_the_bound_is_not_enough() -> None:
+    (line,) = failures(parse_requirement("ultra:e2e>=1.5"), FIGURES)
+    assert line == ("ultra: e2e is 2 [1.4, 2.9], >=1.5 required of its low end, which is 1.4; more rounds narrow the interval")
+    (line,) = failures(parse_requirement("ultra:e2e<=2.5"), FIGURES)
+    assert "<=2.5 required of its high end, which is 2.9" in line
+
+
+def test_a_ratio_without_an_interval_proves_nothing() -> None:
+    figures = {"turbo": {"e2e": ratio(3.0)}}
+    (line,) = failures(parse_requirement("e2e>=1.5"), figures)
+    assert "3 without an interval" in line and "write e2e~>=1.5 for the point estimate alone" in line
+    assert failures(parse_requirement("e2e~>=1.5"), figures) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "figure", "holds"),
+    [
+        ("e2e>1", ratio(1.005, 1.003, 1.007), False),  # sure, but below 1 %
+        ("e2e>=1", ratio(1.005, 1.003, 1.007), True),  # claims no difference
+        ("e2e>=0.98", ratio(1.0, 0.99, 1.01, 0.0), True),  # no regression beyond 2 %
+        ("kernel>1.2", ratio(1.5, 1.4, 1.6, 500.0), False),  # 0.5 µs is below what the clock resolves
+        ("kernel>1.2", ratio(1.5, 1.4, 1.6, 1500.0), True),
+        ("e2e<1", ratio(0.995, 0.993, 0.997), False),
+        ("e2e<1", ratio(0.9, 0.85, 0.95), True),
+    ],
+)
+def test_a_claimed_difference_exceeds_both_floors(text: str, figure: Figure, holds: bool) -> None:
+    failed = failures(parse_requirement(text), {"turbo": {"e2e": figure, "kernel": figure}})
+    assert (failed == []) is holds
+    assert holds or "a difference below 1 % or 1 µs is never one" in failed[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "e2e", "e2e>=", ">=1", "e2e=1", "e2e>=fast", "e2e>=1.5 or so", "a:b:c>1", "~e2e>1", "e2e>~1"]
+)
 def test_what_is_not_a_condition_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--require"):
         parse_requirement(text)

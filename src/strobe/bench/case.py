@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from strobe.core.errors import ConfigError
+from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Gate, Model, Quality, Variant, Video, Workload
 
 Progress = Callable[[int, int, str], None]
@@ -24,7 +25,11 @@ class Plan:
         palindromes: rounds `B C1 C2 C2 C1 B`; each gives one mirrored pair per candidate, an interval needs 2.
         warmup: untimed clips of each variant before the first round, recorded as warm-up.
         traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
+        traced_from: the first of them, and then as many as were asked for; None: where caches are full and no prompt switches.
+        capture: what that trace records; without options that distort times.
+        attribution: one more trace of each variant, of one frame block, with such options; None for none.
         review: judge the quality of each variant, and keep a clip of it.
+        alone: a case without candidates is measured too, each palindrome being one clip.
 
     Raises:
         ConfigError: a count is not possible.
@@ -33,9 +38,19 @@ class Plan:
     palindromes: int = 4
     warmup: int = 1
     traced_blocks: int = 3
+    traced_from: int | None = None
+    capture: Capture = field(default_factory=Capture)
+    attribution: Capture | None = None
     review: bool = True
+    alone: bool = False
 
     def __post_init__(self) -> None:
+        if self.capture.options:
+            raise ConfigError(f"{' and '.join(self.capture.options)} distort times; they belong to the attribution trace")
+        if self.attribution is not None and not self.attribution.options:
+            raise ConfigError(
+                "an attribution trace needs with_stack, profile_memory or record_shapes; without one it is a plain trace"
+            )
         if self.palindromes < 1 or self.warmup < 1 or self.traced_blocks < 0:
             raise ConfigError(
                 f"a comparison needs at least one palindrome and one warm-up clip, and no fewer than 0 traced frame blocks; "

@@ -12,6 +12,15 @@ TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat
 """Largest relative error of latents over a few frame blocks, by dtype. Each block feeds on those before it, so rounding grows."""
 
 
+CALL_TOLERANCES: Final[dict[torch.dtype, float]] = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1e-2,
+}
+"""Largest relative error of one attention call against the reference in float64, by dtype."""
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Root mean square of the difference / that of the expected values, in float64; infinite if anything is not finite.
 
@@ -34,6 +43,19 @@ def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: tor
     worst = max(range(len(errors)), key=errors.__getitem__)
     rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
     return errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}"
+
+
+def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> tuple[bool, str, str]:
+    """Check the output of one call against the reference in float64.
+
+    Args:
+        what: which part of the output this is, in words.
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    error, limit = relative_error(found, expected), CALL_TOLERANCES[dtype]
+    return error <= limit, f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})", f"{error:.3g}"
 
 
 def finite(latents: Sequence[Tensor]) -> tuple[bool, str, str]:

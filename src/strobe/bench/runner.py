@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +15,14 @@ import msgspec
 from strobe.bench.case import Case, Plan, Progress
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.spans import E2E, span
-from strobe.perf.measure.clocks import read_clocks
+from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.measure.memory import peak_bytes, reset_peak
 from strobe.perf.measure.order import palindrome
-from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.measure.timing import Region, TimingRecorder, recording, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Gate, Phase, Status, Trace, Workload
+from strobe.perf.records.record import Clip, Clocks, End, Excluded, Gate, Phase, Status, Trace, Workload
 from strobe.perf.records.store import RunWriter, create_run
 
 
@@ -33,40 +34,69 @@ class Outcome:
     red: tuple[Gate, ...]
 
 
-def run_case(case: Case, *, root: Path, plan: Plan, progress: Progress) -> Outcome:
+def run_case(
+    case: Case, *, root: Path, plan: Plan, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
+) -> Outcome:
     """Measure a case into a new folder under `root`.
 
     Every finished clip is on the disk before the next begins. Candidates whose gate is red get no numbers. On Ctrl-C, and on any
     error of ours, the end line says so and the exception goes on.
 
+    Args:
+        open_run: makes the folder from `root` and the case's slug; called once everything else is known to be possible.
+
     Raises:
         ConfigError: variants do not differ in name, or the clip is too short to trace a frame block of it.
         StrobeError: the records cannot be written, or a variant cannot run.
     """
-    order = palindrome(case.baseline, case.candidates)
-    traced = steady_window(case.workload, plan.traced_blocks)
-    began = time.perf_counter_ns()
-    with create_run(root, case.slug) as writer:
-        status: Status = "failed"
-        message = "stopped by an error that is not ours"
-        try:
-            run = _Run(case, plan, writer, progress)
-            header = describe_run(writer.folder, case.device, order, plan.palindromes)
-            writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload))
-            red = run.measure(traced)
-            status, message = "complete", ""
-        except KeyboardInterrupt:
-            status, message = "interrupted", "Ctrl-C"
-            raise
-        except StrobeError as error:
-            message = str(error)
-            raise
-        finally:
-            with suppress(StrobeError):
-                wall_ns = time.perf_counter_ns() - began
-                writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message))
-                writer.sync()
+    order = (case.baseline,) if plan.alone and not case.candidates else palindrome(case.baseline, case.candidates)
+    traced = traced_window(case.workload, plan)
+    attributed = range(0) if plan.attribution is None else traced[:1] or steady_window(case.workload, 1)
+    with open_run(root, case.slug) as writer, end_line(writer):
+        run = _Run(case, plan, writer, progress)
+        header = describe_run(writer.folder, case.device, order, plan.palindromes)
+        writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload))
+        red = run.measure(traced, attributed)
     return Outcome(folder=writer.folder, red=red)
+
+
+@contextmanager
+def end_line(writer: RunWriter) -> Iterator[None]:
+    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed."""
+    began = time.perf_counter_ns()
+    status: Status = "failed"
+    message = "stopped by an error that is not ours"
+    try:
+        yield
+        status, message = "complete", ""
+    except KeyboardInterrupt:
+        status, message = "interrupted", "Ctrl-C"
+        raise
+    except StrobeError as error:
+        message = str(error)
+        raise
+    finally:
+        with suppress(StrobeError):
+            wall_ns = time.perf_counter_ns() - began
+            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message))
+            writer.sync()
+
+
+def traced_window(workload: Workload, plan: Plan) -> range:
+    """Return the frame blocks to trace.
+
+    Raises:
+        ConfigError: the clip has no such blocks.
+    """
+    if plan.traced_from is None:
+        return steady_window(workload, plan.traced_blocks)
+    window = range(plan.traced_from, plan.traced_from + plan.traced_blocks)
+    if window.stop > workload.frame_blocks or window.start < plan.capture.warmup:
+        raise ConfigError(
+            f"a clip of {workload.frame_blocks} frame blocks has no blocks {window.start}..{window.stop - 1} to trace after "
+            f"{plan.capture.warmup} of warm-up; make it longer, or wait for fewer"
+        )
+    return window
 
 
 def steady_window(workload: Workload, most: int) -> range:
@@ -104,28 +134,31 @@ class _Run:
         self._clips: Counter[str] = Counter()
         self._done = 0
 
-    def measure(self, traced: range) -> tuple[Gate, ...]:
+    def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
         """Do everything in order; return the red gates."""
         case, plan = self._case, self._plan
         gates = [self._check(name) for name in case.candidates]
         green = tuple(gate.variant for gate in gates if gate.passed)
-        if green:
+        if green or not case.candidates:
             names = (case.baseline, *green)
             for name in names:
                 self._warm_up(name)
             for lap in range(plan.palindromes):
-                for name in palindrome(case.baseline, green):
+                for name in palindrome(case.baseline, green) if green else names:
                     self._say(f"timing {name}, round {lap + 1} of {plan.palindromes}")
                     self._time(name, "timed", lap)
             for name in names:
-                self._trace(name, traced)
+                self._trace(name, traced, plan.capture, "traces")
+                if plan.attribution is not None:
+                    self._trace(name, attributed, plan.attribution, "attribution")
                 self._review(name)
         return tuple(gate for gate in gates if not gate.passed)
 
     def _say(self, what: str) -> None:
-        variants = 1 + len(self._case.candidates)
-        each = self._plan.warmup + 2 * self._plan.palindromes + bool(self._plan.traced_blocks) + self._plan.review
-        self._progress(self._done, variants * (each + 1) - 1, what)
+        plan, candidates = self._plan, len(self._case.candidates)
+        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
+        clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
+        self._progress(self._done, candidates + (1 + candidates) * each + clips, what)
         self._done += 1
 
     def _check(self, name: str) -> Gate:
@@ -151,28 +184,39 @@ class _Run:
         case.prepare(name)
         gc.collect()
         reset_peak(case.device)
-        with recording(self._recorder):
+        with ClockSampler(case.device) as sampler, recording(self._recorder):
             self._recorder.start_clip()
             with span(E2E):
                 for _ in case.blocks(name):
                     pass
             regions = self._recorder.finish_clip()
-        clip = self._clip(name, phase, lap, len(regions))
+        clip = self._clip(name, phase, lap, len(regions), sampler.clocks())
         self._writer.append(*span_records(clip, regions), clip)
         if phase == "timed" and num_compiles() > compiled:
-            self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=(clip.clip,), cause="compilation"))
+            self._exclude(clip, "compilation")
+        if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
+            self._exclude(clip, "thermal throttling")
+            cool_down(case.device)
         self._writer.sync()
         return regions
 
-    def _trace(self, name: str, traced: range) -> None:
+    def _exclude(self, clip: Clip, cause: str) -> None:
+        """Leave a timed clip out of every average."""
+        if clip.phase == "timed":
+            self._writer.append(Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), cause=cause))
+
+    def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
+        """Run one clip under the profiler, as far as it is recorded."""
         if not traced:
             return
-        self._say(f"tracing {name}")
-        self._case.prepare(name)
-        path = self._writer.folder / "traces" / f"{name}.json.gz"
-        blocks = self._case.blocks(name)
-        file = trace_blocks(blocks, device=self._case.device, first_block=traced.start, num_blocks=len(traced), path=path)
-        clip = self._clip(name, "traced", None, 0)
+        self._say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
+        case = self._case
+        case.prepare(name)
+        path = self._writer.folder / folder / f"{name}.json.gz"
+        file = trace_blocks(
+            case.blocks(name), device=case.device, first_block=traced.start, num_blocks=len(traced), path=path, capture=capture
+        )
+        clip = self._clip(name, "traced", None, 0, read_clocks(case.device))
         trace = Trace(
             variant=name,
             clip=clip.clip,
@@ -181,6 +225,8 @@ class _Run:
             size_bytes=file.size_bytes,
             first_block=traced.start,
             num_blocks=len(traced),
+            regions=capture.regions,
+            options=capture.options,
         )
         self._writer.append(trace, clip)
         self._writer.sync()
@@ -192,7 +238,7 @@ class _Run:
         self._writer.append(*self._case.review(name, self._writer.folder))
         self._writer.sync()
 
-    def _clip(self, name: str, phase: Phase, lap: int | None, num_spans: int) -> Clip:
+    def _clip(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks) -> Clip:
         clip = Clip(
             variant=name,
             clip=self._clips[name],
@@ -201,7 +247,7 @@ class _Run:
             phase=phase,
             num_spans=num_spans,
             peak_bytes=peak_bytes(self._case.device),
-            clocks=read_clocks(self._case.device),
+            clocks=clocks,
         )
         self._clips[name] += 1
         return clip

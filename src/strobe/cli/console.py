@@ -49,6 +49,11 @@ class Output:
             for renderable in renderables:
                 console.print(renderable)
 
+    def write(self, text: str) -> None:
+        """Print a document on stdout as it is, unless stdout carries JSON."""
+        if not self.json:
+            sys.stdout.write(text)
+
     def emit(self, document: dict[str, Any]) -> None:
         """Print the JSON document, if it was asked for. Numbers that JSON has no word for are an error, not `NaN`."""
         if self.json:

@@ -17,9 +17,14 @@ from strobe.cli.bench import bench
 from strobe.cli.compare import compare
 from strobe.cli.demo import demo
 from strobe.cli.doctor import doctor
+from strobe.cli.extract import extract
 from strobe.cli.generate import generate
+from strobe.cli.lint import lint
 from strobe.cli.presets import presets
+from strobe.cli.profile import profile
 from strobe.cli.report import report
+from strobe.cli.speedup import speedup
+from strobe.cli.trace import trace
 from strobe.cli.train_shapes import train_shapes
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError
 
@@ -43,10 +48,13 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative="", show_default=lambda value: value if value else None),
 )
-for _verb in (demo, generate, compare, report, doctor):
+for _verb in (demo, generate, compare, report, trace, speedup, doctor):
     app.command(_verb)
 app.command(bench)
+app.command(extract)
+app.command(lint)
 app.command(presets)
+app.command(profile)
 app.command(train_shapes, name="train-shapes")
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
-from strobe.cli.require import Requirement, failures, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -37,7 +37,8 @@ def report(
     Args:
         folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts.
         require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30; may be
-            given several times. It names a level (kernel, section, step, block, e2e) or a quality metric.
+            given several times. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
+            if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate alone, for a smoke test of one round.
             Exit code 1 if it does not hold.
         into: the folder to write to, made if absent; by default the first run's own.
     """
@@ -51,18 +52,26 @@ def report(
     return code
 
 
-def write(folders: Sequence[Path], into: Path, requirements: Sequence[Requirement], output: Output) -> tuple[int, dict[str, Any]]:
-    """Write the report of some runs, say what it found and hold it to the requirements.
+def write(
+    folders: Sequence[Path],
+    into: Path,
+    requirements: Sequence[Requirement],
+    output: Output,
+    pair: tuple[str, str] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Write the report of some runs (of two variants only, if a pair is given), say what it found, hold it to the requirements.
 
     Returns:
         exit code, and what was found.
     """
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.build import build_report, write_report
+        from strobe.perf.report.build import build_report
+        from strobe.perf.report.study import only_pair
+        from strobe.perf.report.write import write_report
 
-        runs = [read_run(folder) for folder in folders]
-        built = build_report(folders, into=into)
+        runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
+        built = build_report(folders, into=into, pair=pair)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
     for run in runs:
@@ -76,7 +85,8 @@ def write(folders: Sequence[Path], into: Path, requirements: Sequence[Requiremen
         "runs": [str(folder) for folder in folders],
         "report": {path.suffix[1:]: str(path) for path in paths},
         "figures": {
-            name: {key: None if value == math.inf else value for key, value in row.items()} for name, row in figures.items()
+            name: {key: None if each is None or each.value == math.inf else each.value for key, each in row.items()}
+            for name, row in figures.items()
         },
         "speedups": [_speedup(each) for each in built.speedups],
         "not_met": failed,
@@ -93,16 +103,16 @@ def _warn(run: RunRecords, output: Output) -> None:
         output.note(f"{run.folder}: records that could not be read and are left out: {lost}")
 
 
-def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, float | None]]:
+def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, Figure | None]]:
     """Everything a requirement may name: speedups by level, then quality by metric. Equal pictures have an infinite PSNR.
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
     """
     from strobe.perf.report.model import LevelName
 
-    found = {(each.candidate, each.level): each.ratio.value for each in speedups}
+    found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}
     labels = {candidate for candidate, _ in found}
-    figures: dict[str, dict[str, float | None]] = {}
+    figures: dict[str, dict[str, Figure | None]] = {}
     for run in runs:
         for name in dict.fromkeys(name for name in run.header.order if name != run.header.baseline):
             own = f"{name} ({run.header.run})"  # as the report names it where several runs have the variant
@@ -110,8 +120,14 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
             figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
             for quality in (quality for quality in run.quality if quality.variant == name):
                 equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
-                figures[label][quality.metric] = math.inf if equal else quality.value
+                value = math.inf if equal else quality.value
+                figures[label][quality.metric] = None if value is None else Figure(value=value)
     return figures
+
+
+def _ratio_figure(each: Speedup) -> Figure:
+    ratio = each.ratio
+    return Figure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
 
 
 def _speedup(each: Speedup) -> dict[str, Any]:

@@ -6,9 +6,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from strobe.core.errors import ConfigError, unknown_choice
+
+if TYPE_CHECKING:
+    from strobe.perf.measure.stats import Operator
 
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -17,11 +20,31 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
 }
 _PATTERN: Final = re.compile(
-    r"\s*(?:(?P<variant>[\w.-]+)\s*:)?\s*(?P<name>[\w.-]+)\s*(?P<op>>=|<=|>|<)\s*(?P<bound>[^\s<>=]+)\s*"
+    r"\s*(?:(?P<variant>[\w.-]+)\s*:)?\s*(?P<name>[\w.-]+)\s*(?P<point>~?)(?P<op>>=|<=|>|<)\s*(?P<bound>[^\s<>=]+)\s*"
 )
 
-Figures = Mapping[str, Mapping[str, float | None]]
-"""Figures a requirement may name: by candidate, then by name; None where it could not be measured."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A figure that a requirement may name.
+
+    Args:
+        value: the point estimate.
+        low, high: its interval; None where there is none.
+        is_ratio: a speedup (reference time / candidate time), whose interval decides; False: a score such as `psnr`, which has
+            none and is compared as it is.
+        saved_ns: reference time - candidate time of a ratio; None where not known.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    is_ratio: bool = False
+    saved_ns: float | None = None
+
+
+Figures = Mapping[str, Mapping[str, Figure | None]]
+"""Figures by candidate, then by name; None where it could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +53,7 @@ class Requirement:
 
     Args:
         text: as the user wrote it.
+        point: `~` before the operator: the point estimate decides, whatever its interval.
     """
 
     text: str
@@ -37,10 +61,14 @@ class Requirement:
     name: str
     op: str
     bound: float
+    point: bool
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read `e2e>=1.5`, `turbo:psnr>30`.
+    """Read `e2e>=1.5`, `turbo:psnr>30`, `e2e~>=1.5`.
+
+    A speedup holds only if its whole interval does. `~` asks for the point estimate alone: for a smoke test of one round, which
+    has no interval. It proves nothing.
 
     Raises:
         ConfigError: the text is not a condition.
@@ -52,7 +80,8 @@ def parse_requirement(text: str) -> Requirement:
         bound = float(found["bound"])
     except ValueError as error:
         raise ConfigError(f"--require {text!r}: {found['bound']!r} is not a number") from error
-    return Requirement(text=text, variant=found["variant"], name=found["name"], op=found["op"], bound=bound)
+    variant, point = found["variant"], bool(found["point"])
+    return Requirement(text=text, variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
 
 
 def failures(requirement: Requirement, figures: Figures) -> list[str]:
@@ -68,9 +97,39 @@ def failures(requirement: Requirement, figures: Figures) -> list[str]:
     for variant in chosen:
         if requirement.name not in figures[variant]:
             raise unknown_choice("figure in --require", requirement.name, figures[variant])
-        value = figures[variant][requirement.name]
-        if value is None:
-            failed.append(f"{variant}: {requirement.name} was not measured, {requirement.op}{requirement.bound:g} required")
-        elif not _OPERATORS[requirement.op](value, requirement.bound):
-            failed.append(f"{variant}: {requirement.name} is {value:.4g}, {requirement.op}{requirement.bound:g} required")
+        reason = _failure(requirement, figures[variant][requirement.name])
+        if reason:
+            failed.append(f"{variant}: {requirement.name} {reason}")
     return failed
+
+
+def _failure(requirement: Requirement, figure: Figure | None) -> str:
+    """Why a figure does not hold a requirement; empty if it does."""
+    op, bound = requirement.op, requirement.bound
+    required = f"{op}{bound:g} required"
+    if figure is None:
+        return f"was not measured, {required}"
+    holds = _OPERATORS[op](figure.value, bound)
+    if requirement.point or not figure.is_ratio:
+        return "" if holds else f"is {figure.value:.4g}, {required}"
+    return _unproven(requirement, figure, holds, required)
+
+
+def _unproven(requirement: Requirement, figure: Figure, holds: bool, required: str) -> str:
+    from strobe.perf.measure.stats import FLOOR, FLOOR_NS, Interval, proven
+
+    if figure.low is None or figure.high is None:
+        advice = f"one round has none: measure more rounds, or write {requirement.name}~{requirement.op}{requirement.bound:g}"
+        return f"is {figure.value:.4g} without an interval, {required}; {advice} for the point estimate alone"
+    interval = Interval(low=figure.low, high=figure.high)
+    if proven(cast("Operator", requirement.op), requirement.bound, figure.value, interval, figure.saved_ns):
+        return ""
+    found = f"is {figure.value:.4g} [{figure.low:.4g}, {figure.high:.4g}], {required}"
+    upward = requirement.op in (">=", ">")
+    edge = figure.low if upward else figure.high
+    if not holds:
+        return found
+    if not _OPERATORS[requirement.op](edge, requirement.bound):
+        end = "low end" if upward else "high end"
+        return f"{found} of its {end}, which is {edge:.4g}; more rounds narrow the interval"
+    return f"{found}; a difference below {100 * FLOOR:g} % or {FLOOR_NS / 1000:g} µs is never one"

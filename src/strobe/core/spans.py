@@ -7,8 +7,11 @@ run and a profiler recorder for a traced run; nobody else sets it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
+
+from strobe.core.errors import unknown_choice
 
 E2E: Final = "e2e"
 FRAME_BLOCK: Final = "frame_block"
@@ -17,6 +20,7 @@ TEXT: Final = "text"
 RECACHE: Final = "recache"
 DENOISE_STEP: Final = "denoise_step"
 COMMIT: Final = "commit"
+DIT_FORWARD: Final = "dit_forward"
 VAE_DECODE: Final = "vae_decode"
 ATTENTION: Final = "attention"
 ATTENTION_KERNEL: Final = "attention_kernel"
@@ -31,12 +35,30 @@ NAMES: Final[dict[str, str]] = {
     RECACHE: "keys and values of the window derived again under a new prompt",
     DENOISE_STEP: "one transformer pass of the few-step schedule with its renoise",
     COMMIT: "the clean-context pass that writes a finished block's keys and values",
+    DIT_FORWARD: "all layers of one transformer pass, without embedding and output head",
     VAE_DECODE: "latents of one frame block to uint8 pixel frames",
     ATTENTION: "self-attention section: norm, QKV, RoPE, cache write, kernel, output projection, gated residual",
     ATTENTION_KERNEL: "the attention kernel (operator on CPU) alone",
     CROSS_ATTENTION: "cross-attention to the text, with its norm and residual",
     FFN: "feed-forward, with its norm and gated residual",
 }
+
+
+TRACEABLE: Final = tuple(name for name in NAMES if name != E2E)
+"""Regions that a traced run can mark; a whole clip is never inside one."""
+
+
+def check_regions(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of regions to mark in a trace, each once, as given.
+
+    Raises:
+        ConfigError: a name is none of `TRACEABLE`; lists them.
+    """
+    chosen = tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name not in TRACEABLE:
+            raise unknown_choice("region", name, TRACEABLE)
+    return chosen
 
 
 class Recorder(Protocol):

@@ -68,17 +68,18 @@ class Transformer:
             text: the prompt.
             cache: where the frames go.
         """
-        flow: Tensor = self.dit(latents, *self._conditions(latents, timestep, text, cache), cache)
+        flow: Tensor = self.dit(latents, *self.conditions(latents, timestep, text, cache), cache)
         return flow
 
     def write(self, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
         """Write the keys and values of clean latents [B, F, C, Y, X] into the cache."""
         run = self.dit.commit if self.knobs.commit_kv_only else self.dit
-        run(latents, *self._conditions(latents, CLEAN, text, cache), cache)
+        run(latents, *self.conditions(latents, CLEAN, text, cache), cache)
 
-    def _conditions(
+    def conditions(
         self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep
     ) -> tuple[Modulation, TextKV, Tensor]:
+        """All that a pass is told besides its latents: modulation, text keys and values, rotations."""
         modulation = self._rows.get(timestep) or self._modulation(timestep, latents.shape[1])
         if not self.knobs.text_once:
             self.dit.embed_text(text.text)  # what the official code computes and, its keys being cached, does not use

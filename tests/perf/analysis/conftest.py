@@ -1,15 +1,17 @@
-"""A run as `RunRecords`, from a function that says how long each frame block of each clip takes."""
+"""A run as `RunRecords`, from a function that says how long each frame block of each clip takes; a trace from device events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strobe.perf.measure.order import palindrome
 from strobe.perf.records.record import Clip, Clocks, Git, Header, Machine, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
 
 BLOCKS, SWITCH, STEPS = 12, 8, 4
 
@@ -87,6 +89,20 @@ def make_run() -> Callable[..., RunRecords]:
             folder=Path("run"), header=head, variants=tuple(Variant(name=name, preset=name, window=12) for name in names),
             spans=tuple(samples), clips=tuple(finished), traces=(), videos=(), quality=(), gates=(), excluded=(), end=None,
             truncated=False, bad_lines=(),
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def make_trace() -> Callable[..., Trace]:
+    """Return `make(events, **fields)`: a trace of these device events, sorted as a reader sorts them."""
+
+    def make(events: Sequence[DeviceEvent], **fields: Any) -> Trace:
+        ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name))
+        return Trace(
+            path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(),
+            device_events=DeviceEvents.from_rows(ordered), **fields,
         )  # fmt: skip
 
     return make

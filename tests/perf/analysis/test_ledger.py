@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger import DILATION, OUTSIDE_WINDOW, STEP_DILATION, Ledger, Level, TimedSums, build_ledger
+from strobe.perf.analysis.ledger import (
+    CLIP_LEVELS,
+    DILATION,
+    OUTSIDE_WINDOW,
+    STEP_DILATION,
+    Ledger,
+    Level,
+    TimedSums,
+    build_ledger,
+)
 from strobe.perf.analysis.partition import Partition, Tile
 from strobe.perf.analysis.timeline import Call, Label
 
@@ -34,7 +43,7 @@ def _closes(ledger: Ledger) -> None:
     for column in ("baseline_ns", "candidate_ns", "saved_ns"):
         assert sum(getattr(line, column) for line in ledger.lines) == getattr(ledger, column)
         assert getattr(ledger.levels[-1], column) == getattr(ledger, column)
-    assert [level.level for level in ledger.levels] == list(Level)
+    assert [level.level for level in ledger.levels] == list(CLIP_LEVELS)
     for before, after in zip(ledger.levels, ledger.levels[1:], strict=False):
         own = [line for line in ledger.lines if line.level == after.level]
         assert after.saved_ns == before.saved_ns + sum(line.saved_ns for line in own)
@@ -70,12 +79,11 @@ def test_it_closes_to_zero_nanoseconds(
     assert ledger.saved_ns == timed[0].e2e_ns - timed[1].e2e_ns
     assert ledger.levels[3].baseline_ns == timed[0].frame_blocks_ns
     steps_timed = all(sums.denoise_steps_ns for sums in timed)
-    assert (ledger.levels[2].pairs == ()) == steps_timed
+    assert (ledger.levels[2].tiles == ((), ())) == steps_timed
     if steps_timed:
         assert (ledger.levels[2].baseline_ns, ledger.levels[2].candidate_ns) == tuple(sums.denoise_steps_ns for sums in timed)
     for level in ledger.levels[: 2 if steps_timed else 3]:
-        assert num_clips * sum(b for b, _ in level.pairs) == level.baseline_ns
-        assert num_clips * sum(c for _, c in level.pairs) == level.candidate_ns
+        assert [num_clips * sum(tiles) for tiles in level.tiles] == [level.baseline_ns, level.candidate_ns]
 
 
 @given(pair=_pairs(), timed=_SUMS, num_clips=st.integers(1, 9))
@@ -123,7 +131,7 @@ def test_an_account_worked_out_by_hand() -> None:
     assert [(level.saved_ns, level.ratio) for level in ledger.levels] == [
         (1200, 2.0), (1020, 2700 / 1680), (1020, 2700 / 1680), (900, 4200 / 3300), (1000, 1.25),
     ]  # fmt: skip
-    assert ledger.levels[0].pairs == ((400, 200), (400, 200)) and ledger.levels[3].pairs == ()
+    assert ledger.levels[0].tiles == ((400, 400), (200, 200)) and ledger.levels[3].tiles == ((), ())
     assert (ledger.kernel_saved_ns, ledger.ideal_ns, ledger.realised_share) == (1500, 3500, 1000 / 1500)
     assert ledger.lost_ns == -180 - 240 - 180
     assert {line.name: line.share for line in ledger.lines}[OUTSIDE_WINDOW] == 0.1

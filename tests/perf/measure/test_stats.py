@@ -5,13 +5,20 @@ import random
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strobe.perf.measure.stats import (
+    BOOTSTRAP_SAMPLES,
     P99_SAMPLES,
     Interval,
+    Operator,
+    bootstrap_interval,
     judge,
+    outliers,
     paired_interval,
     percentile,
+    proven,
     t_quantile,
     tail,
     theil_sen,
@@ -134,3 +141,95 @@ def test_verdicts(ratio: float, low: float, high: float, delta_ns: float, verdic
 
 def test_without_an_interval_nothing_is_claimed() -> None:
     assert judge(2.0, None, 1e9) == "inconclusive"
+
+
+# ------------------------------------------------------------------------------------------------------------- a gate
+
+
+def exceeds_both_floors(ratio: float, delta_ns: float) -> bool:
+    return (ratio > 1.01 or ratio < 1 / 1.01) and abs(delta_ns) > 1000
+
+
+@given(
+    st.sampled_from([">=", ">", "<=", "<"]),
+    st.sampled_from([0.5, 0.9, 1.0, 1.005, 1.5]),
+    st.floats(0.4, 3.0),
+    st.floats(0.0, 0.5),
+    st.floats(-5000, 5000),
+)
+def test_a_gate_is_met_by_the_whole_interval(op: Operator, bound: float, low: float, width: float, delta_ns: float) -> None:
+    high = low + width
+    ratio = (low + high) / 2
+    holds = {">=": min(low, high) >= bound, ">": low > bound, "<=": high <= bound, "<": high < bound}[op]
+    claims = {">=": bound > 1, ">": bound >= 1, "<=": bound < 1, "<": bound <= 1}[op]
+    expected = holds and (not claims or exceeds_both_floors(ratio, delta_ns))
+    assert proven(op, bound, ratio, Interval(low=low, high=high), delta_ns) is expected
+
+
+def test_nothing_is_proven_without_an_interval() -> None:
+    assert not proven(">=", 0.1, 5.0, None, 1e9)
+    assert proven(">", 1.0, 1.5, Interval(low=1.4, high=1.6), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- bootstrap
+
+
+def test_the_bootstrap_of_a_mean_agrees_with_its_t_interval() -> None:
+    draw = random.Random(3)
+    values = [draw.gauss(100, 5) for _ in range(200)]
+    found = bootstrap_interval(statistics.fmean, values, derived=False)
+    assert found is not None and found == bootstrap_interval(statistics.fmean, values, derived=False)
+    half = t_quantile(0.975, 199) * statistics.stdev(values) / math.sqrt(200)
+    assert found.low == pytest.approx(statistics.fmean(values) - half, abs=0.15 * half)
+    assert found.high == pytest.approx(statistics.fmean(values) + half, abs=0.15 * half)
+
+
+def test_the_bootstrap_holds_a_derived_quantity_as_often_as_it_says() -> None:
+    """A ledger line: what one of two parts of a step saves, from steps whose parts are correlated."""
+    draw, hits, rounds = random.Random(5), 0, 120
+
+    def steps(focal: float) -> list[tuple[float, float]]:
+        noise = [draw.gauss(0, 1) for _ in range(40)]
+        return [(focal + shared + draw.gauss(0, 0.2), 50 + shared) for shared in noise]
+
+    def line(baseline: list[tuple[float, float]], candidate: list[tuple[float, float]]) -> float:
+        return statistics.fmean(step[0] for step in baseline) - statistics.fmean(step[0] for step in candidate)
+
+    for _ in range(rounds):
+        found = bootstrap_interval(line, steps(30), steps(20), derived=True, resamples=300)
+        assert found is not None
+        hits += found.low <= 10 <= found.high
+    assert 0.88 <= hits / rounds <= 0.99
+
+
+def test_the_bootstrap_is_refused_where_it_does_not_hold() -> None:
+    few = [float(value) for value in range(BOOTSTRAP_SAMPLES - 1)]
+    assert bootstrap_interval(statistics.fmean, few, derived=False) is None
+    assert bootstrap_interval(statistics.fmean, [*few, 7.0], derived=False) is not None
+    assert bootstrap_interval(statistics.fmean, few, derived=True) is not None
+    assert bootstrap_interval(statistics.fmean, [1.0], derived=True) is None
+    assert bootstrap_interval(lambda a, b: 0.0, [1.0, 2.0], [1.0], derived=True) is None
+
+
+# ----------------------------------------------------------------------------------------------------------- outliers
+
+
+def test_outliers_are_counted_and_their_effect_is_said() -> None:
+    """Quartiles 2.25 and 3.75, fences 0 and 6; without the 100 the mean goes from 18.83 to 2.6."""
+    values = [1, 2, 3, 3, 4, 100]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    assert (low, high) == (2.25, 3.75)
+    found = outliers(values)
+    assert (found.n, found.indices) == (6, (5,))
+    assert found.mean == pytest.approx(113 / 6) and found.mean_without == pytest.approx(13 / 5)
+    assert found.effect == pytest.approx(13 / 5 / (113 / 6) - 1)
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60))
+def test_most_samples_are_never_outliers(values: list[float]) -> None:
+    found = outliers(values)
+    assert len(found.indices) <= len(values) / 2 and (len(values) >= 4 or not found.indices)
+    kept = [value for index, value in enumerate(values) if index not in found.indices]
+    assert found.mean_without == pytest.approx(statistics.fmean(kept))
+    inside = [min(kept), max(kept)]
+    assert all(values[index] < inside[0] or values[index] > inside[1] for index in found.indices)

@@ -12,7 +12,7 @@ import pytest
 
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Gate, Git
-from strobe.perf.report.build import build_report, write_report
+from strobe.perf.report.build import build_report
 from strobe.perf.report.model import (
     ExactTime,
     Figure,
@@ -31,6 +31,7 @@ from strobe.perf.report.model import (
     Videos,
     Waterfall,
 )
+from strobe.perf.report.write import write_report
 
 MakeRun = Callable[..., Path]
 

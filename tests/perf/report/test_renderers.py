@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.report.build import build_report, write_report
+from strobe.perf.report.build import build_report
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import escape, render_markdown
 from strobe.perf.report.model import (
@@ -37,6 +37,7 @@ from strobe.perf.report.model import (
     Videos,
 )
 from strobe.perf.report.svg import esc
+from strobe.perf.report.write import write_report
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "link"}
@@ -210,8 +211,8 @@ def test_cells_render_in_both(make_run: MakeRun) -> None:
     assert r"**Cap\|tion**" in markdown and r"| a\|b | 1.50 dB (against x) |" in markdown
     assert "| t | not measured (no weights) |" in markdown
     assert '<th scope="col" title="a hint">what</th>' in page and "<code>a|b</code>" in page
-    assert "<td class=n>1.50 dB<small>against x</small></td>" in page
-    assert '<td class="n missing">not measured<small>no weights</small></td>' in page
+    assert "<td class=n>1.50 dB<small class=s>against x</small></td>" in page
+    assert '<td class="n missing">not measured<small class=s>no weights</small></td>' in page
 
 
 def test_video_paths_cannot_leave_their_attribute(make_run: MakeRun) -> None:

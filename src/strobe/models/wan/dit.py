@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.core.spans import DIT_FORWARD, span
 from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate
@@ -164,18 +165,18 @@ class CausalWan(nn.Module):
         """
         grid = self.grid(latents)
         x = self.patchify(latents)
-        for index, layer in enumerate(self.layers):
-            x = layer.section(x, modulation.layers[index], rope, index, kv, mask)
-            x = layer.rest(x, modulation.layers[index], text[index])
+        with span(DIT_FORWARD):
+            for index, layer in enumerate(self.layers):
+                x = layer.section(x, modulation.layers[index], rope, index, kv, mask)
+                x = layer.rest(x, modulation.layers[index], text[index])
         return self.project_out(x, modulation.head, grid)
 
     def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""
         x = self.patchify(latents)
-        last = len(self.blocks) - 1
-        for index, layer in enumerate(self.layers):
-            if index == last:
-                layer.write_only(x, modulation.layers[index], rope, index, kv)
-                return
-            x = layer.section(x, modulation.layers[index], rope, index, kv, None)
-            x = layer.rest(x, modulation.layers[index], text[index])
+        *before, last = self.layers
+        with span(DIT_FORWARD):
+            for index, layer in enumerate(before):
+                x = layer.section(x, modulation.layers[index], rope, index, kv, None)
+                x = layer.rest(x, modulation.layers[index], text[index])
+            last.write_only(x, modulation.layers[-1], rope, len(before), kv)

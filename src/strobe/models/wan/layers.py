@@ -94,16 +94,23 @@ class SelfAttention(nn.Module):
         heads = (self.num_heads, -1)
         return rotate(self.norm_k(k).unflatten(-1, heads), rope), v.unflatten(-1, heads)
 
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[B, S, dim]` as the matrices give them."""
+        if self.fused is None:
+            return self.q(x), self.k(x), self.v(x)
+        q, k, v = F.linear(x, *self.fused).chunk(3, dim=-1)
+        return q, k, v
+
+    def turned(self, q: Tensor, k: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[B, S, H, D]`, normed and after RoPE, of what `qkv` gives."""
+        both = torch.stack((self.norm_q(q), self.norm_k(k)), dim=2).unflatten(-1, (self.num_heads, -1))  # [B, S, 2, H, D]
+        q, k = rotate(both, rope).unbind(2)
+        return q, k
+
     def project(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys after RoPE, and values, each `[B, S, H, D]`."""
-        if self.fused is None:
-            q, k, v = self.q(x), self.k(x), self.v(x)
-        else:
-            q, k, v = F.linear(x, *self.fused).chunk(3, dim=-1)
-        heads = (self.num_heads, -1)
-        both = torch.stack((self.norm_q(q), self.norm_k(k)), dim=2).unflatten(-1, heads)  # [B, S, 2, H, D]
-        q, k = rotate(both, rope).unbind(2)
-        return q, k, v.unflatten(-1, heads)
+        q, k, v = self.qkv(x)
+        return *self.turned(q, k, rope), v.unflatten(-1, (self.num_heads, -1))
 
 
 class CrossAttention(nn.Module):

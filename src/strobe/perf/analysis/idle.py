@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
-from strobe.perf.trace.events import DeviceEvent
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.perf.analysis.intervals import Intervals, Ints, complement, overlaps
 
 HOST_LATE: Final = "host_late"
 PROFILER_OVERHEAD: Final = "profiler_overhead"
 LAUNCH_LATENCY: Final = "launch_latency"
 QUEUED: Final = "queued"
 UNLINKED: Final = "unlinked"
-IDLE: Final = frozenset({HOST_LATE, PROFILER_OVERHEAD, LAUNCH_LATENCY, QUEUED, UNLINKED})
+CAUSES: Final = (HOST_LATE, LAUNCH_LATENCY, QUEUED, PROFILER_OVERHEAD, UNLINKED)
+IDLE: Final = frozenset(CAUSES)
 
-Interval: TypeAlias = tuple[int, int]
+
+class Pieces(NamedTuple):
+    """Parts of gaps, in order: the position of the gap, the cause as a position in `CAUSES`, and the interval."""
+
+    gap: Ints
+    cause: NDArray[np.int8]
+    start: Ints
+    end: Ints
 
 
-def split_gap(start_ns: int, end_ns: int, event: DeviceEvent | None, overhead: Sequence[Interval]) -> list[tuple[str, int, int]]:
-    """Split the idle gap `[start_ns, end_ns)` that the start of `event` ends.
+def split_gaps(gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals) -> Pieces:
+    """Split idle gaps by what the device event that ends each of them waited for.
 
     With `h` the start of the event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up
     the host) and `[h, end)` is `launch_latency`. A launch before the gap was `queued` (a stream dependency, a synchronisation);
     so was every graph node after the first. An event without a known launch, or no event, makes the gap `unlinked`.
 
     Args:
-        start_ns: start of the gap.
-        end_ns: end of the gap.
-        event: the device event that starts at `end_ns`.
+        gaps: disjoint, in order, none empty.
+        launch: start of the launch call of the event that ends each gap; anything where `linked` is false.
+        linked: whether an event with a known launch ends the gap.
+        first: whether that event is the first of its launch call.
         overhead: disjoint intervals in order, in which the profiler held up the host.
 
     Returns:
-        `(class, start, end)` pieces in order, none empty, that tile the gap.
+        Pieces that tile the gaps, none empty.
     """
-    if event is None or event.host is None:
-        return [(UNLINKED, start_ns, end_ns)]
-    launch = event.host.start_ns
-    if launch < start_ns or event.ordinal > 0:
-        return [(QUEUED, start_ns, end_ns)]
-    launch = min(launch, end_ns)
-    pieces: list[tuple[str, int, int]] = []
-    position = start_ns
-    first = max(0, bisect_right(overhead, (start_ns, start_ns)) - 1)
-    for held in islice(overhead, first, None):
-        if held[0] >= launch:
-            break
-        held_start, held_end = max(held[0], position), min(held[1], launch)
-        if held_start < held_end:
-            pieces += [(HOST_LATE, position, held_start), (PROFILER_OVERHEAD, held_start, held_end)]
-            position = held_end
-    pieces += [(HOST_LATE, position, launch), (LAUNCH_LATENCY, launch, end_ns)]
-    return [piece for piece in pieces if piece[1] < piece[2]]
+    waited = linked & first & (launch >= gaps.start)
+    handed = np.where(waited, np.minimum(launch, gaps.end), gaps.start)
+    late = Intervals(gaps.start, handed)
+    held = overlaps(late, overhead)
+    begin, stop = (int(gaps.start[0]), int(gaps.end[-1])) if len(gaps.start) else (0, 0)
+    free = overlaps(late, complement(overhead, begin, stop))
+    rest = np.flatnonzero(gaps.end > handed)
+    of_rest = np.where(waited, CAUSES.index(LAUNCH_LATENCY), np.where(linked, CAUSES.index(QUEUED), CAUSES.index(UNLINKED)))
+    gap = np.concatenate((held.a, free.a, rest))
+    causes = (np.full(len(held.a), CAUSES.index(PROFILER_OVERHEAD)), np.full(len(free.a), CAUSES.index(HOST_LATE)), of_rest[rest])
+    start = np.concatenate((held.start, free.start, handed[rest]))
+    end = np.concatenate((held.end, free.end, gaps.end[rest]))
+    order = np.argsort(start, kind="stable")
+    return Pieces(gap[order], np.concatenate(causes).astype(np.int8)[order], start[order], end[order])
+
+
+def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:
+    """The trace's overhead as columns."""
+    columns = np.array(overhead, np.int64).reshape(-1, 2)
+    return Intervals(columns[:, 0], columns[:, 1])

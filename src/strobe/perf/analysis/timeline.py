@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, E2E, FRAME_BLOCK
-from strobe.perf.analysis.idle import split_gap
+from strobe.perf.analysis.device import BUSY as RUNS
+from strobe.perf.analysis.device import NONE, device_work
+from strobe.perf.analysis.idle import CAUSES
 from strobe.perf.analysis.sweep import Span, sweep
 from strobe.perf.trace.events import Region, Trace
 
@@ -233,16 +237,17 @@ class DeviceTimeline:
     def slices(self) -> Iterator[Slice]:
         """Tile the timeline from the first frame block to the last; a gap carries the path of the event that ends it."""
         events = self.trace.device_events
-        spans = (Span(events.start_ns[i], events.end_ns[i], (_priority(label), i), i) for i, label in self.labels.items())
-        tiled = [*sweep(spans, self.windows[0].start_ns, self.windows[-1].end_ns), (0, 0, None)]
-        for (left, right, owner), (_, _, following) in pairwise(tiled):
-            if owner is not None:
-                yield Slice(left, right, self.labels[owner], events.names[events.name[owner]], owner)
-                continue
-            path = NOT_LINKED if following is None else self.labels[following].path
-            waited_for = None if following is None else events[following]
-            for cause, start, end in split_gap(left, right, waited_for, self.trace.overhead):
-                yield Slice(start, end, Label(path, cause), None, None)
+        work = dict(device_work(self.trace))[self.number]
+        rank = np.array([_priority(label) for label in self.labels.values()], np.int8)
+        tiled = work.tile(self.trace, rank, self.windows[0].start_ns, self.windows[-1].end_ns)
+        position = work.position.tolist()
+        for start, end, found, cause in zip(*(column.tolist() for column in tiled), strict=True):
+            if cause == RUNS:
+                event = position[found]
+                yield Slice(start, end, self.labels[event], events.names[events.name[event]], event)
+            else:
+                path = NOT_LINKED if found == NONE else self.labels[position[found]].path
+                yield Slice(start, end, Label(path, CAUSES[cause]), None, None)
 
     def calls(self, exclusive: Mapping[int, int]) -> Iterator[Call]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""

@@ -2,50 +2,160 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
+from msgspec.structs import replace
+
+from strobe.perf.measure.nvml import REASONS, Gpu, Reading, open_gpu
 from strobe.perf.records import environment
-from strobe.perf.records.record import Clocks
+from strobe.perf.records.record import Clocks, GpuState
 
 if TYPE_CHECKING:
     import torch
 
-_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
-_THROTTLE: Final = {
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
-"""Bits of NVML's clock event reasons; 0x1 is an idle GPU, which is none."""
+PERIOD_S: Final = 0.1
+"""Time between two readings while a clip runs. A reading takes some tens of microseconds, so this costs less than 0.1 %."""
+THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
+"""Reasons that make a clip no sample: a hot GPU is slower than the code is."""
+COOL_S: Final = 60.0
+"""Longest wait for a hot GPU."""
+
+_SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_SMI_STATE: Final = ("persistence_mode", "mig.mode.current", "enforced.power.limit", "clocks.max.sm")
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a CUDA device as `nvidia-smi` spells it (an index may be hidden or reordered)."""
+    """Return the UUID of a CUDA device as NVML and `nvidia-smi` spell it (an index may be hidden or reordered)."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def read_clocks(device: torch.device) -> Clocks:
-    """Return the clocks now; takes up to a tenth of a second on a GPU, so call it between clips."""
-    cpu_mhz, governor, load = environment.cpu_mhz(), environment.cpu_governor(), environment.load_average()
+    """Return the clocks now. Without NVML this takes up to a tenth of a second on a GPU, so call it between clips."""
     if device.type != "cuda":
-        return Clocks(source="none" if cpu_mhz is None else "kernel", cpu_mhz=cpu_mhz, governor=governor, load=load)
-    sm, memory, power, temperature, reasons = environment.nvidia_smi(gpu_uuid(device), _FIELDS)
-    active = int(reasons, 16) if reasons else 0
-    return Clocks(
+        return _host()
+    gpu = open_gpu(gpu_uuid(device))
+    return _by_smi(gpu_uuid(device)) if gpu is None else _by_nvml([gpu.read()], during_clip=False)
+
+
+def gpu_state(device: torch.device) -> GpuState | None:
+    """Return how a GPU is set up; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gpu = open_gpu(gpu_uuid(device))
+    if gpu is not None:
+        return gpu.state()
+    persistence, mig, limit, highest = environment.nvidia_smi(gpu_uuid(device), _SMI_STATE)
+    return GpuState(
+        persistence=None if persistence is None else persistence == "Enabled",
+        mig=None if mig is None else mig == "Enabled",
+        power_limit_mw=round(float(limit) * 1000) if limit else None,
+        max_sm_mhz=int(highest) if highest else None,
+    )
+
+
+class ClockSampler:
+    """Reads a GPU's clocks while a clip runs: `with ClockSampler(device) as sampler: ...`, then `sampler.clocks()`.
+
+    Readings are taken by a thread of its own, every `PERIOD_S`. Reading on the clip's own thread would be either late, since the
+    GPU is idle once the last frames are handed over and clocks fall, or in the time that is measured. The thread leaves the
+    interpreter's lock alone while the driver answers; what it cost at most is in the record (`read_ns`).
+
+    On a CPU, and on a GPU without NVML, nothing runs beside the clip, and the clocks are read when it has ended.
+
+    Args:
+        device: of the clip.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+        self._readings: list[Reading] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._gpu is not None:
+            self._thread = threading.Thread(target=self._run, args=(self._gpu,), name="strobe-clocks", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def clocks(self) -> Clocks:
+        """Return what was read while the clip ran; of a clip shorter than `PERIOD_S`, and without NVML, what is read now."""
+        return _by_nvml(self._readings, during_clip=True) if self._readings else read_clocks(self._device)
+
+    def _run(self, gpu: Gpu) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self._readings.append(gpu.read())
+
+
+def cool_down(device: torch.device, longest_s: float = COOL_S) -> bool:
+    """Wait until a GPU is no longer slowed by heat; False if it still is after `longest_s` seconds."""
+    until = time.monotonic() + longest_s
+    while THERMAL & set(read_clocks(device).throttle):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(min(1.0, longest_s))
+    return True
+
+
+def _host() -> Clocks:
+    """Clocks of the CPU alone."""
+    cpu_mhz = environment.cpu_mhz()
+    source = "none" if cpu_mhz is None else "kernel"
+    return Clocks(source=source, cpu_mhz=cpu_mhz, governor=environment.cpu_governor(), load=environment.load_average())
+
+
+def _by_nvml(readings: Sequence[Reading], *, during_clip: bool) -> Clocks:
+    """Sum up readings; of an idle GPU only if it never was busy."""
+    busy = [reading for reading in readings if not reading.idle] or list(readings)
+    sm = [reading.sm_mhz for reading in busy if reading.sm_mhz is not None]
+    memory = [reading.memory_mhz for reading in busy if reading.memory_mhz is not None]
+    power = [reading.power_mw for reading in readings if reading.power_mw is not None]
+    found = replace(
+        _host(),
+        source="nvml",
+        sm_mhz=round(statistics.median(sm)) if sm else None,
+        memory_mhz=round(statistics.median(memory)) if memory else None,
+        power_mw=round(statistics.fmean(power)) if power else None,
+        temperature_c=max((reading.temperature_c for reading in readings if reading.temperature_c is not None), default=None),
+        throttle=_throttle(*(reading.reasons for reading in readings)),
+    )
+    if not during_clip:
+        return found
+    return replace(
+        found,
+        samples=len(readings),
+        idle_samples=sum(reading.idle for reading in readings),
+        sm_mhz_min=min(sm, default=None),
+        sm_mhz_max=max(sm, default=None),
+        read_ns=sum(reading.read_ns for reading in readings),
+    )
+
+
+def _by_smi(uuid: str) -> Clocks:
+    sm, memory, power, temperature, reasons = environment.nvidia_smi(uuid, _SMI_FIELDS)
+    return replace(
+        _host(),
         source="none" if sm is None else "nvidia-smi",
-        cpu_mhz=cpu_mhz,
-        governor=governor,
-        load=load,
         sm_mhz=int(sm) if sm else None,
         memory_mhz=int(memory) if memory else None,
         power_mw=round(float(power) * 1000) if power else None,
         temperature_c=int(temperature) if temperature else None,
-        throttle=tuple(name for bit, name in _THROTTLE.items() if active & bit),
+        throttle=_throttle(int(reasons, 16) if reasons else 0),
     )
+
+
+def _throttle(*reasons: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in REASONS.items() if any(each & bit for each in reasons))

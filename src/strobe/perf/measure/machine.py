@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import strobe
 from strobe.core.settings import read_settings
-from strobe.perf.measure.clocks import gpu_uuid, read_clocks
+from strobe.perf.measure.clocks import gpu_state, gpu_uuid, read_clocks
 from strobe.perf.records import environment
 from strobe.perf.records.record import Header, Machine
 
@@ -42,6 +42,7 @@ def describe_machine(device: torch.device) -> Machine:
         memory_bytes=environment.memory_bytes(),
         clocks=read_clocks(device),
         launch_blocking=read_settings().launch_blocking,
+        gpu=gpu_state(device),
     )
 
 

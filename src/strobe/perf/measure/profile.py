@@ -7,12 +7,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.spans import FRAME_BLOCK, check_regions
 from strobe.perf.measure.timing import recording
 
 if TYPE_CHECKING:
@@ -33,24 +34,75 @@ class TraceFile:
     size_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capture:
+    """What a traced run records.
+
+    Stacks, memory and shapes slow the host down, each event by another amount: a trace with one of them says what calls what, not
+    how long it takes. `options` names those that are on.
+
+    Args:
+        warmup: frame blocks that run under the profiler and are thrown away, right before those that are kept; at least 1.
+        regions: regions to mark, names of `strobe.core.spans.TRACEABLE`; empty: all. Frame blocks are always marked. All work of
+            the kept frame blocks is in the trace, whatever is marked.
+        with_stack: Python frames and module calls.
+        profile_memory: every allocation.
+        record_shapes: input sizes of every operator.
+
+    Raises:
+        ConfigError: no warm-up, or an unknown region.
+    """
+
+    warmup: int = 1
+    regions: tuple[str, ...] = ()
+    with_stack: bool = False
+    profile_memory: bool = False
+    record_shapes: bool = False
+
+    def __post_init__(self) -> None:
+        check_regions(self.regions)
+        if self.warmup < 1:
+            raise ConfigError(f"the profiler cannot warm up over {self.warmup} frame blocks; smallest: 1")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options that distort times."""
+        chosen = {"with_stack": self.with_stack, "profile_memory": self.profile_memory, "record_shapes": self.record_shapes}
+        return tuple(name for name, on in chosen.items() if on)
+
+
 class _Regions:
-    """Span recorder of a traced run: every region becomes a profiler annotation."""
+    """Span recorder of a traced run: every chosen region becomes a profiler annotation."""
+
+    def __init__(self, chosen: tuple[str, ...]) -> None:
+        self._chosen = frozenset((*chosen, FRAME_BLOCK)) if chosen else None
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         from torch.profiler import record_function
 
+        if self._chosen is not None and name not in self._chosen:
+            return nullcontext()
         return record_function(PREFIX + name if index is None else f"{PREFIX}{name}#{index}")
 
 
-def trace_blocks(blocks: Iterable[object], *, device: torch.device, first_block: int, num_blocks: int, path: Path) -> TraceFile:
+def trace_blocks(
+    blocks: Iterable[object],
+    *,
+    device: torch.device,
+    first_block: int,
+    num_blocks: int,
+    path: Path,
+    capture: Capture = Capture(),
+) -> TraceFile:
     """Run frame blocks `0 .. first_block + num_blocks - 1` and profile the last `num_blocks` of them.
 
     Args:
         blocks: makes one frame block per item; no more of it is consumed than needed.
         device: the device to profile besides the CPU.
-        first_block: at least 1: the block before it warms the profiler up.
+        first_block: at least `capture.warmup`: the blocks before it warm the profiler up.
         num_blocks: at least 1.
         path: the trace to write, `*.json.gz`; its folder is made.
+        capture: what is recorded.
 
     Raises:
         ConfigError: the range is not possible, or the clip ends before it.
@@ -59,14 +111,22 @@ def trace_blocks(blocks: Iterable[object], *, device: torch.device, first_block:
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    if first_block < 1 or num_blocks < 1:
-        raise ConfigError(f"cannot trace {num_blocks} frame blocks from block {first_block}; both must be at least 1")
-    os.putenv("KINETO_LOG_LEVEL", _SILENT)  # the profiler's library would report each start and stop on stderr
+    if first_block < capture.warmup or num_blocks < 1:
+        raise ConfigError(
+            f"cannot trace {num_blocks} frame blocks from block {first_block}: at least 1, after {capture.warmup} of warm-up"
+        )
+    os.putenv("KINETO_LOG_LEVEL", _SILENT)  # else its library tells stderr of each start; read at its first use in a process
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    plan = schedule(wait=first_block - 1, warmup=1, active=num_blocks, repeat=1)
-    threads = _ExperimentalConfig(profile_all_threads=True)  # a decoder's worker thread too
+    profiling = profile(
+        activities=activities,
+        schedule=schedule(wait=first_block - capture.warmup, warmup=capture.warmup, active=num_blocks, repeat=1),
+        with_stack=capture.with_stack,
+        profile_memory=capture.profile_memory,
+        record_shapes=capture.record_shapes,
+        experimental_config=_ExperimentalConfig(profile_all_threads=True),  # a decoder's worker thread too
+    )
     done = 0
-    with recording(_Regions()), profile(activities=activities, schedule=plan, experimental_config=threads) as profiler:
+    with recording(_Regions(capture.regions)), profiling as profiler:
         for _ in blocks:
             done += 1
             if done == first_block + num_blocks:

@@ -15,8 +15,8 @@ from strobe.perf.records.record import Clip, Clock, Span
 if TYPE_CHECKING:
     import torch
 
-FINE: Final = frozenset({spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN})
-"""Regions entered once per layer: left to the traced run, so that timing does not change what it times."""
+FINE: Final = frozenset({spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN})
+"""Regions inside a pass: left to the traced run, so that timing does not change what it times."""
 
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
 
@@ -44,11 +44,16 @@ class TimingRecorder:
     """Measures the regions of one clip at a time.
 
     On a CPU every region is read from `time.perf_counter_ns`. On a GPU a region is a pair of CUDA events on the current stream,
-    with no synchronisation; only `e2e` is wall time, synchronised at its two edges. Regions in `FINE` are not recorded.
+    with no synchronisation; only `e2e` is wall time, synchronised at its two edges.
+
+    Args:
+        device: where the regions run.
+        fine: record the regions in `FINE` too. They change what they time; how much is the difference to a clip without them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, fine: bool = False) -> None:
         self._device = device
+        self._fine = fine
         self._events: list[torch.cuda.Event] = []
         self._done: list[_HostRegion | _CudaRegion] = []
         self._threads: dict[int, int] = {}
@@ -59,7 +64,7 @@ class TimingRecorder:
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
-        if name in FINE:
+        if name in FINE and not self._fine:
             return _NULL
         if self._device.type == "cuda" and name != spans.E2E:
             return _CudaRegion(self, name, index)

@@ -41,17 +41,35 @@ class Git(_Part, frozen=True, kw_only=True):
 
 
 class Clocks(_Part, frozen=True, kw_only=True):
-    """Clocks and thermal state at one moment; null where this machine does not tell."""
+    """Clocks and thermal state at one moment, or of a GPU over a clip; null where this machine does not tell."""
 
-    source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvidia-smi`, `none`")]
+    source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvml`, `nvidia-smi`, `none`")]
     cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
     governor: Annotated[str | None, Meta(description="CPU frequency governor")] = None
     load: Annotated[float | None, Meta(description="1-minute load average of the machine")] = None
-    sm_mhz: Annotated[int | None, Meta(description="SM clock, MHz")] = None
-    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz")] = None
-    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW")] = None
-    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius")] = None
-    throttle: Annotated[tuple[str, ...], Meta(description="active GPU throttle reasons")] = ()
+    sm_mhz: Annotated[int | None, Meta(description="SM clock, MHz; over a clip: median of the busy readings")] = None
+    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz; over a clip: median")] = None
+    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW; over a clip: mean")] = None
+    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius; over a clip: highest")] = None
+    throttle: Annotated[tuple[str, ...], Meta(description="active GPU throttle reasons; over a clip: of any reading")] = ()
+    samples: Annotated[int | None, Meta(description="readings while the clip ran; null: one reading, not while a clip ran")] = (
+        None
+    )
+    idle_samples: Annotated[int | None, Meta(description="of these, readings of an idle GPU; no part of `sm_mhz`")] = None
+    sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the busy readings, MHz")] = None
+    sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the busy readings, MHz")] = None
+    read_ns: Annotated[
+        int | None, Meta(description="time the readings took in all, on a thread of their own: what observing cost at most, ns")
+    ] = None
+
+
+class GpuState(_Part, frozen=True, kw_only=True):
+    """How a GPU is set up; null where the driver does not tell."""
+
+    persistence: Annotated[bool | None, Meta(description="persistence mode is on")] = None
+    mig: Annotated[bool | None, Meta(description="the GPU is split into instances (MIG)")] = None
+    power_limit_mw: Annotated[int | None, Meta(description="enforced power limit, mW")] = None
+    max_sm_mhz: Annotated[int | None, Meta(description="highest SM clock, MHz")] = None
 
 
 class Machine(_Part, frozen=True, kw_only=True):
@@ -72,6 +90,7 @@ class Machine(_Part, frozen=True, kw_only=True):
     memory_bytes: Annotated[int | None, Meta(description="main memory of the machine")]
     clocks: Annotated[Clocks, Meta(description="clocks when the run began")]
     launch_blocking: Annotated[bool, Meta(description="CUDA_LAUNCH_BLOCKING is set: launches are serialised")] = False
+    gpu: Annotated[GpuState | None, Meta(description="set-up of the GPU in use; null on a CPU")] = None
 
 
 class Model(_Part, frozen=True, kw_only=True):
@@ -138,6 +157,16 @@ class Knob(_Part, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="why it is off although the preset asks for it; empty otherwise")] = ""
 
 
+class SpanCost(_Part, frozen=True, kw_only=True):
+    """What one region must compute and move, whoever implements it (`strobe.core.costs`), once the cache is full."""
+
+    span: Annotated[str, Meta(description="name of the region")]
+    flops: Annotated[int, Meta(description="floating-point operations of its matrix products, a multiply-add counted as two")]
+    read_bytes: Annotated[int, Meta(description="bytes it must read at least")]
+    write_bytes: Annotated[int, Meta(description="bytes it must write at least")]
+    dense_flops: Annotated[int | None, Meta(description="FLOPs of the dense operation it replaces; null: it is dense")] = None
+
+
 class Variant(_Line, frozen=True, kw_only=True):
     """Settings of one variant as they ran, not as they were asked for."""
 
@@ -158,6 +187,8 @@ class Variant(_Line, frozen=True, kw_only=True):
     compile_mode: Annotated[str | None, Meta(description="torch.compile mode that ran; null for eager")] = None
     tokens_per_block: Annotated[int | None, Meta(description="tokens of one frame block")] = None
     calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
+    costs: Annotated[tuple[SpanCost, ...], Meta(description="what one region of a name must compute and move")] = ()
+    sizes: Annotated[dict[str, int], Meta(description="sizes of one call where an operator is measured, e.g. `q_tokens`")] = {}
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
@@ -192,7 +223,7 @@ class Clip(_Line, frozen=True, kw_only=True):
     peak_bytes: Annotated[
         int | None, Meta(description="peak of the whole process in this clip: bytes torch allocated on the GPU, or resident set")
     ] = None
-    clocks: Annotated[Clocks | None, Meta(description="clocks when the clip ended")] = None
+    clocks: Annotated[Clocks | None, Meta(description="clocks while the clip ran (then with `samples`), or at its end")] = None
 
 
 class Trace(_Line, frozen=True, kw_only=True):
@@ -205,6 +236,10 @@ class Trace(_Line, frozen=True, kw_only=True):
     size_bytes: Annotated[int, Meta(description="size of the file")]
     first_block: Annotated[int, Meta(description="first frame block in the trace")]
     num_blocks: Annotated[int, Meta(description="frame blocks in the trace")]
+    regions: Annotated[tuple[str, ...], Meta(description="regions marked in the trace; empty: all")] = ()
+    options: Annotated[
+        tuple[str, ...], Meta(description="profiler options that distort times, e.g. `with_stack`; such a trace gives no figures")
+    ] = ()
 
 
 class Video(_Line, frozen=True, kw_only=True):

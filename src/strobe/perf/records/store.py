@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -133,6 +134,27 @@ def create_run(root: Path, slug: str) -> RunWriter:
     """
     words = re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-")[:48] or "run"
     return RunWriter(root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(3)}")
+
+
+def rotate(folder: Path) -> Path | None:
+    """Move a folder that holds something out of the way: `traces` becomes `traces.1`, or the first number that is free.
+
+    Returns:
+        the new name; None if there is nothing to move.
+
+    Raises:
+        ConfigError: the folder is not a folder, or the one this process works in lies in it.
+        StrobeError: it cannot be renamed.
+    """
+    try:
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return None
+        if not folder.is_dir() or Path.cwd().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{folder} cannot be moved out of the way; name a folder of its own")
+        number = next(number for number in itertools.count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+        return folder.rename(folder.with_name(f"{folder.name}.{number}"))
+    except OSError as error:
+        raise StrobeError(f"cannot move {folder} out of the way: {error.strerror}; name another folder") from error
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

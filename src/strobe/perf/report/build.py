@@ -7,9 +7,7 @@ from pathlib import Path
 
 from strobe.perf.analysis.ledger import Ledger
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text, encode_report
+from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.sections.attention import attention_sections
 from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
 from strobe.perf.report.sections.kernels import kernels_section
@@ -17,13 +15,14 @@ from strobe.perf.report.sections.latency import latency_section
 from strobe.perf.report.sections.ledger import ledger_blocks
 from strobe.perf.report.sections.notes import clips_section, notes_section
 from strobe.perf.report.sections.quality import quality_section
+from strobe.perf.report.sections.roofline import roofline_section
 from strobe.perf.report.sections.settings import banners, settings_section
 from strobe.perf.report.sections.stages import stages_section
 from strobe.perf.report.sections.timeline import timeline_section
 from strobe.perf.report.study import Study, load_study
 
 
-def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report:
+def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tuple[str, str] | None = None) -> Report:
     """Build the report of one or several run folders.
 
     Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
@@ -31,12 +30,14 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report
     Args:
         folders: run folders.
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
+        pair: only these two variants, the second measured against the first.
 
     Raises:
         DataError: no folder, or a folder without readable records.
+        ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
-    study = load_study(folders, into)
+    study = load_study(folders, into, pair)
     findings, found_latencies = find(study), find_latencies(study)
     sections = (
         headline_section(study, findings),
@@ -49,6 +50,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report
         *attention_sections(study),
         kernels_section(study),
         stages_section(study, findings),
+        roofline_section(study),
         settings_section(study),
         notes_section(study, findings),
     )
@@ -61,15 +63,6 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report
         banners=banners(study),
         sections=tuple(section for section in sections if section is not None),
     )
-
-
-def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
-    """Write `report.html`, `report.md` and `report.json` into the folder and return their paths."""
-    paths = (folder / "report.html", folder / "report.md", folder / "report.json")
-    contents = (render_html(report).encode(), render_markdown(report).encode(), encode_report(report))
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
-    return paths
 
 
 def _ledger_section(findings: Sequence[Finding]) -> Section:

@@ -15,17 +15,18 @@ from strobe.perf.report.model import (
     Code,
     Column,
     Figure,
+    Flame,
     Headline,
     Headlines,
     Missing,
     Notes,
     Paragraph,
-    Picture,
     Plane,
     Ratio,
     Report,
     Row,
     Section,
+    Strip,
     Table,
     Text,
     Timeline,
@@ -35,21 +36,27 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.svg import esc
 from strobe.perf.report.svg.bars import RatioScale, draw_waterfall, draw_whiskers, ratio_axis, whisker_svg
+from strobe.perf.report.svg.flame import MAX_FRAMES, draw_flame
 from strobe.perf.report.svg.plane import draw_plane
+from strobe.perf.report.svg.strip import draw_strip
 from strobe.perf.report.svg.timeline import draw_timeline, hatch_patterns
 from strobe.perf.report.text import cell_note, cell_sort_key, cell_text, ratio_text
 
 _SHORT_NAME: Final = 28  # a name or a text up to these lengths is not broken over lines
 _SHORT_TEXT: Final = 40
+_SHORT_NOTE: Final = 14
 _TWIN: Final = "The same as a table"
 
 
 class _Page:
     """Numbers the tables and figures of one page in reading order."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report) -> None:
         self.tables: Iterator[int] = count(1)
         self.figures: Iterator[int] = count(1)
+        blocks = [block for section in report.sections for block in section.blocks]
+        flames = sum(isinstance(block, Figure) and isinstance(block.picture, Flame) for block in blocks)
+        self.max_frames = MAX_FRAMES // max(1, flames)
 
     def block(self, block: Block) -> str:
         match block:
@@ -79,12 +86,30 @@ class _Page:
         )
 
     def figure(self, figure: Figure) -> str:
-        caption = f"<figcaption><b>Figure {next(self.figures)}.</b> {esc(figure.title)}</figcaption>"
+        number = next(self.figures)
+        caption = f"<figcaption><b>Figure {number}.</b> {esc(figure.title)}</figcaption>"
         is_open = " open" if figure.table_open else ""
         return (
-            f"<figure>{caption}{_picture(figure.picture, figure.alt)}</figure>"
+            f"<figure>{caption}{self.picture(figure, number)}</figure>"
             f"<details{is_open}><summary>{_TWIN}</summary>{self.table(figure.table)}</details>"
         )
+
+    def picture(self, figure: Figure, number: int) -> str:
+        match figure.picture:
+            case Whiskers() as picture:
+                return draw_whiskers(picture)
+            case Waterfall() as picture:
+                return draw_waterfall(picture)
+            case Plane() as picture:
+                return draw_plane(picture, figure.alt)
+            case Timeline() as picture:
+                return draw_timeline(picture, figure.alt)
+            case Strip() as picture:
+                return draw_strip(picture, figure.alt, f"strip{number}")
+            case Flame() as picture:
+                return draw_flame(picture, figure.alt, self.max_frames)
+            case _:
+                assert_never(figure.picture)
 
     def table(self, table: Table) -> str:
         head = "".join(_head(column, table.sortable) for column in table.columns)
@@ -123,7 +148,7 @@ def _headline(row: Headline, scale: RatioScale) -> str:
 
 def render_html(report: Report) -> str:
     """Return the whole page; the same report gives the same text."""
-    page, own = _Page(), files("strobe.perf.report")
+    page, own = _Page(report), files("strobe.perf.report")
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
     contents = "".join(f'<li><a href="#{esc(section.id)}">{esc(section.title)}</a></li>' for section in report.sections)
@@ -150,20 +175,6 @@ def _banner(banner: Banner) -> str:
     items = "".join(f"<li>{esc(item)}</li>" for item in banner.items)
     title = f"<p><b>{esc(banner.title)}</b></p>"
     return f'<aside class="banner {banner.level}" role="note">{title}<ul>{items}</ul></aside>'
-
-
-def _picture(picture: Picture, alt: str) -> str:
-    match picture:
-        case Whiskers():
-            return draw_whiskers(picture)
-        case Waterfall():
-            return draw_waterfall(picture)
-        case Plane():
-            return draw_plane(picture, alt)
-        case Timeline():
-            return draw_timeline(picture, alt)
-        case _:
-            assert_never(picture)
 
 
 def _head(column: Column, sortable: bool) -> str:
@@ -196,7 +207,8 @@ def _cell_body(cell: Cell, column: Column) -> str:
     text, note = esc(cell_text(cell, column)), esc(cell_note(cell))
     if isinstance(cell, Code):
         text = f'<code class="long">{text}</code>' if len(cell.text) > _SHORT_NAME else f"<code>{text}</code>"
-    return f"{text}<small>{note}</small>" if note else text
+    style = " class=s" if len(note) <= _SHORT_NOTE else ""
+    return f"{text}<small{style}>{note}</small>" if note else text
 
 
 def _videos(block: Videos) -> str:

@@ -219,12 +219,13 @@ class Lane(_Node, frozen=True):
 
 
 class Timeline(_Node, frozen=True):
-    """Lanes on one axis in nanoseconds from each step's own start."""
+    """Lanes on one axis in ns from each step's own start; `by_class`: joined slices are drawn one class after the other."""
 
     length_ns: int
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
     lanes: tuple[Lane, ...]
+    by_class: bool = False
 
 
 class StripLane(_Node, frozen=True):
@@ -351,12 +352,13 @@ LevelName = Literal["kernel", "section", "attention", "step", "stage", "block", 
 
 
 class Speedup(_Node, frozen=True):
-    """One figure that a gate can ask for, e.g. `e2e>=1.5`."""
+    """One figure that a gate can ask for, e.g. `e2e>=1.5`; `saved_ns` is what was saved per clip or per traced frame block."""
 
     candidate: str
     reference: str
     level: LevelName
     ratio: Ratio
+    saved_ns: float | None = None
 
 
 class Report(_Node, frozen=True):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from strobe.core.errors import DataError
+import msgspec
+
+from strobe.core.errors import ConfigError, DataError, unknown_choice
 from strobe.perf.analysis.partition import Partition, partition
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.record import Variant
@@ -84,19 +86,46 @@ class Study:
         return tuple((reference, candidate) for reference, candidate in found if reference is not None)
 
 
-def load_study(folders: Sequence[Path], into: Path | None = None) -> Study:
+def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
+    """Leave out of a run all variants but two, and measure the second against the first.
+
+    Raises:
+        ConfigError: the run has no such variant, or they are the same.
+    """
+    names = [variant.name for variant in run.variants]
+    for name in pair:
+        if name not in names:
+            raise unknown_choice(f"variant of {run.folder}", name, names)
+    if pair[0] == pair[1]:
+        raise ConfigError(f"{pair[0]!r} against itself; name two of {', '.join(names)}")
+    header = msgspec.structs.replace(run.header, baseline=pair[0], order=tuple(name for name in run.header.order if name in pair))
+    return replace(
+        run,
+        header=header,
+        variants=tuple(variant for variant in run.variants if variant.name in pair),
+        quality=tuple(quality for quality in run.quality if quality.variant in pair),
+        gates=tuple(gate for gate in run.gates if gate.variant in pair),
+        videos=tuple(video for video in run.videos if video.variant in pair),
+    )
+
+
+def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> Study:
     """Read the runs and their traces.
 
     Args:
         folders: run folders.
         into: folder the report will lie in, which paths are relative to; the first run folder if not given.
+        pair: only these two variants, the second measured against the first.
 
     Raises:
         DataError: no folder given, or no readable records in one.
+        ConfigError: a run does not have both of the pair.
     """
     if not folders:
         raise DataError("a report needs at least one run folder")
     runs = tuple(read_run(Path(folder)) for folder in folders)
+    if pair is not None:
+        runs = tuple(only_pair(run, pair) for run in runs)
     names = [variant.name for run in runs for variant in run.variants]
     subjects: list[Subject] = []
     for run in runs:
@@ -109,8 +138,8 @@ def load_study(folders: Sequence[Path], into: Path | None = None) -> Study:
 
 
 def _profile(run: RunRecords, name: str) -> Profile | str:
-    """Read a variant's last trace; the reason, if it cannot be used."""
-    records = [record for record in run.traces if record.variant == name]
+    """Read a variant's last trace that times are read from; the reason, if it cannot be used."""
+    records = [record for record in run.traces if record.variant == name and not record.options]
     if not records:
         return "no traced clip in this run"
     record = records[-1]

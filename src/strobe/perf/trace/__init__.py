@@ -12,7 +12,7 @@ from strobe.perf.trace.events import (
     Region,
     Trace,
 )
-from strobe.perf.trace.reader import read_trace
+from strobe.perf.trace.reader import find_traces, read_trace
 
 __all__ = [
     "Collective",
@@ -25,5 +25,6 @@ __all__ = [
     "ReadCounts",
     "Region",
     "Trace",
+    "find_traces",
     "read_trace",
 ]

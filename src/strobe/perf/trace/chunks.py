@@ -1,290 +1,260 @@
-"""The events of a chrome trace file, a few megabytes at a time, whatever its layout and however broken its end.
+"""The events of a chrome trace file, a few megabytes at a time, whatever its layout and however broken it is.
 
-A trace is `{metadata, "traceEvents": [event, ...], metadata}` or a bare `[event, ...]`. Each chunk is cut between two events and
-the left part is decoded in one go. A cut is right if the left part decodes: it was then outside strings and between two events,
-and so by induction is the next one. A chunk that does not decode is read event by event.
+A trace is `{metadata, "traceEvents": [event, ...], metadata}` or a bare `[event, ...]`. Pieces of it are cut between two events
+and decoded in one go. A cut is right if what is left of it decodes: it was then outside strings and between two events, and so by
+induction is the next one. Where a piece does not decode, smaller ones are tried, down to a single event.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import BinaryIO, Final
 
-import msgspec
-
 from strobe.core.errors import TraceFormatError
+from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, read_metadata
+from strobe.perf.trace.plain import PlainBlocks
+from strobe.perf.trace.schema import UNREADABLE, Batch, Decoder
 
 CHUNK_BYTES: Final = 4 << 20
-MAX_METADATA_BYTES: Final = 64 << 20
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_NONE: Final = msgspec.Raw(b"")
-_ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BOUNDARY: Final = re.compile(rb'\}(\s*,\s*)\{\s*"')
-_TEXT_BOUNDARY: Final = re.compile(r'\}\s*,\s*(?=\{\s*")')
-_SEPARATOR: Final = re.compile(r"[\s,]*")
+MAX_EVENT_BYTES: Final = 8 << 20
+_MIN_WINDOW: Final = 4 << 10
+_MIN_SLICE: Final = 16 << 10
+_TAIL_WINDOW: Final = 64 << 10
+_HOPELESS: Final = 100_000
+_FIRST_KEY: Final = re.compile(rb'\{\s*+("[^"\\]{0,64}+")')
+_BOUNDARY: Final = rb"\}(\s*+,\s*+)\{\s*+"
+_ANY_BOUNDARY: Final = re.compile(_BOUNDARY + rb'["}]')
+_EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + rb'"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"')
+_CLOSING: Final = re.compile(rb"\}\s*+,?\s*+\]")
+_INNER_CLOSING: Final = re.compile(rb"\]\s*+\}\s*+[,}]")
+_SEPARATOR: Final = re.compile(rb"[\s,]*+")
+_SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
+_SCALAR: Final = re.compile(rb"[-+.\w]++")
 _CUT_TOKEN: Final = re.compile(r"[-+.\\\w]{0,9}\s*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _EXPECTED: Final = "give a chrome trace (.json or .json.gz) as torch.profiler exports it"
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class Args(msgspec.Struct, gc=False):
-    """The arguments of an event that matter; all others are skipped unread."""
-
-    correlation: int | float | str | None = None
-    device: int | float | str | None = None
-    stream: int | float | str | None = None
-
-
-class RawEvent(msgspec.Struct, gc=False):
-    """One event as written. `ts` and `dur` keep their digits."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    ts: msgspec.Raw = _NONE
-    dur: msgspec.Raw = _NONE
-    pid: msgspec.Raw = _NONE
-    tid: msgspec.Raw = _NONE
-    args: Args | None = None
-
-
-class Metadata(msgspec.Struct):
-    """What stands before and after the events; each value is decoded by whoever wants it."""
-
-    base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NONE)
-    distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=_NONE)
-    devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=_NONE)
-
-
-class _Rest(Metadata):
-    events: list[RawEvent] = msgspec.field(name="traceEvents", default_factory=list)
-
-
-_decode_events: Final = msgspec.json.Decoder(list[RawEvent]).decode
-_decode_event: Final = msgspec.json.Decoder(RawEvent).decode
-_decode_rest: Final = msgspec.json.Decoder(_Rest).decode
-_decode_metadata: Final = msgspec.json.Decoder(Metadata).decode
-_scan_value: Final = json.JSONDecoder(strict=False).raw_decode
+_scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode  # only the end is of interest
 
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """Filled while the chunks are read.
+    """Filled while a file is read.
 
     Args:
         lost: events that could not be read.
-        mended: events read after control characters or bad UTF-8 in them were replaced.
-        truncated: the file ends before its JSON does.
-        metadata: the metadata parts found, in file order.
+        mended: events, and parts of the metadata, read after something in them was replaced.
+        truncated: the file ends before its JSON does, or its packed bytes are damaged.
+        metadata: what stands before and after the events.
     """
 
     lost: int = 0
     mended: int = 0
     truncated: bool = False
-    metadata: list[Metadata] = field(default_factory=list)
+    metadata: Metadata = field(default_factory=dict)
 
 
-def event_chunks(file: BinaryIO, progress: Progress) -> Iterator[list[RawEvent]]:
+def event_batches(file: BinaryIO, pick: Callable[[bytes], Decoder], progress: Progress) -> Iterator[Batch]:
     """Yield the events of a `.json` or `.json.gz` file in file order and fill `progress`.
 
     Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
 
+    Args:
+        pick: the decoder to use for a piece of the text.
+
     Raises:
-        TraceFormatError: the file holds no `traceEvents`.
+        TraceFormatError: the file holds no `traceEvents`, or nothing in it is an event.
     """
-    blocks = _with_last(_blocks(file, progress))
-    rest, last = _skip_head(blocks, progress)
-    while True:
-        if last and (whole := _try_rest(rest)) is not None:
-            progress.metadata.append(whole)
-            yield whole.events
-            return
-        events, rest, closed = _one_by_one(rest, True, progress) if last else _take(rest, progress)
-        yield events
-        if closed:
-            _read_tail(rest, blocks, progress)
-            return
-        if last:
-            progress.truncated = True
-            return
-        block, last = next(blocks)
-        rest += block
+    blocks = PlainBlocks(file)
+    yield from _Cutter(iter(blocks), pick, progress).batches()
+    progress.truncated |= blocks.damaged
 
 
-def _blocks(file: BinaryIO, progress: Progress) -> Iterator[bytes]:
-    """Blocks of the plain text; gzip is known by its first bytes and may have several members or a missing end."""
-    data = file.read(CHUNK_BYTES)
-    if not data.startswith(_GZIP_MAGIC):
-        while data:
-            yield data
-            data = file.read(CHUNK_BYTES)
-        return
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    while data:
-        try:
-            block = inflate.decompress(data, CHUNK_BYTES)
-        except zlib.error:
-            progress.truncated = True
-            return
-        if block:
-            yield block
-        data = inflate.unconsumed_tail or inflate.unused_data
-        if len(data) < len(_GZIP_MAGIC):
-            data += file.read(CHUNK_BYTES)
-        if inflate.eof:
-            if not data.startswith(_GZIP_MAGIC):  # nothing, or padding
-                return
-            inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    yield inflate.flush()
-    progress.truncated = not inflate.eof
+class _Cutter:
+    """Walks along the text. `_at` is the place in `_text` that is reached; it is always between two events."""
 
+    def __init__(self, blocks: Iterator[bytes], pick: Callable[[bytes], Decoder], progress: Progress) -> None:
+        self._blocks = blocks
+        self._pick = pick
+        self._progress = progress
+        self._text, self._at, self._ended = b"", 0, False
+        self._window = CHUNK_BYTES
+        self._batch, self._batch_bytes = Batch(), 0
+        self._hopeless = True
 
-def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Pair each block with whether it is the last; an empty file is one empty last block."""
-    held = next(blocks, b"")
-    for block in blocks:
-        yield held, False
-        held = block
-    yield held, True
-
-
-def _skip_head(blocks: Iterator[tuple[bytes, bool]], progress: Progress) -> tuple[bytes, bool]:
-    """Read up to the first event; return the text from there and whether it reaches the end of the file."""
-    head = b""
-    for block, last in blocks:
-        head = (head + block).removeprefix(_BYTE_ORDER_MARK)
-        start = _array_start(head, desperate=last or len(head) > MAX_METADATA_BYTES)
-        if start is not None:
-            try:
-                if not head.lstrip().startswith(b"["):
-                    progress.metadata.append(_decode_metadata(head[:start] + b"]}"))
-            except UNREADABLE:
-                progress.mended += 1
-            return head[start:], last
-        if len(head) > MAX_METADATA_BYTES:
-            break
-    if not head.strip():
-        raise TraceFormatError(f"nothing to read: the file is empty or cut off at its start; {_EXPECTED}")
-    raise TraceFormatError(f"no traceEvents array found, so this is no profiler trace; {_EXPECTED}")
-
-
-def _array_start(head: bytes, *, desperate: bool) -> int | None:
-    """Offset just after the `[` of the events. Right if closing it there makes the head a valid object."""
-    bare = re.match(rb"\s*\[", head)
-    if bare:
-        return bare.end()
-    candidates = [match.end() for match in _ARRAY.finditer(head)]
-    for end in candidates:
-        try:
-            _decode_metadata(head[:end] + b"]}")
-        except UNREADABLE:
-            continue
-        return end
-    return candidates[0] if candidates and desperate else None
-
-
-def _try_rest(rest: bytes) -> _Rest | None:
-    """Decode the remaining events and the metadata after them in one go; None if anything is wrong."""
-    for closing in (b"", b"}"):  # an object, or a bare list
-        try:
-            return _decode_rest(b'{"traceEvents":[' + rest + closing)
-        except UNREADABLE:
-            continue
-    return None
-
-
-def _take(rest: bytes, progress: Progress) -> tuple[list[RawEvent], bytes, bool]:
-    """Return events from the front of `rest`, the text after them, and whether the array of events was closed."""
-    cut = _last_boundary(rest)
-    if cut is not None:
-        left, right = cut
-        try:
-            return _decode_events(b"[" + rest[:left] + b"]"), rest[right:], False
-        except UNREADABLE:
-            pass
-    elif len(rest) < CHUNK_BYTES:
-        return [], rest, False
-    return _one_by_one(rest, False, progress)
-
-
-def _last_boundary(rest: bytes) -> tuple[int, int] | None:
-    """End of the last event that another one follows, and the start of that other one."""
-    for window in (1 << 16, len(rest)):
-        found = deque(_BOUNDARY.finditer(rest, max(0, len(rest) - window)), maxlen=1)
-        if found:
-            return found[0].span(1)
-    return None
-
-
-def _one_by_one(rest: bytes, last: bool, progress: Progress) -> tuple[list[RawEvent], bytes, bool]:
-    """Like `_take`, one event at a time: what cannot be read is skipped up to the next event and counted."""
-    text = rest.decode("utf-8", "surrogateescape")
-    events: list[RawEvent] = []
-    position = _skip(text, 0)
-    while position < len(text) and text[position] != "]":
-        try:
-            _, end = _scan_value(text, position)
-        except (json.JSONDecodeError, RecursionError) as error:
-            boundary = _TEXT_BOUNDARY.search(text, position)
-            may_go_on = last or len(text) - position < CHUNK_BYTES
-            if may_go_on and (_lacks_end(text, error) or (boundary is None and not last)):
+    def batches(self) -> Iterator[Batch]:
+        """The events in file order; at the end the metadata behind them is read too."""
+        self._skip_head()
+        while not self._at_closing():
+            if self._piece() or self._single():
+                if self._batch_bytes >= CHUNK_BYTES:
+                    yield self._hand_over()
+            elif self._ended:
+                self._progress.truncated = True
                 break
-            progress.lost += 1
-            end = boundary.end() if boundary else len(text)
+            else:
+                self._read_on()
         else:
-            event = _decode_or_mend(_bytes(text[position:end]), progress)
-            if event is not None:
-                events.append(event)
-        position = _skip(text, end)
-    closed = position < len(text) and text[position] == "]"
-    return events, _bytes(text[position + closed :]), closed
+            self._read_tail()
+        yield self._hand_over()
 
+    def _hand_over(self) -> Batch:
+        batch, self._batch, self._batch_bytes = self._batch, Batch(), 0
+        self._progress.lost += batch.lost
+        self._hopeless &= not batch.events
+        if self._hopeless and self._progress.lost > _HOPELESS:
+            raise TraceFormatError(f"none of the first {self._progress.lost} entries is an event; {_EXPECTED}")
+        return batch
 
-def _lacks_end(text: str, error: json.JSONDecodeError | RecursionError) -> bool:
-    """Whether the value that did not parse may only be cut off."""
-    if isinstance(error, RecursionError):
+    def _skip_head(self) -> None:
+        head = Head()
+        while (start := head.array_start(self._ended or len(head.text) > MAX_METADATA_BYTES)) is None:
+            if self._ended or len(head.text) > MAX_METADATA_BYTES:
+                found = "no traceEvents array found, so this is no profiler trace" if head.text.strip() else "nothing to read"
+                raise TraceFormatError(f"{found}; {_EXPECTED}")
+            head.text += self._next_block()
+        self._text, self._at = head.text, start
+        if not head.is_bare:
+            self._read_metadata(head.text[:start] + b"]}")
+
+    def _next_block(self) -> bytes:
+        block = next(self._blocks, b"")
+        self._ended = not block
+        return block
+
+    def _read_on(self) -> None:
+        """Get at least as much text again as is left, so that a long event is not looked through too often."""
+        parts = [self._text[self._at :]]
+        wanted = 2 * len(parts[0])
+        while not self._ended and (len(parts) == 1 or sum(map(len, parts)) < wanted):
+            parts.append(self._next_block())
+        self._text, self._at = b"".join(parts), 0
+
+    def _at_closing(self) -> bool:
+        """Go to the next event; whether the array of events ends there, and not one inside a damaged event."""
+        separator = _SEPARATOR.match(self._text, self._at)
+        self._at = separator.end() if separator else self._at
+        return self._text.startswith(b"]", self._at) and not _INNER_CLOSING.match(self._text, self._at)
+
+    def _piece(self) -> bool:
+        """Decode as many events as possible in one go; False if the next one needs a closer look."""
+        while cut := _last_boundary(self._text, self._at, self._at + self._window):
+            left, right = cut
+            if self._decode(self._text[self._at : left]):
+                self._go_to(right)
+                self._window = min(4 * self._window, CHUNK_BYTES)
+                return True
+            if self._window <= _MIN_WINDOW:
+                return False
+            self._window = max(_MIN_WINDOW, self._window // 8)
         return False
+
+    def _decode(self, piece: bytes) -> bool:
+        try:
+            self._pick(piece).decode(piece, self._batch)
+        except UNREADABLE:
+            return False
+        return True
+
+    def _go_to(self, place: int) -> None:
+        self._batch_bytes += place - self._at
+        self._at = place
+
+    def _single(self) -> bool:
+        """Decode one event, or count what stands in its place; False if its end is not in the text yet."""
+        scalars = _SCALARS.match(self._text, self._at)
+        if scalars:
+            self._batch.lost += len(_SCALAR.findall(scalars[0]))
+            self._go_to(scalars.end())
+            return True
+        size = _MIN_SLICE
+        while True:
+            piece = self._text[self._at : self._at + size].decode("utf-8", "surrogateescape")
+            whole = self._at + size >= len(self._text)
+            try:
+                _, end = _scan_value(piece, 0)
+            except json.JSONDecodeError as error:
+                if not _lacks_end(piece, error):
+                    return self._damaged()
+            except RecursionError:
+                return self._damaged()
+            else:
+                if end < len(piece) or piece[-1] in '}]"':
+                    self._take(self._at + len(piece[:end].encode("utf-8", "surrogateescape")))
+                    return True
+            if whole:
+                return len(self._text) - self._at > MAX_EVENT_BYTES and self._damaged()
+            size *= 8
+
+    def _take(self, end: int) -> None:
+        """Take the text up to there as one event."""
+        piece = self._text[self._at : end]
+        if self._decode(piece):
+            self._window = min(2 * self._window, CHUNK_BYTES)
+        elif self._decode(_mended(piece)):
+            self._progress.mended += 1
+        else:
+            self._batch.lost += 1
+        self._go_to(end)
+
+    def _damaged(self) -> bool:
+        """Take what reaches to the next event as one; False if there is no next one in the text yet."""
+        boundary = _EVENT_BOUNDARY.search(self._text, self._at, self._at + _MIN_SLICE) or _ANY_BOUNDARY.search(
+            self._text, self._at
+        )
+        if boundary is None and not self._ended and len(self._text) - self._at <= MAX_EVENT_BYTES:
+            return False
+        found = boundary or _CLOSING.search(self._text, self._at)
+        self._take(found.start() + 1 if found else len(self._text))
+        return True
+
+    def _read_tail(self) -> None:
+        """Read the metadata after the events."""
+        tail = self._text[self._at + 1 :]
+        while not self._ended and len(tail) <= MAX_METADATA_BYTES:
+            tail += self._next_block()
+        tail = tail.strip()
+        if tail:
+            self._read_metadata(b"{" + tail.removeprefix(b","))
+            self._progress.truncated |= not tail.endswith(b"}")
+
+    def _read_metadata(self, text: bytes) -> None:
+        found, whole = read_metadata(text)
+        self._progress.metadata |= found
+        self._progress.mended += not whole
+
+
+def _mended(piece: bytes) -> bytes:
+    """What may be an event with what JSON does not allow inside a string replaced."""
+    piece = _CONTROL.sub(b" ", piece).decode("utf-8", "replace").encode()
+    return _ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", piece)
+
+
+def _last_boundary(text: bytes, start: int, stop: int) -> tuple[int, int] | None:
+    """End of the last event before `stop` that another one follows, and the start of that one.
+
+    An object inside an event seldom starts with the key that the event starts with, so that one is looked for first.
+    """
+    first = _FIRST_KEY.match(text, start)
+    patterns = [_boundary_before(first[1]), _ANY_BOUNDARY] if first else [_ANY_BOUNDARY]
+    for pattern in patterns:
+        for window in (_TAIL_WINDOW, stop - start):
+            found = deque(pattern.finditer(text, max(start, stop - window), stop), maxlen=1)
+            if found:
+                return found[0].span(1)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _boundary_before(key: bytes) -> re.Pattern[bytes]:
+    return re.compile(_BOUNDARY + re.escape(key))
+
+
+def _lacks_end(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether the value that did not parse may only be cut off."""
     return error.msg.startswith("Unterminated string") or _CUT_TOKEN.fullmatch(text, error.pos) is not None
-
-
-def _decode_or_mend(piece: bytes, progress: Progress) -> RawEvent | None:
-    try:
-        return _decode_event(piece)
-    except UNREADABLE:
-        pass
-    try:
-        event = _decode_event(_CONTROL.sub(b" ", piece).decode("utf-8", "replace").encode())
-    except UNREADABLE:
-        progress.lost += 1
-        return None
-    progress.mended += 1
-    return event
-
-
-def _read_tail(tail: bytes, blocks: Iterator[tuple[bytes, bool]], progress: Progress) -> None:
-    """Read the metadata after the events, to the end of the file."""
-    for block, _ in blocks:
-        tail += block if len(tail) < MAX_METADATA_BYTES else b""
-    tail = tail.strip()
-    if not tail:
-        return
-    try:
-        progress.metadata.append(_decode_metadata(b"{" + tail.removeprefix(b",")))
-    except UNREADABLE:
-        progress.truncated = True
-
-
-def _skip(text: str, position: int) -> int:
-    match = _SEPARATOR.match(text, position)
-    return match.end() if match else position
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

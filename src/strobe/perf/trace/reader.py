@@ -1,202 +1,194 @@
-"""Reads a chrome trace as `torch.profiler` writes it into a `Trace`, exactly and in bounded memory.
-
-Times are turned from their decimal digits into integer nanoseconds; no float is involved, because the microseconds of a real
-trace (up to 7.9e12) with three decimals do not fit a float64. Device events are joined to their launch call by correlation.
-"""
+"""Reads a chrome trace as `torch.profiler` writes it into a `Trace`, exactly and in bounded memory."""
 
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Iterable, Iterator
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import msgspec
+from strobe.core.errors import DataError, TraceFormatError
+from strobe.perf.trace import metadata
+from strobe.perf.trace.chunks import Progress, event_batches
+from strobe.perf.trace.device import DeviceTable
+from strobe.perf.trace.digits import nanoseconds
+from strobe.perf.trace.events import HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.join import host_events, join
+from strobe.perf.trace.memory import MemoryTracks
+from strobe.perf.trace.schema import Batch, Decoder, Group
+from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
 
-from strobe.core.errors import TraceFormatError
-from strobe.perf.trace.chunks import UNREADABLE, Args, Metadata, Progress, RawEvent, event_chunks
-from strobe.perf.trace.events import DEVICE_KINDS, Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
+Report = Callable[[int, int, str], object]
 
-_CATEGORIES: Final = {
-    "cpu_op": "op", "Operator": "op", "user_annotation": "region", "overhead": "overhead",
-    "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset",
-    "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset",
-    "cuda_runtime": "launch", "cuda_driver": "launch", "Runtime": "launch",
-}  # fmt: skip
+_SUFFIXES: Final = (".json", ".json.gz")
 _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
-_COMMUNICATION: Final = re.compile(r"nccl|rccl", re.IGNORECASE)
-_MICROSECONDS: Final = re.compile(rb"(-?)([0-9]{1,16})(?:\.([0-9]{1,3}))?")
-_NUMBER: Final = re.compile(r"[0-9]{1,19}")
-_LIMIT: Final = 1 << 62  # a start plus a duration then fits 64 bits
+_MODULE: Final = "nn.Module: "
+_COMM_OPERATOR: Final = "record_param_comms"
+_COMM_OPERATOR_BYTES: Final = _COMM_OPERATOR.encode()
 
 
-def read_trace(path: str | Path) -> Trace:
+def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The trace files among files and folders: a folder gives every `*.json` and `*.json.gz` below it, in order of name.
+
+    Raises:
+        DataError: there is none.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        inside = (
+            sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file()) if path.is_dir() else [path]
+        )
+        found.update(dict.fromkeys(inside))
+    if not found:
+        given = ", ".join(map(str, paths)) or "nothing"
+        raise DataError(f"no trace in {given}; give .json or .json.gz files as torch.profiler writes them, or folders of them")
+    return tuple(found)
+
+
+def read_trace(path: str | Path, *, ops: bool = True, shapes: bool = False, progress: Report | None = None) -> Trace:
     """Read a profiler trace (`.json` or `.json.gz`).
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 
+    Memory is a constant of some 100 MB plus at most 64 bytes per device event with its launch call, 20 per launch call that no
+    device event answers to, 24 per range, module call and (with `ops`) operator, 8 per operator with recorded sizes (with
+    `shapes`), and some 200 per collective and per kernel that carries a module path; each text is stored once.
+
+    Args:
+        ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
+        shapes: describe a device event by the input sizes of its operator where they were recorded.
+        progress: called with the bytes read so far, all bytes and the name of the file.
+
     Raises:
         TraceFormatError: the file cannot be opened, is not a trace, or has no readable event.
     """
-    path, progress, columns = Path(path), Progress(), _Columns()
+    path = Path(path)
+    trace = _read(path, ops, shapes, progress)
+    if not ops and not len(trace.device_events):
+        return _read(path, True, shapes, progress)
+    return trace
+
+
+def _read(path: Path, ops: bool, shapes: bool, progress: Report | None) -> Trace:
+    contents, state = _Contents(ops, shapes), Progress()
     try:
         with path.open("rb") as file:
-            for events in event_chunks(file, progress):
-                for event in events:
-                    columns.add(event)
+            total = path.stat().st_size
+            for batch in event_batches(file, contents.decoder_for, state):
+                contents.add(batch)
+                if progress is not None:
+                    progress(min(file.tell(), total), total, path.name)
     except OSError as error:
-        raise TraceFormatError(f"cannot read trace {path}: {error.strerror}") from error
+        raise TraceFormatError(f"cannot read trace {path}: {error.strerror or error}") from error
     except TraceFormatError as error:
         raise TraceFormatError(f"{path}: {error}") from error
     counts = ReadCounts(
-        events=columns.events,
-        lost=progress.lost + columns.lost,
-        mended=progress.mended + columns.mended,
-        truncated=progress.truncated,
+        events=contents.events, lost=state.lost + contents.lost, mended=state.mended + contents.mended, truncated=state.truncated
     )
     if counts.lost and not counts.events:
         raise TraceFormatError(f"{path}: none of its {counts.lost} events can be read; capture the trace again")
-    return columns.trace(path, progress.metadata, counts)
+    return contents.trace(path, state.metadata, counts)
 
 
-def nanoseconds(digits: bytes) -> int:
-    """Turn decimal microseconds into integer nanoseconds, exactly; digits below 1 ns are rounded half to even.
+class _Contents:
+    """What is kept of the events, until `trace` sorts and joins them."""
 
-    Raises:
-        ValueError: not a finite number, or beyond 64 bits.
-    """
-    match = _MICROSECONDS.fullmatch(digits)
-    if match:
-        sign, whole, fraction = match.groups(b"")
-        value = int(sign + whole + fraction.ljust(3, b"0"))
-    else:
-        try:
-            microseconds = Decimal(digits.decode("ascii").strip('"'))
-        except InvalidOperation as error:
-            raise ValueError(f"not a number: {digits!r}") from error
-        if not microseconds.is_finite() or microseconds.adjusted() > 15:
-            raise ValueError(f"not a time in microseconds: {digits!r}")
-        value = int(microseconds.scaleb(3).to_integral_value(ROUND_HALF_EVEN))
-    if abs(value) >= _LIMIT:
-        raise ValueError(f"beyond 64 bits in nanoseconds: {digits!r}")
-    return value
-
-
-class _Columns:
-    """The events that are kept, in file order, until `trace` sorts and joins them."""
-
-    def __init__(self) -> None:
+    def __init__(self, ops: bool, shapes: bool) -> None:
         self.events = self.lost = self.mended = 0
-        self._names: dict[str, int] = {}
-        self._threads: dict[tuple[bytes, bytes], int] = {}
-        self._ops = _Rows()
-        self._launches = _Rows()
-        self._launch_of: dict[int, int] = {}
-        self._device = _Rows()
-        self._device_keys: tuple[array[int], array[int], array[int]] = (array("q"), array("q"), array("q"))
-        self._regions: list[Region] = []
+        self._keep_ops, self._keep_sizes = ops, shapes
+        wanted = set(Group)
+        self._with_ops, self._without_ops = Decoder(wanted), Decoder(wanted - {Group.OP})
+        self._ops, self._ranges, self._modules, self._launches = HostTable(), HostTable(), HostTable(), LaunchTable()
+        self._devices = DeviceTable(linked=shapes)
+        self._sizes = OperatorSizes()
+        self._memory = MemoryTracks()
         self._overhead: list[tuple[int, int]] = []
+        self._window_end: int | None = None
 
-    def add(self, event: RawEvent) -> None:
-        """Keep what the analysis needs of one event."""
-        self.events += 1
-        category = _CATEGORIES.get(event.cat or "") if event.ph == "X" else None
-        if category is None or (category == "region" and not event.name.startswith("strobe::")):
-            return
+    def decoder_for(self, piece: bytes) -> Decoder:
+        """Operators are built only where they are kept, or say something of collectives."""
+        wanted = self._keep_ops or self._keep_sizes or _COMM_OPERATOR_BYTES in piece
+        return self._with_ops if wanted else self._without_ops
+
+    def add(self, batch: Batch) -> None:
+        """Keep what the analysis needs."""
+        self.events += batch.events
+        for group in (Group.KERNEL, Group.MEMCPY, Group.MEMSET):
+            if batch.of[group]:
+                self._devices.add(group, self._times(batch.of[group]))
+        self._launches.add(self._times(self._launches.worth(batch.of[Group.LAUNCH])))
+        self._ranges.add(self._times(batch.of[Group.RANGE]))
+        self._add_modules(batch.of[Group.FRAME])
+        self._add_operators(batch.of[Group.OP])
+        overhead = self._times(batch.of[Group.OVERHEAD])
+        self._overhead += zip(overhead.start.tolist(), (overhead.start + overhead.duration).tolist(), strict=True)
+        self.lost += self._memory.add(batch.of[Group.MEMORY])
+        for event in batch.of[Group.WINDOW_END]:
+            self._end_window(event)
+
+    def _times(self, events: Sequence[Any]) -> Times:
+        times = times_of(events)
+        self.lost += times.lost
+        self.mended += times.mended
+        return times
+
+    def _add_modules(self, frames: Sequence[Any]) -> None:
+        modules = [frame for frame in frames if frame.name.startswith(_MODULE)]
+        for module in modules:
+            module.name = module.name.removeprefix(_MODULE)
+        self._modules.add(self._times(modules))
+
+    def _add_operators(self, operators: Sequence[Any]) -> None:
+        for operator in operators:
+            if operator.name == _COMM_OPERATOR and operator.args is not None:
+                self._devices.collectives.add_operator(operator.args)
+        if self._keep_sizes:
+            self._sizes.add(operators)
+        if self._keep_ops:
+            self._ops.add(self._times(operators))
+
+    def _end_window(self, event: Any) -> None:
         try:
-            start, duration = nanoseconds(bytes(event.ts)), nanoseconds(bytes(event.dur))
+            self._window_end = max(nanoseconds(bytes(event.ts)), self._window_end or 0)
         except ValueError:
             self.lost += 1
-            return
-        if duration < 0:
-            self.mended += 1
-        end = start + max(0, duration)
-        if category == "overhead":
-            self._overhead.append((start, end))
-        elif category in DEVICE_KINDS:
-            self._add_device(event, category, start, end)
-        else:
-            self._add_host(event, category, start, end)
 
-    def _add_host(self, event: RawEvent, category: str, start: int, end: int) -> None:
-        thread = self._threads.setdefault((bytes(event.pid), bytes(event.tid)), len(self._threads))
-        if category == "region":
-            match = _SPAN.fullmatch(event.name)
-            if match:
-                index = None if match["index"] is None else int(match["index"])
-                self._regions.append(Region(name=match["name"], index=index, start_ns=start, end_ns=end, thread=thread))
-        elif category == "op":
-            self._ops.append(self._name(event.name), start, end, thread)
-        elif event.args is not None and (correlation := _integer(event.args.correlation)) >= 0:
-            known = self._launch_of.get(correlation)
-            if known is None or start < self._launches.start[known]:  # a driver call inside a runtime call: the outer one
-                self._launch_of[correlation] = len(self._launches.start)
-                self._launches.append(self._name(event.name), start, end, thread)
-
-    def _add_device(self, event: RawEvent, category: str, start: int, end: int) -> None:
-        if category == "kernel" and _COMMUNICATION.search(event.name):
-            category = "comm"
-        args = event.args or Args()
-        self._device.append(self._name(event.name), start, end, DEVICE_KINDS.index(category))
-        for column, value in zip(self._device_keys, (args.device, args.stream, args.correlation), strict=True):
-            column.append(_integer(value))
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
-
-    def trace(self, path: Path, metadata: list[Metadata], counts: ReadCounts) -> Trace:
+    def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
-        names = tuple(self._names)
+        threads = Threads((self._ops, self._ranges, self._modules, self._launches))
+        joined = join(self._devices, self._launches, self._sizes, threads)
+        ranges = host_events(self._ranges, threads)
+        rank, world_size = metadata.job(found)
         return Trace(
             path=path,
-            base_ns=_base_ns(metadata),
-            rank=_rank(metadata),
-            devices=tuple(Device(index=i, name=name) for i, name in enumerate(_device_names(metadata))),
+            base_ns=metadata.base_ns(found),
+            rank=rank,
+            world_size=world_size,
+            devices=metadata.devices(found),
+            metadata=metadata.facts(found),
             counts=counts,
-            threads=tuple("/".join(part.decode("utf-8", "replace").strip('"') for part in key) for key in self._threads),
-            ops=HostEvents.from_rows(HostEvent(*self._ops.row(names, i)) for i in self._ops.order(names)),
-            regions=tuple(sorted(self._regions, key=lambda r: (r.start_ns, -r.end_ns, r.name, r.index or 0))),
-            device_events=DeviceEvents.from_rows(self._device_rows(names)),
+            threads=threads.texts,
+            ops=host_events(self._ops, threads),
+            regions=tuple(_regions(ranges)),
+            ranges=ranges,
+            modules=host_events(self._modules, threads),
+            device_events=joined.events,
+            module_paths=joined.module_paths,
+            collectives=joined.collectives,
+            memory=self._memory.tracks(),
             overhead=_union(self._overhead),
+            launched=joined.launched,
+            window_end_ns=self._window_end,
         )
 
-    def _device_rows(self, names: tuple[str, ...]) -> Iterator[DeviceEvent]:
-        devices, streams, correlations = self._device_keys
-        ordinals: dict[int, int] = {}
-        for i in self._device.order(names):
-            correlation = correlations[i]
-            launch = self._launch_of.get(correlation)
-            ordinal = 0 if launch is None else ordinals.get(correlation, 0)
-            ordinals[correlation] = ordinal + 1
-            name, start, end, kind = self._device.row(names, i)
-            host = None if launch is None else HostEvent(*self._launches.row(names, launch))
-            yield DeviceEvent(name, DEVICE_KINDS[kind], start, end, devices[i], streams[i], ordinal, host)
 
-
-class _Rows:
-    """Unsorted columns; `tag` is the thread of a host event, the kind of a device event."""
-
-    def __init__(self) -> None:
-        self.name, self.start, self.end, self.tag = array("i"), array("q"), array("q"), array("i")
-
-    def append(self, name: int, start: int, end: int, tag: int) -> None:
-        self.name.append(name)
-        self.start.append(start)
-        self.end.append(end)
-        self.tag.append(tag)
-
-    def order(self, names: tuple[str, ...]) -> list[int]:
-        """Positions in order of start; of two that start together the longer, then the name decides."""
-        return sorted(range(len(self.start)), key=lambda i: (self.start[i], -self.end[i], names[self.name[i]]))
-
-    def row(self, names: tuple[str, ...], i: int) -> tuple[str, int, int, int]:
-        return (names[self.name[i]], self.start[i], self.end[i], self.tag[i])
-
-
-def _integer(value: float | str | None) -> int:
-    return value if isinstance(value, int) and 0 <= value < _LIMIT else -1
+def _regions(ranges: HostEvents) -> Iterable[Region]:
+    matches = [_SPAN.fullmatch(name) for name in ranges.names]
+    for name, start, end, thread in zip(ranges.name, ranges.start_ns, ranges.end_ns, ranges.thread, strict=True):
+        match = matches[name]
+        if match:
+            index = None if match["index"] is None else int(match["index"])
+            yield Region(name=match["name"], index=index, start_ns=start, end_ns=end, thread=thread)
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -207,36 +199,3 @@ def _union(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             union.append((start, end))
     return tuple(union)
-
-
-class _Distributed(msgspec.Struct):
-    rank: int | str | None = None
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-
-
-def _base_ns(metadata: list[Metadata]) -> int:
-    bases = (bytes(part.base_time).decode("utf-8", "replace").strip('"') for part in metadata)
-    return max((int(base) for base in bases if _NUMBER.fullmatch(base)), default=0)
-
-
-def _rank(metadata: list[Metadata]) -> int | None:
-    for part in metadata:
-        try:
-            rank = msgspec.json.decode(part.distributed, type=_Distributed).rank
-        except UNREADABLE:
-            continue
-        if rank is not None and _NUMBER.fullmatch(str(rank)):
-            return int(rank)
-    return None
-
-
-def _device_names(metadata: list[Metadata]) -> tuple[str, ...]:
-    for part in metadata:
-        try:
-            return tuple(device.name for device in msgspec.json.decode(part.devices, type=list[_Device]))
-        except UNREADABLE:
-            continue
-    return ()

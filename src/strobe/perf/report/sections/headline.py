@@ -166,7 +166,7 @@ def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | 
         return ratio_cell(timed.ratio, timed.interval), timed
     if not level.ratio:
         return None
-    logs = [math.log(reference / candidate) for reference, candidate in level.pairs if reference and candidate]
+    logs = [math.log(reference / candidate) for reference, candidate in zip(*level.tiles, strict=True) if reference and candidate]
     return ratio_cell(level.ratio, paired_interval(logs)), None
 
 
@@ -176,14 +176,27 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
     for finding in findings:
         names = (finding.candidate.label, finding.reference.label)
         if isinstance(finding.ledger, Ledger):
-            levels = [(level.level, level_ratio(finding, level)) for level in finding.ledger.levels]
-            found += [Speedup(*names, _GATE_NAMES[level], known[0]) for level, known in levels if known]
+            levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
+            found += [
+                Speedup(*names, _GATE_NAMES[level.level], known[0], _saved_ns(level, known[1]))
+                for level, known in levels
+                if known
+            ]
             continue
-        for level, stage in _TIMED.items():
+        for name, stage in _TIMED.items():
             timed = finding.stage(stage)
             if timed is not None:
-                found.append(Speedup(*names, _GATE_NAMES[level], ratio_cell(timed.ratio, timed.interval)))
+                found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
     return tuple(found)
+
+
+def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
+    """Time saved per clip, of a traced level per frame block."""
+    return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
+
+
+def _per_clip_ns(timed: Comparison) -> float:
+    return timed.saved_ns / len(timed.baseline.clips_ns)
 
 
 def _chain_figure(findings: Sequence[Finding]) -> Figure:
@@ -233,7 +246,7 @@ def _chain_row(finding: Finding, level: LevelSum, realised: Cell) -> Row:
     ratio: Cell = Missing("no time at this level", "-") if known is None else known[0]
     timed = known[1] if known else None
     verdict: Cell = verdict_cell(timed.verdict) if timed else Text("traced, drift unknown", "muted")
-    source = f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.pairs)} traced frame blocks"
+    source = f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} traced frame blocks"
     lost = Missing("a trace lacks the spans of this level", "-")
     times = tuple(ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
     return Row((Text(finding.candidate.label), Text(level.level.value), ratio, verdict, Text(source), *times, realised))

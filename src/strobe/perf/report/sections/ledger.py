@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Final
 
@@ -42,10 +43,10 @@ def ledger_blocks(finding: Finding, found: Ledger, *, table_open: bool) -> tuple
     reference, candidate = finding.reference, finding.candidate
     whole = covers_clip(candidate)
     if whole:
-        scope = f"end to end over {found.num_clips} paired clips"
+        scope = f"end to end over {found.num_units} paired clips"
     else:
         scope = (
-            f"the traced frame blocks ({_range(candidate)}) over {found.num_clips} paired clips; the table goes on to end to end"
+            f"the traced frame blocks ({_range(candidate)}) over {found.num_units} paired clips; the table goes on to end to end"
         )
     title = (
         f"From {reference.label} to {candidate.label}, line by line: {scope}. "
@@ -63,27 +64,35 @@ def _range(subject: Subject) -> str:
     return f"{blocks[0]} to {blocks[-1]}{f' of {work.frame_blocks}' if work else ''}"
 
 
-def _tone(saved_ns: int) -> Tone:
+def _tone(saved_ns: Fraction) -> Tone:
     return "good" if saved_ns > 0 else "bad" if saved_ns < 0 else "muted"
 
 
 def _waterfall(finding: Finding, found: Ledger, level: Level) -> Waterfall:
-    """The largest lines up to a level, in the order of the levels; the small ones are one bar, so that the bars add up."""
+    """All lines up to a level, in the order of the levels."""
     whole = next(item for item in found.levels if item.level == level)
-    lines = [line for line in found.lines if level == Level.E2E or line.level != Level.E2E]
-    moved = sum(abs(line.saved_ns) for line in lines)
-    largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
-    shown = [line for line in lines if line in largest and abs(line.saved_ns) > MIN_SHARE * moved]
+    lines = [(line.name, Fraction(line.saved_ns)) for line in found.lines if level == Level.E2E or line.level != Level.E2E]
+    names = finding.reference.label, finding.candidate.label
+    return waterfall((names[0], Fraction(whole.baseline_ns)), (names[1], Fraction(whole.candidate_ns)), lines)
+
+
+def waterfall(
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[tuple[str, Fraction]]
+) -> Waterfall:
+    """Name and time of both sides, and what each line between them saves; small lines are one bar, so that the bars add up."""
+    moved = sum(abs(saved) for _, saved in lines)
+    largest = sorted(lines, key=lambda line: (-abs(line[1]), line[0]))[:MAX_BARS]
+    shown = [line for line in lines if line in largest and abs(line[1]) > MIN_SHARE * moved]
     small = [line for line in lines if line not in shown]
-    steps = [(line.name, line.saved_ns) for line in shown]
-    if any(line.saved_ns for line in small):
-        steps.append((f"{len(small)} smaller lines", sum(line.saved_ns for line in small)))
-    bars, at = [Bar(finding.reference.label, 0, whole.baseline_ns, "plain", True)], whole.baseline_ns
-    for name, saved in steps:
-        bars.append(Bar(name, at, at - saved, _tone(saved)))
+    if any(saved for _, saved in small):
+        shown.append((f"{len(small)} smaller lines", sum((saved for _, saved in small), Fraction(0))))
+    at = baseline[1]
+    bars = [Bar(baseline[0], 0, round(at), "plain", True)]
+    for name, saved in shown:
+        bars.append(Bar(name, round(at), round(at - saved), _tone(saved)))
         at -= saved
-    assert at == whole.candidate_ns, "the bars do not add up"
-    return Waterfall((*bars, Bar(finding.candidate.label, 0, whole.candidate_ns, "plain", True)))
+    assert at == candidate[1], "the bars do not add up"
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True)))
 
 
 def _share(value: float | None) -> Cell:
@@ -130,7 +139,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         )
     )
     notes = (
-        f"Every time is the sum over {found.num_clips} paired clips, in integer nanoseconds. The lines add up exactly: checked.",
+        f"Every time is the sum over {found.num_units} paired clips, in integer nanoseconds. The lines add up exactly: checked.",
         "Labels were measured in one traced clip, times the number of clips. 'profiler dilation' takes back what tracing added, "
         "in the denoise steps and in the rest of the frame blocks; 'outside profiled window' is everything that was timed but "
         "not traced.",
@@ -161,7 +170,7 @@ def _effects_table(reference: Subject, candidate: Subject, found: Ledger) -> Blo
         rows.append(Row((Text(f"{len(rest)} more"), *counts, *(Time(float(value)) for value in sums)), strong=True))
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     return Table(
-        caption, columns, tuple(rows), (f"Over {found.num_clips} clips, traced time; exact in the records.",), collapsed=True
+        caption, columns, tuple(rows), (f"Over {found.num_units} clips, traced time; exact in the records.",), collapsed=True
     )
 
 

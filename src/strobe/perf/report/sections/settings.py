@@ -94,9 +94,32 @@ def _workload(header: Header) -> list[tuple[str, Cell]]:
     return rows
 
 
+def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
+    """How the GPU was set up, and its clocks while the timed clips ran."""
+    rows: list[tuple[str, Cell]] = []
+    state = run.header.machine.gpu
+    if state is not None:
+        words = {"persistence mode": state.persistence, "MIG": state.mig}
+        parts = [f"{name} {'on' if on else 'off'}" for name, on in words.items() if on is not None]
+        parts += [f"power limit {state.power_limit_mw / 1000:g} W"] if state.power_limit_mw else []
+        parts += [f"up to {state.max_sm_mhz} MHz SM"] if state.max_sm_mhz else []
+        rows.append(("GPU set-up", Text(", ".join(parts)) if parts else Text("not readable here", "muted")))
+    read = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None and clip.clocks.samples]
+    low, high = [item.sm_mhz_min for item in read if item.sm_mhz_min], [item.sm_mhz_max for item in read if item.sm_mhz_max]
+    if low and high:
+        count, cost = sum(item.samples or 0 for item in read), sum(item.read_ns or 0 for item in read)
+        watts = max(item.power_mw or 0 for item in read) / 1000
+        text = (
+            f"{min(low)} to {max(high)} MHz SM, up to {watts:.0f} W; {count} readings beside the clips took {cost / 1e6:.3g} ms"
+        )
+        rows.append(("GPU in timed clips", Text(text)))
+    return rows
+
+
 def _files(run: RunRecords) -> list[tuple[str, Cell]]:
     rows: list[tuple[str, Cell]] = [
-        (f"trace of {trace.variant}, frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}",
+        (f"trace of {trace.variant}, frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}"
+         + (f", with {' and '.join(trace.options)}: no times" if trace.options else ""),
          Code(f"{trace.path} (SHA-256 {trace.sha256[:16]})"))
         for trace in run.traces
     ]  # fmt: skip
@@ -106,7 +129,7 @@ def _files(run: RunRecords) -> list[tuple[str, Cell]]:
 def _environment(study: Study) -> Table:
     columns: list[dict[str, Cell]] = []
     for run in study.runs:
-        rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _workload(run.header) + _files(run)
+        rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run)
         columns.append(dict(rows))
     names = dict.fromkeys(name for column in columns for name in column)
     heads = [Column("")] + [Column("value" if len(study.runs) == 1 else run.header.run) for run in study.runs]
@@ -280,11 +303,14 @@ def _doubts(run: RunRecords) -> list[str]:
 def _clock_doubts(run: RunRecords) -> list[str]:
     clocks = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None]
     found = []
+    ends = ((item.sm_mhz_min or item.sm_mhz, item.sm_mhz_max or item.sm_mhz) for item in clocks)
     for name, values in (
         ("CPU clock", [item.cpu_mhz for item in clocks if item.cpu_mhz]),
-        ("SM clock", [item.sm_mhz for item in clocks if item.sm_mhz]),
+        ("SM clock", [mhz for pair in ends for mhz in pair if mhz]),
     ):
         if values and max(values) - min(values) > 0.02 * max(values):
-            found.append(f"{name} varied by more than 2 % between timed clips: {min(values)} to {max(values)} MHz")
+            found.append(f"{name} varied by more than 2 % between or within timed clips: {min(values)} to {max(values)} MHz")
+    if any(item.source == "nvidia-smi" for item in clocks):
+        found.append("GPU clocks were read when clips had ended, not while they ran; strobe[nvml] reads them inside")
     reasons = sorted({reason for item in clocks for reason in item.throttle})
     return [*found, f"the GPU was throttled: {', '.join(reasons)}"] if reasons else found

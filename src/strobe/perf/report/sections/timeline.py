@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -13,6 +12,7 @@ from strobe.perf.analysis.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHE
 from strobe.perf.analysis.ledger import is_attention_kernel
 from strobe.perf.analysis.partition import block_slices
 from strobe.perf.analysis.timeline import GAP, Label, Slice
+from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Cell,
     Column,
@@ -20,7 +20,6 @@ from strobe.perf.report.model import (
     ExactTime,
     Figure,
     Kind,
-    Lane,
     Missing,
     Paragraph,
     Row,
@@ -30,9 +29,6 @@ from strobe.perf.report.model import (
     Timeline,
 )
 from strobe.perf.report.study import Profile, Study, Subject
-
-MAX_SLICES: Final = 700
-"""Slices drawn in all lanes together; the file stays small however large the trace is."""
 
 _KERNEL: Final = Kind("attention kernel", "focal")
 _WORK: Final = (
@@ -46,10 +42,6 @@ _GAPS: Final = {
     UNLINKED: Kind("idle: cause unknown", "gap4"), PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
 }  # fmt: skip
 _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
-
-_JOINED: Final = " short slices"
-
-Piece = tuple[int, int, str, Kind]  # start, end, name, kind
 
 
 def kind_of(label: Label) -> Kind:
@@ -92,7 +84,7 @@ def _step(profile: Profile | str) -> list[Piece] | None:
     slices = block_slices(profile.trace, block)
     if profile.partition.device != "cpu":
         start, end = _on_device(profile, slices, start, end)
-    return _merged(_cut(slices, start, end))
+    return merged(_cut(slices, start, end))
 
 
 def _on_device(profile: Profile, slices: Sequence[Slice], start: int, end: int) -> tuple[int, int]:
@@ -113,91 +105,25 @@ def _cut(slices: Sequence[Slice], start: int, end: int) -> Iterator[Piece]:
         left, right = max(piece.start_ns, start), min(piece.end_ns, end)
         if left < right:
             kind = kind_of(piece.label)
-            yield left - start, right - start, piece.name or kind.label, kind
-
-
-def _merged(pieces: Iterator[Piece]) -> list[Piece]:
-    """Join neighbours that look the same."""
-    merged: list[Piece] = []
-    for start, end, name, kind in pieces:
-        if merged and merged[-1][1:] == (start, name, kind):
-            merged[-1] = (merged[-1][0], end, name, kind)
-        else:
-            merged.append((start, end, name, kind))
-    return merged
+            yield Piece(left - start, right - start, piece.name or kind.label, kind)
 
 
 def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
-    present = {kind for _, pieces in steps for *_, kind in pieces}
-    kinds = tuple(kind for kind in _KINDS if kind in present)
-    drawn = [_joined(pieces, MAX_SLICES // len(steps)) for _, pieces in steps]
-    names = tuple(sorted({name for lane in drawn for _, _, name, _ in lane}))
-    lanes = tuple(_lane(subject, lane, len(pieces), names, kinds) for (subject, pieces), lane in zip(steps, drawn, strict=True))
-    picture = Timeline(max(lane.length_ns for lane in lanes), names, kinds, lanes)
+    lanes = [LaneSlices(label=subject.label, series=subject.series, pieces=pieces) for subject, pieces in steps]
+    picture = draw_lanes(lanes, _KINDS, _KERNEL)
     title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."
-    return Figure(
-        title, "Timeline of one denoise step per variant; the table gives the sums.", picture, _table(steps, lanes, kinds)
-    )
+    return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, _table(steps, picture))
 
 
-def _lane(subject: Subject, drawn: list[Piece], num_total: int, names: tuple[str, ...], kinds: tuple[Kind, ...]) -> Lane:
-    joined = num_total - sum(not name.endswith(_JOINED) for _, _, name, _ in drawn)
-    return Lane(
-        label=subject.label,
-        series=subject.series,
-        length_ns=drawn[-1][1],
-        start_ns=tuple(start for start, *_ in drawn),
-        duration_ns=tuple(end - start for start, end, *_ in drawn),
-        name=tuple(bisect_left(names, name) for _, _, name, _ in drawn),
-        kind=tuple(kinds.index(kind) for *_, kind in drawn),
-        num_total=num_total,
-        num_joined=joined,
-    )
-
-
-def _joined(pieces: list[Piece], limit: int) -> list[Piece]:
-    """Join short neighbours until at most `limit` slices remain; together they still tile the step.
-
-    The attention kernel is never joined, unless its calls alone would break the limit.
-    """
-    apart = _KERNEL if 2 * sum(kind == _KERNEL for *_, kind in pieces) < limit else None
-    drawn, shortest = pieces, pieces[-1][1] // limit
-    while len(drawn) > limit:
-        drawn = _join_below(pieces, shortest, apart)
-        shortest += shortest // 2 + 1
-    return drawn
-
-
-def _join_below(pieces: list[Piece], shortest: int, apart: Kind | None) -> list[Piece]:
-    drawn: list[Piece] = []
-    group: list[Piece] = []
-    for piece in pieces:
-        whole = piece[1] - piece[0] >= shortest or apart in (piece[3], group[-1][3] if group else piece[3])
-        if group and (whole or piece[1] - group[0][0] > shortest):
-            drawn.append(_one(group))
-            group = []
-        group.append(piece)
-    return [*drawn, _one(group)]
-
-
-def _one(group: list[Piece]) -> Piece:
-    if len(group) == 1:
-        return group[0]
-    owned: Counter[Kind] = Counter()
-    for start, end, _, kind in group:
-        owned[kind] += end - start
-    most = max(owned, key=lambda kind: (owned[kind], kind.style))
-    return group[0][0], group[-1][1], f"{len(group)}{_JOINED}", most
-
-
-def _table(steps: Sequence[tuple[Subject, list[Piece]]], lanes: Sequence[Lane], kinds: Sequence[Kind]) -> Table:
+def _table(steps: Sequence[tuple[Subject, list[Piece]]], picture: Timeline) -> Table:
+    lanes = picture.lanes
     sums: list[Counter[Kind]] = []
     for _, pieces in steps:
         own: Counter[Kind] = Counter()
         for start, end, _, kind in pieces:
             own[kind] += end - start
         sums.append(own)
-    rows = [Row((Text(kind.label), *(_sum(own[kind]) for own in sums))) for kind in kinds]
+    rows = [Row((Text(kind.label), *(_sum(own[kind]) for own in sums))) for kind in picture.kinds]
     rows.append(Row((Text("the step"), *(ExactTime(lane.length_ns) for lane in lanes)), strong=True))
     rows.append(Row((Text("slices"), *(Count(lane.num_total) for lane in lanes))))
     rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in lanes))))

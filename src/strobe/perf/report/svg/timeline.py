@@ -7,7 +7,7 @@ from typing import Final
 
 from strobe.perf.report.model import Kind, Lane, Timeline
 from strobe.perf.report.svg import esc, linear_ticks, percent, tick_text
-from strobe.perf.report.text import clean, shorten, significant
+from strobe.perf.report.text import shorten, significant
 
 _LANE: Final = 72
 _STRIP_TOP: Final = 24
@@ -39,7 +39,7 @@ def _slices(lane: Lane, kinds: tuple[Kind, ...], length: int) -> str:
 def _lane(index: int, lane: Lane, picture: Timeline) -> str:
     top = index * _LANE
     return (
-        f'<text class="lane-title" x="0" y="{top + 16}">{esc(lane.label)}'
+        f'<text class="lane-title" x="0" y="{top + 16}">{esc(shorten(lane.label))}'
         f'<tspan class="tick" dx="8">{significant(lane.length_ns / _MS)} ms</tspan></text>'
         f'<svg class="zoom" x="0" width="100%" y="{top + _STRIP_TOP}" height="{_STRIP}">'
         f'<rect class="lane-ground" x="0" width="{percent(lane.length_ns / picture.length_ns)}"/>'
@@ -47,23 +47,24 @@ def _lane(index: int, lane: Lane, picture: Timeline) -> str:
     )
 
 
-def _axis(picture: Timeline) -> str:
-    top = len(picture.lanes) * _LANE
+def time_axis(length_ns: int, top: int) -> str:
+    """Ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
     parts = []
-    for tick in linear_ticks(0, picture.length_ns / _MS, 8):
-        at = percent(tick * _MS / picture.length_ns)
+    for tick in linear_ticks(0, length_ns / _MS, 8):
+        at = percent(tick * _MS / length_ns)
         anchor = "start" if tick == 0 else "middle"
         parts.append(f'<line class="stub" x1="{at}" x2="{at}" y1="0" y2="5"/>')
         parts.append(f'<text class="tick" x="{at}" y="17" text-anchor="{anchor}">{tick_text(tick)}</text>')
     return f'<svg class="zoom ticks" x="0" width="100%" y="{top}" height="20">{"".join(parts)}</svg>'
 
 
-def _legend(kinds: tuple[Kind, ...]) -> str:
+def kind_legend(kinds: tuple[Kind, ...]) -> str:
+    """A swatch and a name for each class."""
     swatches = (
         f'<svg width="22" height="12" aria-hidden="true"><rect class="{kind.style}" width="22" height="12"/></svg>'
         for kind in kinds
     )
-    items = "".join(f"<li>{swatch}{esc(kind.label)}</li>" for swatch, kind in zip(swatches, kinds, strict=True))
+    items = "".join(f"<li>{swatch}{esc(shorten(kind.label))}</li>" for swatch, kind in zip(swatches, kinds, strict=True))
     return f'<ul class="legend">{items}</ul>'
 
 
@@ -71,7 +72,7 @@ def embedded_json(picture: Timeline) -> str:
     """The slices for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
     lanes = [
         {
-            "label": clean(lane.label),
+            "label": shorten(lane.label),
             "length": lane.length_ns,
             "t": lane.start_ns,
             "d": lane.duration_ns,
@@ -83,7 +84,7 @@ def embedded_json(picture: Timeline) -> str:
     data = {
         "length": picture.length_ns,
         "names": [shorten(name) for name in picture.names],
-        "kinds": [clean(kind.label) for kind in picture.kinds],
+        "kinds": [shorten(kind.label) for kind in picture.kinds],
         "lanes": lanes,
     }
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
@@ -94,14 +95,19 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     """The lanes, the axis, the legend, the data for the script and the place where it says what the pointer is on."""
     height = len(picture.lanes) * _LANE + 22
     lanes = "".join(_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
-    joined = "; ".join(f"{lane.label} {lane.num_joined} of {lane.num_total} slices" for lane in picture.lanes if lane.num_joined)
-    note = f"Too short to be drawn alone, so joined with their neighbours in the colour of the class that owns most: {joined}."
+    joined = "; ".join(
+        f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in picture.lanes if lane.num_joined
+    )
+    most = "joined with their neighbours in the colour of the class that owns most"
+    how = "sorted by class among their neighbours" if picture.by_class else most
+    note = f"Too short to be drawn alone, so {how}: {joined}."
     thin = f'<p class="small">{esc(note)}</p>' if joined else ""
+    style = "timeline sums" if picture.by_class else "timeline"
     return (
-        f'<div class="timeline" data-lane="{_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
+        f'<div class="{style}" data-lane="{_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
-        f"{lanes}{_axis(picture)}</svg>"
+        f"{lanes}{time_axis(picture.length_ns, len(picture.lanes) * _LANE)}</svg>"
         f'<div class="x-title">ms from the start of each step</div>'
-        f'<p class="readout" aria-live="polite"></p>{_legend(picture.kinds)}{thin}'
+        f'<p class="readout" aria-live="polite"></p>{kind_legend(picture.kinds)}{thin}'
         f'<script type="application/json">{embedded_json(picture)}</script></div>'
     )

@@ -1,0 +1,231 @@
+"""One attention call through several implementations of dense and sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense import dense_attention
+from strobe.attention.explain import explain
+from strobe.attention.sparse.api import block_sparse_attention, video_sparse_attention
+from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.bench import gate
+from strobe.core import costs
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.perf.measure.order import palindrome
+from strobe.perf.records import record
+
+SPARSE: Final = "sparse:"
+"""Prefix of the implementations of sparse attention: `sparse:cpu`."""
+DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in gate.CALL_TOLERANCES}
+_GATE_ROWS: Final = 192
+_GATE_BLOCKS: Final = 3
+
+Span = Literal["attention_kernel", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCall:
+    """What every implementation computes.
+
+    Args:
+        q_tokens, kv_tokens, num_heads, head_dim, batch: sizes of q and k, v.
+        num_kv_heads: heads of k and v; None: as many as of q.
+        dtype: name of a dtype of `DTYPES`; "auto": bfloat16 on a GPU, float32 on a CPU.
+        grid: tokens in (time, height, width); sparse attention needs it.
+        sparsity: share of the key tiles that sparse attention skips.
+        seed: of q, k and v.
+
+    Raises:
+        ConfigError: a size, the dtype or the grid is not possible.
+    """
+
+    q_tokens: int
+    kv_tokens: int
+    num_heads: int
+    head_dim: int
+    batch: int = 1
+    num_kv_heads: int | None = None
+    dtype: str = "auto"
+    grid: tuple[int, int, int] | None = None
+    sparsity: float = 0.8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (self.q_tokens, self.kv_tokens, self.num_heads, self.head_dim, self.batch, self.num_kv_heads or 1)
+        if min(sizes) < 1:
+            raise ConfigError(f"an attention call has sizes of 1 or more, got {sizes}")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
+        if self.grid is not None and not prod(self.grid) == self.q_tokens == self.kv_tokens:
+            raise ConfigError(
+                f"a grid of {'x'.join(map(str, self.grid))} has {prod(self.grid)} tokens; got {self.q_tokens} of q and "
+                f"{self.kv_tokens} of k; give as many of each"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionVariant:
+    """One implementation: the kernel, the whole section around it, what the kernel must give, and what it costs."""
+
+    kernel: Callable[[], Tensor]
+    section: Callable[[], Tensor]
+    check: Callable[[], tuple[bool, str, str]]
+    cost: record.SpanCost
+    settings: record.Variant
+
+
+class AttentionCase:
+    """Implementations of one call on one device.
+
+    Args:
+        call: what is computed.
+        impls: names of implementations of dense attention, and of sparse attention with the prefix `sparse:`; the first is the
+            reference that ratios are measured against.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        ConfigError: no implementation, one twice or unknown, or a sparse one without a grid.
+        ImplUnavailableError: one cannot run this call here.
+    """
+
+    def __init__(self, call: AttentionCall, impls: Sequence[str], *, device: str | torch.device = "auto") -> None:
+        if not impls or len(set(impls)) < len(impls):
+            raise ConfigError(f"name one implementation or several different ones, got: {', '.join(impls) or 'none'}")
+        self.device = resolve_device(device)
+        automatic = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self._dtype = automatic if call.dtype == "auto" else DTYPES[call.dtype]
+        self._call = call
+        self._q, self._k, self._v = _draw(call, self._dtype, self.device)
+        self._tiles = tile_layout(call.grid, (4, 4, 4)) if call.grid is not None else None
+        self.variants = {name: self._sparse(name) if name.startswith(SPARSE) else self._dense(name) for name in impls}
+        self.order = tuple(impls) if len(impls) == 1 else palindrome(impls[0], impls[1:])
+        self.spans: tuple[Span, ...] = (
+            (ATTENTION_KERNEL, ATTENTION) if any(name.startswith(SPARSE) for name in impls) else (ATTENTION_KERNEL,)
+        )
+
+    @property
+    def slug(self) -> str:
+        """Part of the run folder's name."""
+        return f"attention-{'-'.join(self.variants)}"
+
+    def _shape(self) -> costs.AttentionShape:
+        call = self._call
+        return costs.AttentionShape(
+            batch=call.batch,
+            q_tokens=call.q_tokens,
+            kv_tokens=call.kv_tokens,
+            num_heads=call.num_heads,
+            num_kv_heads=call.num_kv_heads,
+            head_dim=call.head_dim,
+        )
+
+    def _dense(self, impl: str) -> AttentionVariant:
+        q, k, v = self._q, self._k, self._v
+        choice = explain(q, k, v, impl=impl)
+
+        def run() -> Tensor:
+            return dense_attention(q, k, v, impl=impl).out
+
+        def check() -> tuple[bool, str, str]:
+            rows = torch.linspace(0, q.shape[1] - 1, min(_GATE_ROWS, q.shape[1]), device=q.device).round().long()
+            expected = dense_attention(q[:, rows].double(), k.double(), v.double(), impl="reference").out
+            return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
+
+        cost = costs.attention(self._shape(), dtype=str(self._dtype))
+        passed_over = "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+        settings = self._settings(impl, choice.impl.name, passed_over, 0.0)
+        return AttentionVariant(kernel=run, section=run, check=check, cost=_span_cost(cost, None), settings=settings)
+
+    def _sparse(self, name: str) -> AttentionVariant:
+        tiles, call, impl = self._tiles, self._call, name.removeprefix(SPARSE)
+        if tiles is None or call.grid is None:
+            raise ConfigError(f"{name} needs the grid of tokens in time, height and width; give --grid")
+        grid = call.grid
+
+        def section() -> Tensor:
+            return video_sparse_attention(self._q, self._k, self._v, grid=grid, sparsity=call.sparsity, impl=impl).out
+
+        q, k, v = (tiles.to_tiles(tensor) for tensor in (self._q, self._k, self._v))
+        chosen = video_sparse_attention(self._q, self._k, self._v, grid=grid, sparsity=call.sparsity, impl=impl).selection
+        choice = explain(q, k, v, chosen, impl=impl)
+
+        def kernel() -> Tensor:
+            return block_sparse_attention(q, k, v, chosen, impl=impl).out
+
+        def check() -> tuple[bool, str, str]:
+            blocks = torch.linspace(0, tiles.num_tiles - 1, min(_GATE_BLOCKS, tiles.num_tiles), device=q.device).round().long()
+            rows = (blocks[:, None] * tiles.block + torch.arange(tiles.block, device=q.device)).flatten()
+            part = BlockSelection(
+                indices=chosen.indices[:, :, blocks].contiguous(),
+                counts=chosen.counts[:, :, blocks].contiguous(),
+                block=chosen.block,
+                q_sizes=None if chosen.q_sizes is None else chosen.q_sizes[blocks].contiguous(),
+                kv_sizes=chosen.kv_sizes,
+            )
+            wide = (q[:, rows].double(), k.double(), v.double())
+            expected = block_sparse_attention(*wide, part, impl="reference").out
+            return gate.same_output(kernel()[:, rows], expected, self._dtype, f"{len(blocks)} tiles of the output")
+
+        shape = self._shape()
+        pairs = selected_pairs(chosen, tiles)
+        cost = _span_cost(costs.attention(shape, dtype=str(self._dtype), pairs=pairs), costs.attention(shape, dtype="bf16").flops)
+        passed_over = "; ".join(f"{other}: {reason}" for other, reason in choice.passed_over)
+        settings = self._settings(name, choice.impl.name, passed_over, 1 - pairs / shape.pairs)
+        return AttentionVariant(kernel=kernel, section=section, check=check, cost=cost, settings=settings)
+
+    def _settings(self, name: str, impl: str, passed_over: str, sparsity: float) -> record.Variant:
+        call = self._call
+        sizes = {
+            "batch": call.batch,
+            "q_tokens": call.q_tokens,
+            "kv_tokens": call.kv_tokens,
+            "heads": call.num_heads,
+            "kv_heads": call.num_kv_heads or call.num_heads,
+            "head_dim": call.head_dim,
+        }
+        return record.Variant(
+            name=name,
+            preset="custom",
+            attention_impl=impl,
+            attention_reason=passed_over,
+            sparsity=sparsity,
+            dtype=str(self._dtype).removeprefix("torch."),
+            sizes=sizes,
+        )
+
+
+def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
+    """Count the (query token, key token) pairs that a selection computes, over heads and samples."""
+    sizes = tiles.sizes(selection.indices.device).long()
+    selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
+    return int(((selected * sizes).sum(-1) * sizes).sum().item())
+
+
+def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
+    return record.SpanCost(
+        span=ATTENTION_KERNEL,
+        flops=cost.flops,
+        read_bytes=cost.read_bytes,
+        write_bytes=cost.write_bytes,
+        dense_flops=dense_flops,
+    )
+
+
+def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v `[B, S, H, D]`, standard normal, drawn on the CPU so that every device gets the same."""
+    generator = torch.Generator().manual_seed(call.seed)
+    kv_heads = call.num_kv_heads or call.num_heads
+    q, k, v = (
+        torch.randn(call.batch, tokens, heads, call.head_dim, generator=generator).to(device=device, dtype=dtype)
+        for tokens, heads in ((call.q_tokens, call.num_heads), (call.kv_tokens, kv_heads), (call.kv_tokens, kv_heads))
+    )
+    return q, k, v

@@ -1,0 +1,348 @@
+"""`strobe extract`: what logs and traces say, each file for itself: rounds of a stage, attention timers, focal kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+from cyclopts import App, Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.tables import table_text
+
+if TYPE_CHECKING:
+    from strobe.perf.analysis.focal import TraceEvidence
+    from strobe.perf.logs import Log, Patterns, Unit
+    from strobe.perf.report.extract import InputFile
+    from strobe.perf.report.model import Section
+    from strobe.perf.trace import Trace
+
+_MB: Final = 1_000_000
+
+extract = App(
+    name="extract", help="Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels."
+)
+
+
+@Parameter(name="*", group="Logs")
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """How the lines of a log are read.
+
+    Args:
+        patterns: a TOML file that says what a timing line looks like, tried before the shipped patterns; see docs/logs.md.
+        unit: ns, us, ms or s: of the values as written, against label and proof.
+        stage: regular expression of the stage's name; denois|diffusion by default.
+    """
+
+    patterns: Path | None = None
+    unit: str | None = None
+    stage: str | None = None
+
+
+@Parameter(name="*", group="Evidence")
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What proves or refutes a unit.
+
+    Args:
+        baseline_trace: traces of the baseline (files or folders); their focal kernels bound its timer.
+        candidate_trace: the same for the candidate.
+        focal_baseline: regular expression of the kernel inside the baseline's timer.
+        focal_candidate: the same for the candidate.
+        range: regular expression of the range in the traces that the timer is around.
+        calls_per_stage: attention calls in each round of the stage; counted from the log where its lines say their rank.
+    """
+
+    baseline_trace: tuple[Path, ...] = ()
+    candidate_trace: tuple[Path, ...] = ()
+    focal_baseline: str | None = None
+    focal_candidate: str | None = None
+    range: str | None = None
+    calls_per_stage: int | None = None
+
+
+@Parameter(name="*", group="Windows (instead of the search for the steady state)")
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Durations that a value must lie between to count.
+
+    Args:
+        baseline_min: e.g. 5ms.
+        baseline_max: e.g. 50ms.
+        candidate_min: e.g. 5ms.
+        candidate_max: e.g. 50ms.
+    """
+
+    baseline_min: str | None = None
+    baseline_max: str | None = None
+    candidate_min: str | None = None
+    candidate_max: str | None = None
+
+
+@Parameter(name="*", group="Sides")
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The two logs; one alone will do.
+
+    Args:
+        baseline_log: log of the baseline, text or .gz, or our records.jsonl.
+        candidate_log: log of the candidate.
+        baseline_name: regular expression of the timer's name, such as Vanilla, if the log has several.
+        candidate_name: the same for the candidate, such as VSA.
+    """
+
+    baseline_log: Path | None = None
+    candidate_log: Path | None = None
+    baseline_name: str = ""
+    candidate_name: str = ""
+
+
+_LOGS: Final = LogFlags()
+_EVIDENCE: Final = Evidence()
+_WINDOWS: Final = Windows()
+_SIDES: Final = Sides()
+
+
+@extract.command
+def stages(
+    *logs: Annotated[Path, Parameter(name="LOG")],
+    flags: LogFlags = _LOGS,
+    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> None:
+    """Tabulate the rounds of a stage: run_01 to run_N, avg_all_rounds, avg_excl_warmup.
+
+    ```
+    strobe extract stages fa.log vsa.log -o denoising_stage_latency.md
+    strobe extract stages fa.log.gz --stage . --json
+    ```
+
+    Args:
+        logs: text logs, plain or .gz, one column each.
+        into: the Markdown file to write.
+    """
+    from strobe.core.errors import ConfigError
+
+    if not logs:
+        raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
+    patterns, unit = _prepared(flags)
+    read = [_read_log(path, patterns, output) for path in logs]
+    from strobe.perf.analysis.log_rounds import STAGE, LogRequest, stage_rounds
+    from strobe.perf.report.extract import StageLog, stages_section
+    from strobe.perf.report.extract_json import rounds_document
+
+    found = [stage_rounds(LogRequest(log=log, unit=unit), flags.stage or STAGE) for log in read]
+    labels = _labels(logs)
+    section = stages_section([StageLog(label=label, rounds=rounds) for label, rounds in zip(labels, found, strict=True)])
+    document = {
+        "stages": [rounds_document(label, rounds) for label, group in zip(labels, found, strict=True) for rounds in group]
+    }
+    _finish("Stage latency", section, (_log_inputs(read), read), into, document, output)
+
+
+@extract.command
+def attention(
+    *,
+    sides: Sides = _SIDES,
+    windows: Windows = _WINDOWS,
+    evidence: Evidence = _EVIDENCE,
+    flags: LogFlags = _LOGS,
+    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> None:
+    """Average the attention timers of logs in the steady state, with the unit of the values proven where that can be done.
+
+    ```
+    strobe extract attention --baseline-log fa.log --candidate-log vsa.log -o attention.md
+    strobe extract attention --candidate-log vsa.log --candidate-trace traces/ --focal-candidate _attn_fwd_sparse
+    strobe extract attention --baseline-log fa.log --baseline-min 5ms --baseline-max 50ms --unit s
+    ```
+
+    Args:
+        into: the Markdown file to write.
+    """
+    from strobe.core.errors import ConfigError
+
+    asked = [
+        _Asked("baseline", sides.baseline_log, sides.baseline_name, windows.baseline_min, windows.baseline_max,
+               evidence.baseline_trace, evidence.focal_baseline),
+        _Asked("candidate", sides.candidate_log, sides.candidate_name, windows.candidate_min, windows.candidate_max,
+               evidence.candidate_trace, evidence.focal_candidate),
+    ]  # fmt: skip
+    if not any(side.log for side in asked):
+        raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
+    patterns, unit = _prepared(flags)
+    from strobe.perf.analysis.log_metrics import attention_summary, unsynchronised
+    from strobe.perf.analysis.log_rounds import STAGE, LogRequest
+    from strobe.perf.report.extract import TimerLog, attention_section, input_file
+    from strobe.perf.report.extract_json import timer_document
+
+    read, inputs, found = [], [], []
+    for side in asked:
+        if side.log is None:
+            continue
+        low, high = side.window()
+        log = _read_log(side.log, patterns, output)
+        read.append(log)
+        proof, files = _evidence(side, evidence.range, output)
+        inputs += [*_log_inputs([log]), *map(input_file, files)]
+        request = LogRequest(
+            log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=evidence.calls_per_stage
+        )
+        summaries = attention_summary(request, side.name, flags.stage or STAGE)
+        checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
+        found.append(TimerLog(label=side.label, summaries=summaries, remarks=tuple(filter(None, checked))))
+    document = {"attention": [timer_document(log.label, each, log.remarks) for log in found for each in log.summaries]}
+    _finish("Attention end to end", attention_section(found), (inputs, read), into, document, output)
+
+
+@extract.command
+def kernels(
+    *traces: Annotated[Path, Parameter(name="TRACE")],
+    focal: str,
+    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> None:
+    """Tabulate a kernel in each trace: occurrences, min, max, avg, p50, sum.
+
+    ```
+    strobe extract kernels traces/ --focal flash -o kernel_latency_summary.md
+    strobe extract kernels fa.json.gz vsa.json.gz --focal "flash|_attn_fwd_sparse"
+    ```
+
+    Args:
+        traces: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some.
+        focal: regular expression that is searched in the names of device events.
+        into: the Markdown file to write.
+    """
+    from strobe.core.errors import ConfigError
+
+    if not traces:
+        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
+    from strobe.perf.analysis.focal import focal_kernels
+    from strobe.perf.report.extract import TraceKernels, input_file, kernels_section
+    from strobe.perf.report.extract_json import kernels_document
+    from strobe.perf.report.trace_page.study import trace_labels
+
+    read = _read_traces(traces, output)
+    labels = trace_labels(read)
+    found = [TraceKernels(label=label, found=focal_kernels(trace, focal)) for label, trace in zip(labels, read, strict=True)]
+    inputs = [input_file(trace.path) for trace in read]
+    document = {"focal": focal, "kernels": [kernels_document(one) for one in found]}
+    _finish("Kernel latency", kernels_section(found, focal), (inputs, []), into, document, output)
+
+
+class _Asked(NamedTuple):
+    """What the flags ask of one side."""
+
+    label: str
+    log: Path | None
+    name: str
+    low: str | None
+    high: str | None
+    traces: tuple[Path, ...]
+    focal: str | None
+
+    def window(self) -> tuple[int | None, int | None]:
+        """Bounds in nanoseconds."""
+        from strobe.core.errors import ConfigError
+        from strobe.perf.logs import parse_duration
+
+        low, high = (None if text is None else parse_duration(text) for text in (self.low, self.high))
+        if low is not None and high is not None and low > high:
+            raise ConfigError(
+                f"--{self.label}-min {self.low} is above --{self.label}-max {self.high}; no value lies between them"
+            )
+        return low, high
+
+
+def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:
+    from strobe.perf.logs import load_patterns, parse_unit
+    from strobe.perf.logs.series import compiled
+
+    compiled(flags.stage or "")  # a mistake is told before a long log is read
+    return load_patterns(flags.patterns), None if flags.unit is None else parse_unit(flags.unit)
+
+
+def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
+    """Read a log and say on stderr what may have been missed in it."""
+    from strobe.perf.logs import read_log
+
+    with output.progress("read") as advance:
+        log = read_log(path, patterns, progress=lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+    if log.counts.similar:
+        first = log.similar[0]
+        output.note(
+            f"{path}: {log.counts.similar} lines look like a timing and match no pattern; line {first.line}: {first.text.strip()}"
+        )
+    if log.counts.truncated:
+        output.note(f"{path}: the compressed file is cut short; what could be read counts")
+    return log
+
+
+def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
+    from strobe.perf.trace import find_traces, read_trace
+
+    with output.progress("read") as advance:
+        return [
+            read_trace(path, ops=False, progress=lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+            for path in find_traces(paths)
+        ]
+
+
+def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:
+    """What a side's traces prove, and the files."""
+    from strobe.core.errors import ConfigError
+    from strobe.perf.analysis.focal import TraceEvidence, trace_evidence
+
+    if not side.traces:
+        if side.focal is not None:
+            raise ConfigError(f"--focal-{side.label} needs a trace: --{side.label}-trace FILE")
+        return TraceEvidence(), []
+    if side.focal is None and timed is None:
+        raise ConfigError(f"--{side.label}-trace proves nothing alone; add --focal-{side.label} REGEX or --range REGEX")
+    traces = _read_traces(side.traces, output)
+    return trace_evidence(traces, side.focal, timed), [trace.path for trace in traces]
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """File names, or whole paths where two files have the same name."""
+    names = Counter(path.name for path in paths)
+    return [path.name if names[path.name] == 1 else str(path) for path in paths]
+
+
+def _log_inputs(logs: Sequence[Log]) -> list[InputFile]:
+    from strobe.perf.report.extract import InputFile
+
+    return [InputFile(path=log.path, size_bytes=log.size_bytes, sha256=log.sha256) for log in logs]
+
+
+def _finish(
+    title: str,
+    section: Section,
+    read: tuple[Sequence[InputFile], Sequence[Log]],
+    into: Path | None,
+    document: dict[str, Any],
+    output: Output,
+) -> None:
+    """Write the Markdown, print the tables, emit the JSON."""
+    from strobe.perf.report.extract import extract_report, inputs_section
+    from strobe.perf.report.extract_json import log_document
+    from strobe.perf.report.markdown import render_markdown
+    from strobe.perf.report.model import Table
+
+    inputs, logs = read
+    sections = (section, inputs_section(inputs, logs))
+    subtitle = f"From {', '.join(file.path.name for file in inputs)}."
+    if into is not None:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        into.write_text(render_markdown(extract_report(title, subtitle, sections)), encoding="utf-8")
+        document["written"] = str(into)
+    tables = [block for each in sections for block in each.blocks if isinstance(block, Table) and not block.collapsed]
+    output.show(*map(table_text, tables), *([str(into)] if into else []))
+    files = [{"path": str(file.path), "bytes": file.size_bytes, "sha256": file.sha256} for file in inputs]
+    output.emit({**document, "inputs": files, "logs": [log_document(log) for log in logs]})

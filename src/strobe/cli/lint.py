@@ -1,0 +1,130 @@
+"""`strobe lint`: the numbers of a document held to each other, to arithmetic and to the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from strobe.cli.console import Output
+
+if TYPE_CHECKING:
+    from strobe.perf.analysis.lint.document import Place
+    from strobe.perf.analysis.lint.finding import Finding
+    from strobe.perf.analysis.lint.study import Options
+
+FOUND = 1
+
+
+@Parameter(name="*", group="What was measured")
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a document does not say, for the rules that need it.
+
+    Args:
+        model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
+        grid: F,H,W: latent frames made at a time, and rows and columns of tokens in one latent frame.
+        frames_per_block: latent frames made at a time: ties FPS to the time of a frame block.
+        height: pixels.
+        width: pixels.
+        window: latent frames attended in self-attention, the ones made included.
+        device: the GPU, e.g. h100, "A100 80GB SXM"; by default the one that the document names.
+    """
+
+    model: str | None = None
+    grid: str | None = None
+    frames_per_block: Annotated[int | None, Parameter(alias="--frames")] = None
+    height: int | None = None
+    width: int | None = None
+    window: int | None = None
+    device: str | None = None
+
+    def options(self) -> Options:
+        """The options that the rules take.
+
+        Raises:
+            ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.
+        """
+        from strobe.perf.analysis.lint.measured import Shape, options_of
+
+        shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=self.height, width=self.width)
+        return options_of(shape, model=self.model, window=self.window, device=self.device)
+
+
+def lint(
+    *files: Annotated[Path, Parameter(name="FILE")],
+    ignore: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
+    measured: Measured = Measured(),
+    output: Output = Output(),
+) -> int:
+    """Find claims that cannot be true: in a README, a benchmark table, printed output, a report or records.
+
+    ```
+    strobe lint README.md docs/*.md
+    strobe lint optimisation-log.md --model wan-1.3b --height 480 --width 832 --window 12 --device h100
+    strobe lint runs/20260101T120000Z-compare-1a2b3c --json
+    ```
+
+    A printed number stands for every value that prints so. Exit code 1 if anything was found. A comment before a table or paragraph,
+    `<!-- strobe lint: ignore RULE: reason -->`, takes that block out of one rule. docs/lint.md lists the rules.
+
+    Args:
+        files: Markdown, report.json, records.jsonl, printed output (.txt, .log), or a run folder.
+        ignore: a rule to leave out; may be given several times.
+        only: a rule to keep, leaving out all others; may be given several times.
+    """
+    from strobe.core.errors import ConfigError
+    from strobe.perf.analysis.lint.check import chosen_rules, files_of, lint_file
+
+    if not files:
+        raise ConfigError("name at least one file: Markdown, a report.json, a records.jsonl, or a run folder")
+    rules, options = chosen_rules(ignore, only), measured.options()
+    found: list[Finding] = []
+    every = [file for path in files for file in files_of(path)]
+    with output.progress("lint") as advance:
+        for number, file in enumerate(every):
+            advance(number, len(every), file.name)
+            found += lint_file(file, options, rules)
+    output.show(*(_text(finding) for finding in found))
+    output.note(f"{_count(len(found), 'finding')} in {_count(len(every), 'file')}, {_count(len(rules), 'rule')}")
+    output.emit({"files": [str(file) for file in every], "findings": [_json(finding) for finding in found]})
+    return FOUND if found else 0
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _text(finding: Finding) -> str:
+    place = finding.place
+    where = f"{place.path}:{place.line}" if place.line else place.path
+    inside = ", ".join(part for part in (place.table, place.row, place.column) if part)
+    colour = "red" if finding.severity == "error" else "yellow"
+    also = ", ".join(dict.fromkeys(str(each.line) for each in finding.also if each.line not in (0, place.line)))
+    lines = [
+        f"[bold]{escape(where)}[/] [{colour}]{finding.rule}[/]" + (f" [dim]{escape(inside)}[/]" if inside else ""),
+        f"  said     {escape(finding.said)}",
+        f"  correct  [green]{escape(finding.corrected)}[/]",
+        f"  because  {escape(finding.why)}" + (f" [dim](also lines {also})[/]" if also else ""),
+    ]
+    return "\n".join(lines)
+
+
+def _json(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "place": _place(finding.place),
+        "said": finding.said,
+        "corrected": finding.corrected,
+        "why": finding.why,
+        "also": [_place(place) for place in finding.also],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"path": place.path, "line": place.line, "table": place.table, "row": place.row, "column": place.column}

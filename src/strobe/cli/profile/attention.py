@@ -1,0 +1,173 @@
+"""`strobe profile attention`: one attention call through several implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.require import Figure, failures, parse_requirement
+from strobe.cli.tables import table_text
+
+if TYPE_CHECKING:
+    from strobe.perf.report.model import Report
+
+
+@Parameter(name="*", group="Call")
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The call that every implementation computes.
+
+    Args:
+        seq_q: tokens of the queries.
+        seq_kv: tokens of the keys and values; as many as of the queries by default.
+        heads: heads of the queries.
+        kv_heads: heads of the keys and values; as many as of the queries by default.
+        head_dim: channels of a head.
+        batch: samples.
+        dtype: auto, bfloat16, float16, float32 or float64; auto is bfloat16 on a GPU and float32 on a CPU.
+        grid: tokens in time, height and width, which sparse attention needs.
+        sparsity: share of the key tiles that sparse attention skips.
+        seed: of q, k and v.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    seq_q: int = 1024
+    seq_kv: int | None = None
+    heads: int = 12
+    kv_heads: int | None = None
+    head_dim: int = 128
+    batch: int = 1
+    dtype: str = "auto"
+    grid: tuple[int, int, int] | None = None
+    sparsity: float = 0.8
+    seed: int = 0
+    device: str = "auto"
+
+
+@Parameter(name="*", group="Times and trace")
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How often it is called.
+
+    Args:
+        rounds: palindromes of laps, A B B A; an interval needs two.
+        calls: timed calls of an implementation in a lap.
+        cold: overwrite a GPU's cache before each call; without it, it holds what the call before left.
+        active: calls of each implementation in its trace, a run of its own.
+        trace: take traces at all.
+    """
+
+    rounds: int = 4
+    calls: int = 60
+    cold: bool = False
+    active: int = 10
+    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+
+
+def attention(
+    *,
+    impl: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("sdpa", "reference"),
+    call: Call = Call(),
+    measured: Measured = Measured(),
+    require: tuple[str, ...] = (),
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> int:
+    """Check, time and trace one attention call through several implementations, and hold them against the device.
+
+    ```
+    strobe profile attention --seq-q 4680 --seq-kv 18720 --heads 12 --head-dim 128 --dtype bfloat16 --impl sdpa
+    strobe profile attention --seq-q 1024 --heads 4 --head-dim 64 --grid 4 16 16 --sparsity 0.7 --impl sdpa sparse:cpu
+    ```
+
+    Exit code 1 if a gate is red or a requirement does not hold.
+
+    Args:
+        impl: implementations of dense attention (sdpa, reference, auto) and of sparse attention (sparse:triton, sparse:cpu,
+            sparse:reference); the first is what speedups are measured against.
+        require: a condition that must hold for every other implementation, such as kernel>=2; see `strobe report --help`.
+        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
+            By default STROBE_PROFILE_DIR, or traces.
+    """
+    requirements = [parse_requirement(text) for text in require]
+    folder = chosen_folder(out)
+    kept: list[Path] = []
+    with output.progress("attention") as advance:
+        from strobe.bench.calls import AttentionPlan, measure_attention
+        from strobe.bench.cases.attention import AttentionCall, AttentionCase
+
+        work = AttentionCall(
+            q_tokens=call.seq_q,
+            kv_tokens=call.seq_q if call.seq_kv is None else call.seq_kv,
+            num_heads=call.heads,
+            num_kv_heads=call.kv_heads,
+            head_dim=call.head_dim,
+            batch=call.batch,
+            dtype=call.dtype,
+            grid=call.grid,
+            sparsity=call.sparsity,
+            seed=call.seed,
+        )
+        plan = AttentionPlan(
+            rounds=measured.rounds,
+            calls=measured.calls,
+            cold=measured.cold,
+            traced_calls=measured.active if measured.trace else 0,
+        )
+        case = AttentionCase(work, impl, device=call.device)
+        with rotating(kept)(folder, case.slug) as writer:
+            red = measure_attention(case, writer, plan, advance)
+    tell_kept(kept, output)
+    for gate in red:
+        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
+    report, paths = _report(folder, output)
+    failed = [line for each in requirements for line in failures(each, _figures(report, impl[1:]))]
+    output.show(*(f"not met: {line}" for line in failed), " ".join(paths))
+    output.emit(_document(report, folder, paths) | {"red": [gate.variant for gate in red], "not_met": failed})
+    return GATE_FAILED if red or failed else 0
+
+
+def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
+    """Write the report and show its first tables."""
+    with output.progress("report"):
+        from strobe.perf.report.attention_profile import attention_report
+        from strobe.perf.report.model import Table
+        from strobe.perf.report.write import write_report
+
+        report = attention_report(folder)
+        paths = [str(path) for path in write_report(report, folder)]
+    shown = [section for section in report.sections if section.id in ("times", "speedups", "roofline")]
+    output.show(*(table_text(block) for section in shown for block in section.blocks if isinstance(block, Table)))
+    return report, paths
+
+
+def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, Figure | None]]:
+    """Speedups of every candidate; one that was not measured is None."""
+    figures: dict[str, dict[str, Figure | None]] = {name: {"kernel": None, "section": None} for name in names}
+    for each in report.speedups:
+        ratio = each.ratio
+        figures[each.candidate][each.level] = Figure(
+            value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns
+        )
+    return figures
+
+
+def _document(report: Report, folder: Path, paths: list[str]) -> dict[str, Any]:
+    speedups = [
+        {
+            "candidate": each.candidate,
+            "reference": each.reference,
+            "level": each.level,
+            "ratio": each.ratio.value,
+            "low": each.ratio.low,
+            "high": each.ratio.high,
+        }
+        for each in report.speedups
+    ]
+    return {"run": str(folder), "report": {Path(path).suffix[1:]: path for path in paths}, "speedups": speedups}

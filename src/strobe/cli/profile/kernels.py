@@ -1,0 +1,150 @@
+"""`strobe profile kernels`: the budget of one denoise step, operation by operation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strobe.engine.config import ResolvedConfig
+    from strobe.engine.load import Model
+    from strobe.perf.analysis.budget import KernelProfile
+    from strobe.perf.report.kernel_profile import Profiled
+    from strobe.perf.report.model import Report
+
+PROMPTS = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
+FORMATS = (".md", ".html", ".json")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class What:
+    """What is profiled.
+
+    Args:
+        preset: baseline, quality, balanced, turbo or ultra.
+        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        device: auto, cpu, cuda or cuda:N.
+        switches: prompt switches at the end of the stream.
+        cold: overwrite a GPU's cache before each call of an operation by itself.
+    """
+
+    preset: str = "balanced"
+    model: str = "shapes"
+    device: str = "auto"
+    switches: int = 3
+    cold: bool = False
+
+
+def kernels(
+    *,
+    iterations: int = 500,
+    what: What = What(),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("kernel_profile.md"),
+    output: Output = Output(),
+) -> None:
+    """Time denoise steps as they run, then every operation of a step, the cache and the decoder by itself.
+
+    ```
+    strobe profile kernels --iterations 500 -o kernel_profile.md
+    strobe profile kernels --preset baseline --iterations 20 --json
+    ```
+
+    The operations and a difference line add up to the measured step. On a GPU whose peaks are known each operation is held
+    against its roofline.
+
+    Args:
+        iterations: calls of each operation by itself, and denoise steps with and without timers inside; a p99 needs 459.
+        out: the page, .md or .html; its JSON twin lies beside it.
+    """
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
+    with output.progress("kernels") as advance:
+        from strobe.bench.kernels import KernelPlan, profile_kernels
+        from strobe.core.device import resolve_device
+        from strobe.engine.config import resolve
+        from strobe.engine.load import load
+        from strobe.engine.presets import preset
+
+        plan = KernelPlan(iterations=iterations, switches=what.switches, cold=what.cold)
+        device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
+        resolved = resolve(config, model.defaults, device)
+        described = _described(model, resolved, plan.cold)
+        found = profile_kernels(model, config, PROMPTS, device=device, plan=plan, progress=advance)
+        from strobe.perf.report.kernel_profile import kernel_report
+        from strobe.perf.report.model import Table, encode_report
+
+        report = kernel_report(found, described)
+    written = _write(report, out)
+    first = [block for section in report.sections[:2] for block in section.blocks if isinstance(block, Table)]
+    output.show(*map(table_text, first), " ".join(written))
+    output.emit({"written": written, "step": _numbers(found), "report": json.loads(encode_report(report))})
+
+
+def _write(report: Report, out: Path) -> list[str]:
+    """Write the page and its twin."""
+    from strobe.perf.report.write import render
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    paths = dict.fromkeys((out, out.with_suffix(".json")))
+    for path in paths:
+        match path.suffix:
+            case ".md":
+                path.write_text(render(report, "md"), encoding="utf-8")
+            case ".html":
+                path.write_text(render(report, "html"), encoding="utf-8")
+            case _:
+                path.write_text(render(report, "json"), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def _numbers(found: KernelProfile) -> dict[str, object]:
+    """The budget for scripts, nanoseconds."""
+    step = found.step
+    return {
+        "n": len(step.times_ns),
+        "mean_ns": float(step.mean_ns),
+        "parts_ns": {kind: float(ns) for kind, ns in step.by_kind()},
+        "difference_ns": float(step.difference_ns),
+        "operations": {
+            each.name: {"calls": each.calls, "n": len(each.times_ns), "mean_ns": float(each.mean_ns), "p50_ns": each.p50_ns}
+            for each in (*step.operations, *found.decode.operations, *found.reference)
+        },
+    }
+
+
+def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
+    """What the page says about the run."""
+    from strobe.bench.costs import dtype_name, steady_pass
+    from strobe.perf.measure.machine import describe_machine, utc_now
+    from strobe.perf.report.kernel_profile import Profiled
+
+    one, dit = steady_pass(model, config), model.dit.config
+    machine = describe_machine(config.device)
+    heads = f"{dit.num_heads} heads of {dit.head_dim}"
+    facts = {
+        "Date": utc_now().replace("T", " ").replace("Z", " UTC"),
+        "Preset": config.name,
+        "Model": f"{model.name}, weights {model.weights_hash[:8]}",
+        "Transformer": f"{dit.num_layers} layers, width {dit.dim}, feed-forward {dit.ffn_dim}, {heads}",
+        "Tokens": f"{one.q_tokens} of a frame block, {one.kv_tokens} attended, {dit.text_len} of text",
+        "Window": f"{config.policy.window} latent frames, sink {config.policy.sink}",
+        "Device": f"{machine.device}: {machine.device_name}, {machine.threads} threads",
+        "torch": machine.torch or "none",
+    }
+    return Profiled(
+        facts=tuple(facts.items()),
+        machine=machine,
+        dtype=dtype_name(config),
+        cold=cold,
+        compiled=config.knobs.compile,
+        overlapped=config.knobs.overlap_decode,
+    )

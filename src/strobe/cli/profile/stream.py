@@ -1,0 +1,218 @@
+"""`strobe profile stream`: a stream timed and traced, in one report; what calls what, apart from it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
+from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.settings import read_settings, split_list
+
+if TYPE_CHECKING:
+    from strobe.bench.case import Plan
+    from strobe.engine.config import EngineConfig
+    from strobe.perf.measure.profile import Capture
+    from strobe.perf.records.store import RunRecords
+    from strobe.perf.report.model import Report
+
+ATTENTIONS: Final = ("dense",)
+
+
+@Parameter(name="*", group="Clip")
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """What is streamed, and how often.
+
+    Args:
+        preset: the preset to profile; several are compared, the first being the reference.
+        compile: with or without torch.compile, whatever the preset says.
+        attention: dense.
+        rounds: timed clips of a preset; of several presets, palindromes.
+        prompt: what to show.
+        switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12); may be given several times.
+        blocks: length of a clip in frame blocks.
+        seed: of all noise.
+        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    preset: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("balanced",)
+    compile: Annotated[bool | None, Parameter(negative="--no-compile")] = None
+    attention: str = "dense"
+    rounds: int = 2
+    prompt: str = "a red circle moving left slowly on a navy background"
+    switch: tuple[str, ...] = ()
+    blocks: int = 8
+    seed: int = 0
+    model: str = "shapes"
+    device: str = "auto"
+
+
+@Parameter(name="*", group="Trace")
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What the traced run records. It is a run of its own: no timed clip carries the profiler.
+
+    Args:
+        trace: take a trace at all.
+        regions: regions to mark, separated by commas, such as dit_forward,attention; all by default, or STROBE_PROFILE_REGIONS.
+        wait: frame blocks before the profiler is switched on; by default it is where caches are full and no prompt switches.
+        warmup: frame blocks under the profiler that are thrown away.
+        active: frame blocks that are recorded.
+    """
+
+    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+    regions: str | None = None
+    wait: int | None = None
+    warmup: int = 1
+    active: int = 3
+
+
+@Parameter(name="*", group="Attribution: one more trace, which gives no times")
+@dataclass(frozen=True, kw_only=True)
+class Attributed:
+    """What calls what: one frame block more under the profiler, with options that slow it down.
+
+    Args:
+        with_stack: record Python frames and modules.
+        profile_memory: record every allocation.
+        record_shapes: record the input sizes of operators.
+        sort_by: device, self_host, host or calls.
+        top: rows of a table.
+    """
+
+    with_stack: bool = False
+    profile_memory: bool = False
+    record_shapes: bool = False
+    sort_by: str = "device"
+    top: int = 20
+
+
+def stream(
+    *,
+    what: Profiled = Profiled(),
+    traced: Traced = Traced(),
+    attributed: Attributed = Attributed(),
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> int:
+    """Time a stream and trace it, in separate runs, and put both into one report.
+
+    ```
+    strobe profile stream --preset balanced --blocks 8 --regions dit_forward,attention -o traces
+    strobe profile stream --preset balanced --preset turbo --no-compile --rounds 4
+    strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30
+    ```
+
+    Args:
+        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
+            By default STROBE_PROFILE_DIR, or traces.
+    """
+    from strobe.perf.analysis.attribution import SORTS
+
+    if attributed.sort_by not in SORTS or attributed.top < 1:
+        raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
+    if what.attention not in ATTENTIONS:
+        raise unknown_choice("attention", what.attention, ATTENTIONS)
+    folder = chosen_folder(out)
+    kept: list[Path] = []
+    with output.progress("profile"):
+        from strobe.bench.cases.stream import Script, StreamCase
+        from strobe.engine.load import load
+        from strobe.engine.prompts import parse_switch
+
+        model = load(what.model)
+        switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
+        script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
+        case = StreamCase([_config(name, what.compile) for name in what.preset], script=script, model=model, device=what.device)
+        plan = _plan(what, traced, attributed)
+    with closing(case), output.progress("profile") as advance:
+        from strobe.bench.runner import run_case
+
+        outcome = run_case(case, root=folder, plan=plan, progress=advance, open_run=rotating(kept))
+    tell_kept(kept, output)
+    code, document = write([folder], folder, [], output)
+    paths = _attribution(folder, attributed, output)
+    output.emit(document | {"kept": [str(path) for path in kept], "attribution": paths})
+    return GATE_FAILED if outcome.red else code
+
+
+def _config(name: str, compiled: bool | None) -> EngineConfig:
+    """A preset, with torch.compile forced on or off and then so named."""
+    from strobe.engine.config import replace_knobs
+    from strobe.engine.presets import preset
+
+    config = preset(name)
+    if compiled is None or config.knobs.compile == compiled:
+        return config
+    return replace(
+        config, name=f"{name}-{'compile' if compiled else 'eager'}", knobs=replace_knobs(config.knobs, compile=compiled)
+    )
+
+
+def _plan(what: Profiled, traced: Traced, attributed: Attributed) -> Plan:
+    from strobe.bench.case import Plan
+    from strobe.perf.measure.profile import Capture
+
+    regions = read_settings().profile_regions if traced.regions is None else split_list(traced.regions)
+    if traced.wait is not None and traced.wait < 0:
+        raise ConfigError(f"--wait {traced.wait}: give 0 or more frame blocks")
+    if traced.active < 1:
+        raise ConfigError(f"--active {traced.active}: give 1 or more frame blocks, or --no-trace")
+    return Plan(
+        palindromes=what.rounds,
+        traced_blocks=traced.active if traced.trace else 0,
+        traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
+        capture=Capture(warmup=traced.warmup, regions=regions),
+        attribution=_attribution_capture(attributed, regions),
+        review=False,
+        alone=len(what.preset) == 1,
+    )
+
+
+def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Capture | None:
+    from strobe.perf.measure.profile import Capture
+
+    capture = Capture(
+        regions=regions,
+        with_stack=attributed.with_stack,
+        profile_memory=attributed.profile_memory,
+        record_shapes=attributed.record_shapes,
+    )
+    return capture if capture.options else None
+
+
+def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[str]:
+    """Write and show the attribution page, if there was an attribution run."""
+    from strobe.perf.records.store import read_run
+
+    run = read_run(folder)
+    if not any(record.options for record in run.traces):
+        return []
+    with output.progress("attribution"):
+        report = _attribution_report(run, attributed)
+        from strobe.perf.report.model import Table
+        from strobe.perf.report.write import render
+
+        path = folder / "attribution.md"
+        path.write_text(render(report, "md"), encoding="utf-8")
+    output.show(*(table_text(block) for section in report.sections for block in section.blocks if isinstance(block, Table)))
+    output.show(str(path))
+    return [str(path)]
+
+
+def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
+    from strobe.perf.report.attribution import attribution_report
+    from strobe.perf.trace import read_trace
+
+    records = [record for record in run.traces if record.options]
+    traces = [(record.variant, read_trace(run.folder / record.path, ops=True)) for record in records]
+    return attribution_report(traces, records[0].options, sort_by=attributed.sort_by, top=attributed.top)

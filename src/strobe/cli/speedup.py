@@ -1,0 +1,266 @@
+"""`strobe speedup`: how much faster, at which level, and where the rest went, from logs and traces of any framework."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from strobe.cli.console import Output
+from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
+from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.tables import table_text
+
+if TYPE_CHECKING:
+    from strobe.perf.report.model import Report
+    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
+
+_MB: Final = 1_000_000
+
+
+@Parameter(name="*", group="Comparison")
+@dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """What is compared, and what is known of it.
+
+    Args:
+        section: device time around the focal kernel, such as "memcpy:end -> gather:end", the same for both sides.
+        section_baseline: other boundaries for the baseline; needs --allow-unlike.
+        section_candidate: other boundaries for the candidate; needs --allow-unlike.
+        allow_unlike: compare sections that are not cut alike (or a section with a kernel), and say so everywhere.
+        steps: regular expression of the range or kernel that starts a step; without it, steps are found.
+        priority: who owns time where work overlaps, in order: focal,section,compute,memset,comm,memcpy.
+        vary: what is meant to differ, such as sparsity; anything else that differs is reported as not comparable.
+        fact: NAME=VALUE known of both sides, such as frames=121.
+        baseline_fact: NAME=VALUE known of the baseline.
+        candidate_fact: NAME=VALUE known of the candidate.
+        baseline: with RUN_DIR: the variant that the other is measured against.
+        candidate: with RUN_DIR: the variant that is measured.
+    """
+
+    section: str | None = None
+    section_baseline: str | None = None
+    section_candidate: str | None = None
+    allow_unlike: bool = False
+    steps: str | None = None
+    priority: str | None = None
+    vary: tuple[str, ...] = ()
+    fact: tuple[str, ...] = ()
+    baseline_fact: tuple[str, ...] = ()
+    candidate_fact: tuple[str, ...] = ()
+    baseline: str | None = None
+    candidate: str | None = None
+
+
+@Parameter(name="*", group="Result")
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What becomes of the result.
+
+    Args:
+        into: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
+            the tables are only printed.
+        store: also copy the logs and traces into that folder.
+        require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
+            It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
+    """
+
+    into: Annotated[Path | None, Parameter(alias="-o")] = None
+    store: bool = False
+    require: tuple[str, ...] = ()
+
+
+_SIDES: Final = Sides()
+_EVIDENCE: Final = Evidence()
+_COMPARING: Final = Comparing()
+_WINDOWS: Final = Windows()
+_LOGS: Final = LogFlags()
+_RESULT: Final = Result()
+
+
+def speedup(
+    *run: Annotated[Path, Parameter(name="RUN_DIR")],
+    sides: Sides = _SIDES,
+    evidence: Evidence = _EVIDENCE,
+    comparing: Comparing = _COMPARING,
+    windows: Windows = _WINDOWS,
+    flags: LogFlags = _LOGS,
+    result: Result = _RESULT,
+    output: Output = Output(),
+) -> int:
+    """Say how much faster a candidate is at every level, and where the rest of the kernel's speedup went.
+
+    ```
+    strobe speedup --baseline-log fa.log --candidate-log vsa.log --baseline-trace fa/ --candidate-trace vsa/ \\
+        --focal-baseline flash --focal-candidate _attn_fwd_sparse --section "memcpy:end -> gather:end" -o report
+    strobe speedup --baseline-trace a.json.gz --candidate-trace b.json.gz --focal-baseline flash --focal-candidate flash
+    strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
+    ```
+
+    Every input may be missing; a level that cannot be computed is said to be missing, with the reason.
+
+    Args:
+        run: a folder that `strobe compare` made, instead of logs and traces.
+    """
+    from strobe.core.errors import ConfigError
+
+    requirements = [parse_requirement(text) for text in result.require]
+    if run:
+        if (sides, evidence, windows) != (_SIDES, _EVIDENCE, _WINDOWS):
+            raise ConfigError(f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace and the like")
+        return _of_run(run, comparing, (requirements, result.into), output)
+    if comparing.baseline is not None or comparing.candidate is not None:
+        raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
+    if result.store and result.into is None:
+        raise ConfigError("--store copies the inputs beside the report: name its folder with -o")
+    request = _request(sides, evidence, comparing, windows, flags)
+    with output.progress("read") as advance:
+        from strobe.perf.report.speedup_page.study import load_speedup
+
+        study = load_speedup(request, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+    with output.progress("report"):
+        from strobe.perf.report.speedup_page.build import build_speedup_report
+        from strobe.perf.report.speedup_page.document import speedup_document
+
+        report, document = build_speedup_report(study), speedup_document(study)
+        written = _write(study, report, document, result) if result.into else {}
+    failed = [line for requirement in requirements for line in failures(requirement, {"candidate": _figures(report)})]
+    _show(report, failed, list(written.values()), output)
+    output.emit({**document, "written": written, "not_met": failed})
+    return GATE_FAILED if failed else 0
+
+
+def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
+    """Two variants of one run folder: the report of our own runs."""
+    from strobe.core.errors import ConfigError
+
+    pair = comparing.baseline, comparing.candidate
+    if len(run) > 1 or pair[0] is None or pair[1] is None:
+        raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
+    if replace(comparing, baseline=None, candidate=None) != _COMPARING:
+        raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
+    requirements, into = wanted
+    code, document = write(list(run), into or run[0] / f"{pair[1]}-against-{pair[0]}", requirements, output, (pair[0], pair[1]))
+    output.emit(document)
+    return code
+
+
+def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
+    """The flags as one request."""
+    from strobe.perf.analysis.comparable import given_facts
+    from strobe.perf.analysis.cut import PRIORITY
+    from strobe.perf.analysis.log_rounds import STAGE
+    from strobe.perf.logs import parse_unit
+    from strobe.perf.report.speedup_page.study import SpeedupRequest
+
+    both = given_facts(comparing.fact)
+    return SpeedupRequest(
+        baseline=_side(
+            "baseline",
+            (sides.baseline_log, sides.baseline_name),
+            evidence.baseline_trace,
+            evidence.focal_baseline,
+            comparing.section_baseline or comparing.section,
+            (windows.baseline_min, windows.baseline_max),
+            both | given_facts(comparing.baseline_fact),
+        ),
+        candidate=_side(
+            "candidate",
+            (sides.candidate_log, sides.candidate_name),
+            evidence.candidate_trace,
+            evidence.focal_candidate,
+            comparing.section_candidate or comparing.section,
+            (windows.candidate_min, windows.candidate_max),
+            both | given_facts(comparing.candidate_fact),
+        ),
+        patterns=flags.patterns,
+        unit=None if flags.unit is None else parse_unit(flags.unit),
+        stage=flags.stage or STAGE,
+        timed_range=evidence.range,
+        calls=evidence.calls_per_stage,
+        steps=comparing.steps,
+        priority=PRIORITY if comparing.priority is None else tuple(word.strip() for word in comparing.priority.split(",")),
+        vary=comparing.vary,
+        allow_unlike=comparing.allow_unlike,
+    )
+
+
+def _side(
+    name: Literal["baseline", "candidate"],
+    log: tuple[Path | None, str],
+    traces: tuple[Path, ...],
+    focal: str | None,
+    section: str | None,
+    window: tuple[str | None, str | None],
+    facts: dict[str, str],
+) -> SideRequest:
+    from strobe.core.errors import ConfigError
+    from strobe.perf.analysis.sections import parse_section
+    from strobe.perf.logs import parse_duration
+    from strobe.perf.report.speedup_page.study import SideRequest
+
+    low, high = (None if text is None else parse_duration(text) for text in window)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"--{name}-min {window[0]} is above --{name}-max {window[1]}; no value lies between them")
+    if focal is not None and not traces:
+        raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
+    definition = None if section is None or not traces else parse_section(section, focal)
+    return SideRequest(
+        name=name,
+        log=log[0],
+        timer=log[1],
+        traces=traces,
+        focal=definition.focal if definition else focal,
+        section=definition,
+        min_ns=low,
+        max_ns=high,
+        facts=facts,
+    )
+
+
+def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
+    """Write the page, its twins, the exact figures and what they were made from."""
+    from strobe.perf.report.speedup_page.inputs import write_inputs
+    from strobe.perf.report.write import write_report
+
+    folder = result.into
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
+    exact = folder / "speedup.json"
+    exact.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder, store=result.store))}
+
+
+def _figures(report: Report) -> dict[str, Figure | None]:
+    """What a requirement may name: every level; one that is missing is None."""
+    from strobe.perf.analysis.speedup import LEVELS
+
+    found = {
+        each.level: Figure(
+            value=each.ratio.value, low=each.ratio.low, high=each.ratio.high, is_ratio=True, saved_ns=each.saved_ns
+        )
+        for each in report.speedups
+    }
+    return {level: found.get(level) for level in LEVELS}
+
+
+def _show(report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
+    """What fits a terminal: banners, the speedups, the accounts, the anomalies."""
+    from strobe.perf.report import model
+
+    for banner in report.banners:
+        output.show(f"[bold {'red' if banner.level == 'stop' else 'yellow'}]{escape(banner.title)}[/]")
+        output.show(*(f"  {escape(item)}" for item in banner.items), "")
+    for section in report.sections:
+        if section.id in ("speedups", "ledger"):
+            output.show(*(table_text(block.table) for block in section.blocks if isinstance(block, model.Figure)))
+        if section.id in ("speedups", "notes"):
+            output.show(*(escape(item) for block in section.blocks if isinstance(block, model.Notes) for item in block.items), "")
+    output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), *([escape(" ".join(written))] if written else []))

@@ -1,0 +1,174 @@
+"""`strobe trace`: profiler traces of any framework to tables, a page and a Perfetto file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from strobe.cli.console import Output
+
+if TYPE_CHECKING:
+    from strobe.perf.report import model
+    from strobe.perf.report.trace_page.study import TraceStudy
+
+Format = Literal["html", "md", "json"]
+_MB: Final = 1_000_000
+_SHOWN: Final = {"overview": (0,), "activity": (1,), "kernels": (0,), "operators": (0, 1)}
+"""Which tables of a section are printed: devices, causes of idle time, kernels, threads and operators."""
+_ROWS: Final = 15
+_NAME: Final = 60
+
+
+@Parameter(name="*", group="Analysis")
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What is analysed, and how it is grouped.
+
+    Args:
+        top: rows of a long table.
+        by: group kernels by name, or by name and shape (the operator's input sizes, else grid and block).
+        window: this part only: a range or module (ProfilerStep#3, "attention[2]"), steps (3..7) or a time (100ms..200ms).
+        steps: regular expression of the range or kernel that starts a step; without it, steps are found.
+        section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end; several may be given.
+    """
+
+    top: int = 30
+    by: Literal["name", "shape"] = "name"
+    window: str | None = None
+    steps: str | None = None
+    section: tuple[str, ...] = ()
+
+
+_DEFAULTS: Final = Analysis()
+
+
+def trace(
+    *files: Annotated[Path, Parameter(name="FILE")],
+    analysis: Analysis = _DEFAULTS,
+    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    format: tuple[Format, ...] = (),
+    perfetto: Path | None = None,
+    output: Output = Output(),
+) -> None:
+    """Say where the time of profiler traces went: kernels, busy and idle time, launches, gaps, steps, regions, communication.
+
+    ```
+    strobe trace trace.json.gz
+    strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
+    strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
+    ```
+
+    Args:
+        files: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some; one per rank.
+        into: folder for report.html, report.md, report.json and events.csv.gz (every event, exactly), made if absent;
+            without it, the report is only printed.
+        format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
+        perfetto: also write a Perfetto file (TrackEvent) of the window; needs strobe[perfetto].
+    """
+    from strobe.core.errors import ConfigError
+
+    if not files:
+        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
+    if into is None and len(format) > 1:
+        raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
+    study = _read(files, analysis, output)
+    with output.progress("analyse"):
+        from strobe.perf.report.trace_page.build import build_trace_report
+
+        report = build_trace_report(study)
+    written = _write(study, report, into, format, output) if into else {}
+    if perfetto is not None:
+        with output.progress("perfetto"):
+            from strobe.perf.report.perfetto import write_perfetto
+
+            write_perfetto(study, perfetto)
+        written["perfetto"] = str(perfetto)
+    if into is None and format:
+        from strobe.perf.report.write import render
+
+        output.write(render(report, format[0]))
+    else:
+        output.show(*_summary(report), *([escape(" ".join(written.values()))] if written else []))
+    if output.json:
+        from strobe.perf.report.model import encode_report
+
+        data = json.loads(encode_report(report))
+        output.emit({"files": [str(one.path) for one in study.traces], "written": written, "report": data})
+
+
+def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
+    """Read the files and say on stderr what was wrong with them."""
+    from strobe.core.errors import ConfigError
+
+    if analysis.top < 1:
+        raise ConfigError(f"--top {analysis.top}: give 1 or more")
+    with output.progress("read") as advance:
+        from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+
+        options = TraceOptions(
+            top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps
+        )
+        study = load_trace_study(files, options, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+    for reason in study.skipped:
+        output.note(f"skipped {reason}")
+    for one in study.traces:
+        bad = [f"{n} events {how}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
+        bad += ["it ends before its JSON does"] if one.counts.truncated else []
+        if bad:
+            output.note(f"{one.path}: {', '.join(bad)}")
+    return study
+
+
+def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Sequence[Format], output: Output) -> dict[str, str]:
+    """Write the report and every event beside it; return the paths by what they are."""
+    with output.progress("write"):
+        from strobe.perf.report.events_csv import write_events
+        from strobe.perf.report.write import FORMATS, write_report
+
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {path.suffix[1:]: str(path) for path in write_report(report, folder, formats or FORMATS)}
+        events = folder / "events.csv.gz"
+        write_events(study, events)
+    return {**paths, "events": str(events)}
+
+
+def _summary(report: model.Report) -> Iterator[str]:
+    """What fits a terminal: the banners and the tables one looks at first."""
+    from strobe.perf.report.model import Table
+
+    for banner in report.banners:
+        yield f"[bold]{escape(banner.title)}[/]\n" + "\n".join(f"  {escape(item)}" for item in banner.items) + "\n"
+    for section in report.sections:
+        tables = [block for block in section.blocks if isinstance(block, Table)]
+        yield from (_text(tables[at]) for at in _SHOWN.get(section.id, ()) if at < len(tables))
+
+
+def _text(table: model.Table) -> str:
+    """A table as lines; a terminal narrower than it wraps them, nothing is cut but long names."""
+    from strobe.perf.report.text import cell_text, clean
+
+    heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
+    rows = [
+        [cell_text(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)] for row in table.rows[:_ROWS]
+    ]
+    lines = [[_cut(clean(text)) for text in row] for row in (heads, *rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    padded = [
+        "  ".join(
+            text.rjust(width) if column.numeric else text.ljust(width)
+            for text, width, column in zip(line, widths, table.columns, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    more = [f"{len(table.rows) - _ROWS} more rows"] if len(table.rows) > _ROWS else []
+    return "\n".join((escape(clean(table.caption)), f"[bold]{escape(padded[0])}[/]", *map(escape, (*padded[1:], *more)), ""))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _NAME else f"{text[: _NAME - 3]}..."

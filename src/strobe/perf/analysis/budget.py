@@ -1,0 +1,162 @@
+"""Where one denoise step goes: operations timed by themselves against the step as it runs. Every account adds up exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from strobe.core.costs import Cost
+from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
+from strobe.perf.measure.stats import Tail, percentile, tail
+
+REGIONS: Final = (ATTENTION, CROSS_ATTENTION, FFN)
+"""Regions of a layer; they tile it."""
+REST: Final = "rest of the step"
+"""What of a step lies in none of `REGIONS`: embedding, head, renoise, conditions."""
+
+
+def mean(times_ns: Sequence[int]) -> Fraction:
+    """Return the exact mean."""
+    return Fraction(sum(times_ns), len(times_ns))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """An operation timed by itself.
+
+    Args:
+        name: of the operation.
+        what: which work it is, in words.
+        kind: the line of the budget that it belongs to.
+        inside: one of `REGIONS`, or `REST`; empty if it is no part of a step.
+        calls: in one step; 0 if it is no part of one.
+        times_ns: of single calls by itself.
+        cost: what one call must compute and move; None where that is not known.
+        waits: the call waits for the device, so that launch gaps lie in its times.
+    """
+
+    name: str
+    what: str
+    kind: str
+    inside: str
+    calls: int
+    times_ns: tuple[int, ...]
+    cost: Cost | None = None
+    waits: bool = False
+
+    @property
+    def mean_ns(self) -> Fraction:
+        """Mean of one call."""
+        return mean(self.times_ns)
+
+    @property
+    def p50_ns(self) -> int:
+        """Median of one call."""
+        return percentile(self.times_ns, 0.5)
+
+    @property
+    def tail(self) -> Tail:
+        """Slow end of one call."""
+        return tail(self.times_ns)
+
+    @property
+    def step_ns(self) -> Fraction:
+        """All calls of one step, if each took the mean."""
+        return self.calls * self.mean_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line of an account: `isolated_ns` is the sum of its operations by themselves, `in_situ_ns` what it took where it runs.
+
+    Either is None where it was not measured.
+    """
+
+    name: str
+    isolated_ns: Fraction | None
+    in_situ_ns: Fraction | None
+
+    @property
+    def difference_ns(self) -> Fraction | None:
+        """What it took where it runs - by itself."""
+        if self.isolated_ns is None or self.in_situ_ns is None:
+            return None
+        return self.in_situ_ns - self.isolated_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    """Something that is measured as it runs, and the operations it is made of, timed by themselves.
+
+    Args:
+        times_ns: of the whole as it runs.
+        operations: its parts.
+    """
+
+    name: str
+    times_ns: tuple[int, ...]
+    operations: tuple[Operation, ...]
+
+    @property
+    def mean_ns(self) -> Fraction:
+        """Mean of the whole."""
+        return mean(self.times_ns)
+
+    @property
+    def isolated_ns(self) -> Fraction:
+        """Sum of the parts."""
+        return sum((operation.step_ns for operation in self.operations), Fraction(0))
+
+    @property
+    def difference_ns(self) -> Fraction:
+        """The whole - the sum of its parts: launches, framework, other cache contents, fusion; negative where fusion wins."""
+        return self.mean_ns - self.isolated_ns
+
+    def by_kind(self) -> tuple[tuple[str, Fraction], ...]:
+        """Sum of the parts by kind, in the order of first appearance. With the difference they add up to the whole."""
+        found: dict[str, Fraction] = {}
+        for operation in self.operations:
+            if operation.calls:
+                found[operation.kind] = found.get(operation.kind, Fraction(0)) + operation.step_ns
+        return tuple(found.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelProfile:
+    """All that a kernel profile measured; one denoise step is the unit.
+
+    Args:
+        step: denoise steps of a steady stream without timers inside, and the operations of a step.
+        fine_ns: steps of the same stream with timers around the regions of every layer, frame blocks of both kinds interleaved.
+        regions_ns: by region, its time in each of those steps.
+        decode: decoder calls of a frame block, and the decoder's stages.
+        stages_ns: other stages of a frame block and of a prompt switch, as they run, by name.
+        reference: operations that are no part of a step of this preset, for comparison.
+    """
+
+    step: Whole
+    fine_ns: tuple[int, ...]
+    regions_ns: Mapping[str, tuple[int, ...]]
+    decode: Whole
+    stages_ns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reference: tuple[Operation, ...] = ()
+
+    def by_region(self) -> tuple[Line, ...]:
+        """The step by region. `in_situ_ns` adds up to the mean of the plain steps exactly.
+
+        The regions come from steps with timers inside, the rest of such a step is what no region has, and the last line is what
+        the timers cost: plain steps minus those with timers, below 0 as a rule.
+        """
+        lines = [Line(name=name, isolated_ns=self._inside(name), in_situ_ns=mean(self.regions_ns[name])) for name in REGIONS]
+        fine = mean(self.fine_ns)
+        rest = fine - sum((line.in_situ_ns for line in lines if line.in_situ_ns is not None), Fraction(0))
+        return (
+            *lines,
+            Line(name=REST, isolated_ns=self._inside(REST), in_situ_ns=rest),
+            Line(name="timers inside (observer effect)", isolated_ns=None, in_situ_ns=self.step.mean_ns - fine),
+        )
+
+    def _inside(self, region: str) -> Fraction:
+        return sum((each.step_ns for each in self.step.operations if each.inside == region), Fraction(0))

@@ -1,0 +1,121 @@
+"""Sets of half-open intervals as columns: union, complement, overlap and ownership, exact, without a loop over the intervals."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """Columns of `[start, end)`."""
+
+    start: Ints
+    end: Ints
+
+    @property
+    def length_ns(self) -> int:
+        """Sum of the lengths."""
+        return int((self.end - self.start).sum())
+
+
+class Overlaps(NamedTuple):
+    """Where intervals of two sets overlap: positions in both, and the interval they share."""
+
+    a: Ints
+    b: Ints
+    start: Ints
+    end: Ints
+
+
+class Owned(NamedTuple):
+    """Disjoint intervals in order, each with the position of the event that owns it."""
+
+    start: Ints
+    end: Ints
+    owner: Ints
+
+
+def column(values: array[int]) -> Ints:
+    """A column of a trace as 64-bit integers, without a copy where it has them."""
+    return np.asarray(values).astype(np.int64, copy=False)
+
+
+def reach(start: Ints, end: Ints) -> Ints:
+    """For intervals in order of start: how far the ones before each reach; for the first one, its own start."""
+    before = np.empty_like(end)
+    if len(end):
+        before[0] = start[0]
+        np.maximum.accumulate(end[:-1], out=before[1:])
+    return before
+
+
+def union(start: Ints, end: Ints) -> Intervals:
+    """The moments in any of the intervals, which are in order of start: disjoint, in order, none empty, none touching."""
+    some = end > start
+    start, end = start[some], end[some]
+    if not len(start):
+        return Intervals(start, end)
+    fresh = start > reach(start, end)
+    fresh[0] = True
+    first = np.flatnonzero(fresh)
+    return Intervals(start[first], np.maximum.reduceat(end, first))
+
+
+def complement(covered: Intervals, begin: int, stop: int) -> Intervals:
+    """The moments of `[begin, stop)` outside disjoint intervals in order."""
+    held = covered.end > covered.start
+    start = np.concatenate((np.array([begin], np.int64), covered.end[held]))
+    end = np.concatenate((covered.start[held], np.array([stop], np.int64)))
+    start, end = np.maximum(start, begin), np.minimum(end, stop)
+    some = end > start
+    return Intervals(start[some], end[some])
+
+
+def overlaps(a: Intervals, b: Intervals) -> Overlaps:
+    """Every overlap of an interval of `a` with one of `b`, in order of `a`; those of `b` are disjoint and in order."""
+    first = np.searchsorted(b.end, a.start, "right")
+    count = np.maximum(np.searchsorted(b.start, a.end, "left") - first, 0)
+    of_a = np.repeat(np.arange(len(count)), count)
+    of_b = np.arange(len(of_a)) + np.repeat(first - (np.cumsum(count) - count), count)
+    start, end = np.maximum(a.start[of_a], b.start[of_b]), np.minimum(a.end[of_a], b.end[of_b])
+    some = end > start
+    return Overlaps(of_a[some], of_b[some], start[some], end[some])
+
+
+def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
+    """Give every covered moment to one event: the lowest rank, and among equals the one that comes first.
+
+    Args:
+        start: of the events, ascending.
+        end: of the events; an event of length 0 owns nothing.
+        rank: of the events; few different values.
+
+    Returns:
+        What each event owns: they add up to the union.
+    """
+    owned: list[Owned] = []
+    taken = Intervals(start[:0], end[:0])
+    for level in np.unique(rank).tolist():
+        event = np.flatnonzero((rank == level) & (end > start))
+        # of equals, the first still open owns: an event owns what those before it do not reach
+        free = np.maximum(start[event], reach(start[event], end[event]))
+        some = end[event] > free
+        event, own = event[some], Intervals(free[some], end[event][some])
+        if len(taken.start) and len(event):
+            outside = complement(taken, int(own.start[0]), int(own.end[-1]))
+            found = overlaps(own, outside)
+            event, own = event[found.a], Intervals(found.start, found.end)
+        owned.append(Owned(own.start, own.end, event))
+        edges = np.concatenate((taken.start, own.start)), np.concatenate((taken.end, own.end))
+        order = np.argsort(edges[0], kind="stable")
+        taken = union(edges[0][order], edges[1][order])
+    if not owned:
+        return Owned(start[:0], end[:0], start[:0])
+    columns = [np.concatenate(column) for column in zip(*owned, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return Owned(columns[0][order], columns[1][order], columns[2][order])

@@ -1,0 +1,321 @@
+"""Numbers as they are printed: a value, its unit, and the interval that the printed digits allow."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final, Literal
+
+Dimension = Literal["time", "bytes", "rate", "work", "compute", "bandwidth", "percent", "ratio", "decibel", "count", "none"]
+Mark = Literal["", "about", "below", "above", "spread"]
+
+ABOUT: Final = Fraction(1, 20)
+"""A value printed with `~` or `about` is known to 5 %, or to half a unit of its last digit that is not 0 if that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A closed interval of values."""
+
+    low: Fraction
+    high: Fraction
+
+    def __add__(self, other: Bounds) -> Bounds:
+        return Bounds(self.low + other.low, self.high + other.high)
+
+    def __sub__(self, other: Bounds) -> Bounds:
+        return Bounds(self.low - other.high, self.high - other.low)
+
+    def __mul__(self, other: Bounds) -> Bounds:
+        corners = [a * b for a in (self.low, self.high) for b in (other.low, other.high)]
+        return Bounds(min(corners), max(corners))
+
+    def __truediv__(self, other: Bounds) -> Bounds:
+        """Divide by an interval that does not hold zero."""
+        return self * Bounds(1 / other.high, 1 / other.low)
+
+    @property
+    def middle(self) -> Fraction:
+        """Half-way between the bounds."""
+        return (self.low + self.high) / 2
+
+    @property
+    def width(self) -> Fraction:
+        """High minus low."""
+        return self.high - self.low
+
+    def overlaps(self, other: Bounds) -> bool:
+        """Some value lies in both."""
+        return self.low <= other.high and other.low <= self.high
+
+    def wider(self, by: Fraction) -> Bounds:
+        """Moved apart by `by` on each side."""
+        return Bounds(self.low - by, self.high + by)
+
+
+def exactly(value: Fraction | int) -> Bounds:
+    """The interval of one value."""
+    return Bounds(Fraction(value), Fraction(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit: as it is printed, what it measures, and its size in seconds, bytes, 1/s, operations, percent or one."""
+
+    name: str
+    dimension: Dimension
+    scale: Fraction = Fraction(1)
+
+
+def _units() -> dict[str, Unit]:
+    table: dict[str, Unit] = {}
+
+    def add(dimension: Dimension, scale: Fraction | int, name: str, *spellings: str) -> None:
+        for spelling in (name, *spellings):
+            table[spelling] = Unit(name, dimension, Fraction(scale))
+
+    add("time", Fraction(1, 10**9), "ns", "nsec", "nanosecond", "nanoseconds")
+    add("time", Fraction(1, 10**6), "µs", "us", "μs", "usec", "microsecond", "microseconds")
+    add("time", Fraction(1, 10**3), "ms", "msec", "millisecond", "milliseconds")
+    add("time", 1, "s", "sec", "secs", "second", "seconds")
+    add("time", 60, "min", "mins", "minute", "minutes")
+    add("time", 3600, "h", "hr", "hrs", "hour", "hours")
+    for power, prefix in enumerate(("K", "M", "G", "T"), start=1):
+        add("bytes", 1000**power, f"{prefix}B")
+        add("bytes", 1024**power, f"{prefix}iB")
+        add("bandwidth", 1000**power, f"{prefix}B/s", f"{prefix}B/sec", f"{prefix}Bps")
+        add("bandwidth", 1024**power, f"{prefix}iB/s")
+    for power, prefix in ((2, "M"), (3, "G"), (4, "T"), (5, "P")):
+        add("work", 1000**power, f"{prefix}FLOP", f"{prefix}FLOPs", f"{prefix}F")
+        add("compute", 1000**power, f"{prefix}FLOP/s", f"{prefix}FLOPS", f"{prefix}FLOPs/s", f"{prefix}F/s", f"{prefix}flop/s")
+    add("bytes", 1, "bytes", "byte")
+    add("rate", 1, "FPS", "fps", "Fps", "frames/s", "frames/sec", "frames per second", "it/s", "img/s", "images/s", "blocks/s")
+    add("percent", 1, "%", "percent", "pp")
+    add("ratio", 1, "x", "×", "times")
+    add("decibel", 1, "dB", "db")
+    nouns = (
+        "iteration,iter,sample,run,repetition,repeat,rep,trial,frame block,frame,block,switch,request,step,pass,round,"
+        "measurement,call,kernel,launch,clip,prompt,layer,token,pair"
+    )
+    for noun in nouns.split(","):
+        add("count", 1, noun, f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s")
+    return table
+
+
+UNITS: Final = _units()
+"""Every spelling of a unit that is read. `B` is not bytes: it is as often a count of parameters."""
+
+_COUNTS: Final = "|".join(
+    sorted((re.escape(name) for name, unit in UNITS.items() if unit.dimension == "count"), key=len, reverse=True)
+)
+_PLAIN: Final = "|".join(
+    sorted((re.escape(name) for name, unit in UNITS.items() if unit.dimension not in ("count", "ratio")), key=len, reverse=True)
+)
+_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_QUANTITY: Final = re.compile(
+    rf"(?<![\w.])(?<![A-Za-z_]-)(?P<mark>(?:[~≈∼±≤≥]|\+/-|[<>]=?)\s*)?"
+    rf"(?P<number>[-+−]?{_DIGITS})"
+    rf"(?:[-–](?P<upper>{_DIGITS})(?!\.?\d))?"
+    rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{_COUNTS})\b|(?!\w|\.\d))"
+)
+_MASKED: Final = re.compile(
+    r"https?://\S+|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d\S*)?|\b\d\d?:\d\d(?::\d\d)?\b|\b[vV]?\d+\.\d+\.\d+\S*"
+    r"|\b[A-Za-z]\w*_\w*(?:[-./]\w+)*|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b"
+)
+_SIZES: Final = re.compile(r"\b\d+(?:\s?[x×]\s?\d+)+(?!\.)\b")
+_WORD_MARKS: Final[tuple[tuple[Mark, str], ...]] = (
+    ("below", r"under|below|less than|up to|at most|no more than|fewer than|within"),
+    ("above", r"over|above|more than|at least|exceeds"),
+    ("about", r"about|around|approximately|approx\.?|roughly|nearly|almost|ca\.?|circa|order of"),
+)
+_SIGNS: Final[dict[str, Mark]] = {
+    "~": "about",
+    "≈": "about",
+    "∼": "about",
+    "±": "spread",
+    "+": "spread",
+    "<": "below",
+    "≤": "below",
+    ">": "above",
+    "≥": "above",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantity:
+    """A printed number.
+
+    Args:
+        value: in the base of its unit (seconds, bytes, 1/s, operations, percent, one).
+        bounds: the values whose printing gives this text; of a range, from its lower to its upper end.
+        unit: as printed beside the number or, failing that, in the head of its column; None: not said.
+        text: number and unit as printed.
+        start, stop: where in its text.
+        decimals: digits after the point.
+        digits: significant digits, without zeros at the end.
+        mark: `~`, `<`, `>` or `±` in front of it, or a word that means the same.
+        signed: printed with a sign.
+        ranged: a range such as `2-4x`.
+    """
+
+    value: Fraction
+    bounds: Bounds
+    unit: Unit | None
+    text: str
+    start: int
+    stop: int
+    decimals: int
+    digits: int
+    mark: Mark
+    signed: bool
+    ranged: bool
+
+    @property
+    def dimension(self) -> Dimension:
+        """What it measures; `none` without a unit."""
+        return self.unit.dimension if self.unit else "none"
+
+    @property
+    def plain(self) -> bool:
+        """One value, neither a bound, a range nor a spread."""
+        return self.mark in ("", "about") and not self.ranged
+
+    @property
+    def rounding(self) -> Fraction:
+        """Half a unit of the last printed digit, in the base unit."""
+        scale = self.unit.scale if self.unit else Fraction(1)
+        return scale * Fraction(1, 2 * 10**self.decimals) if self.decimals >= 0 else scale * Fraction(10**-self.decimals, 2)
+
+    def measured_in(self, unit: Unit | None) -> Quantity:
+        """The same digits in another unit: for a column whose head has the unit."""
+        if unit is None or self.unit == unit:
+            return self
+        given = self.unit.scale if self.unit else Fraction(1)
+        factor = unit.scale / given
+        bare = replace(self, unit=unit, value=self.value * factor)
+        if self.ranged or self.mark in ("below", "above"):
+            return replace(bare, bounds=Bounds(self.bounds.low * factor, self.bounds.high * factor))
+        return replace(bare, bounds=_bounds(bare.value, bare.rounding, self.mark, unit))
+
+
+def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> Bounds:
+    if mark == "about":
+        while half and value % (20 * half) == 0 and value:
+            half *= 10
+        return exactly(value).wider(max(half, abs(value) * ABOUT))
+    if mark == "below":
+        return Bounds(min(value, Fraction(0)), value)
+    if mark == "above":
+        return Bounds(value, max(value, Fraction(1)) * 10**9)
+    exact = half == Fraction(1, 2) and (unit is None or unit.dimension == "count")
+    return exactly(value) if exact else exactly(value).wider(half)
+
+
+def mask(text: str, *, sizes: bool = True) -> str:
+    """Blank dates, times of day, versions, hashes, names and addresses, keeping every position.
+
+    Args:
+        sizes: also blank sizes such as `480x832`, which a formula may be taken for.
+    """
+    text = _MASKED.sub(_blank, text)
+    return _SIZES.sub(_blank, text) if sizes else text
+
+
+def _blank(found: re.Match[str]) -> str:
+    return " " * len(found[0])
+
+
+@functools.lru_cache(maxsize=20_000)
+def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
+    """Find every number with its unit in plain text.
+
+    Args:
+        unit: of numbers that have none beside them.
+    """
+    masked = mask(text)
+    return tuple(_quantity(found, masked, unit) for found in _QUANTITY.finditer(masked))
+
+
+def _quantity(found: re.Match[str], text: str, default: Unit | None) -> Quantity:
+    spelling = found["unit"] or found["ratio"] or found["times"] or found["noun"]
+    unit = UNITS[spelling] if spelling else default
+    number = found["number"].replace(",", "").replace("−", "-")
+    scale = unit.scale if unit else Fraction(1)
+    mantissa, _, exponent = number.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    value = Fraction(number) * scale
+    half = scale * (Fraction(1, 2) / Fraction(10) ** decimals)
+    mark = _mark(found["mark"] or "", text[: found.start()])
+    bounds = _bounds(value, half, mark, unit)
+    upper = found["upper"]
+    if upper:
+        top = Fraction(upper.replace(",", "")) * scale
+        upper = upper if top > value else ""
+        bounds = Bounds(bounds.low, top + half) if upper else bounds
+    start = found.start("mark") if found["mark"] else found.start("number")
+    return Quantity(
+        value=value,
+        bounds=bounds,
+        unit=unit,
+        text=text[start : found.end()].strip(),
+        start=start,
+        stop=found.end(),
+        decimals=decimals,
+        digits=len(re.sub(r"[^\d]", "", mantissa).strip("0")),
+        mark=mark,
+        signed=number[0] in "+-",
+        ranged=bool(upper),
+    )
+
+
+def _mark(sign: str, before: str) -> Mark:
+    if sign.strip():
+        return _SIGNS[sign[0]]
+    tail = before[-24:]
+    return next((mark for mark, words in _WORD_MARKS if re.search(rf"\b(?:{words})\s*$", tail, re.IGNORECASE)), "")
+
+
+def printed(value: Fraction, like: Quantity, *, more: int = 1) -> str:
+    """Print a value as `like` is printed, with `more` digits after the point: a corrected figure can be told from a rounded one."""
+    scale = like.unit.scale if like.unit else Fraction(1)
+    decimals = max(0, like.decimals + more)
+    sign = "+" if like.signed and value > 0 else ""
+    number = f"{sign}{float(value / scale):.{decimals}f}"
+    if like.unit is None:
+        return number
+    if like.unit.dimension == "count":
+        return f"{number} {like.unit.name}{'s' if float(number) != 1 else ''}"
+    return f"{number}{like.unit.name}" if like.unit.dimension in ("percent", "ratio") else f"{number} {like.unit.name}"
+
+
+def time_printed(seconds: Fraction) -> str:
+    """Print a duration with three significant digits in the unit that suits it."""
+    for unit in ("s", "ms", "µs"):
+        if abs(seconds) >= UNITS[unit].scale:
+            return f"{_three(float(seconds / UNITS[unit].scale))} {unit}"
+    return f"{_three(float(seconds * 10**9))} ns"
+
+
+def _three(value: float) -> str:
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, 3 - whole)}f}"
+
+
+_HEAD_UNIT: Final = re.compile(
+    rf"[(\[,]\s*(?:all |in )?(?P<unit>{_PLAIN})\s*[)\]]?\s*$|\bin (?P<words>{_PLAIN})\b|[_ ](?P<tail>ns|us|µs|ms)$"
+)
+
+
+def head_unit(title: str) -> Unit | None:
+    """The unit that a head or a caption names: `Mean (ms)`, `latency_ms`, `time [s]`, `times in ms`, `FPS`, `% of step`."""
+    text = title.strip()
+    if text in UNITS and UNITS[text].dimension != "count":
+        return UNITS[text]
+    found = _HEAD_UNIT.search(text)
+    if found:
+        return UNITS[found["unit"] or found["words"] or found["tail"]]
+    if re.search(r"(?i)(?<![\w/])(?:fps|frames/s)(?!\w)", text):
+        return UNITS["FPS"]
+    return UNITS["%"] if re.match(r"%|.*[(\s]%\)?$", text) else None

@@ -1,0 +1,102 @@
+"""Figures of different things that agree too well to be measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations
+from typing import Final
+
+from strobe.perf.analysis.lint.finding import Claim, Rule
+from strobe.perf.analysis.lint.names import key
+from strobe.perf.analysis.lint.rules.units import levels
+from strobe.perf.analysis.lint.study import Study
+from strobe.perf.analysis.lint.views import Entry, Series, View
+
+CLOSE: Final = Fraction(1, 10_000)
+"""Two figures that agree to one part in 10,000 are looked at."""
+DIGITS: Final = 5
+CHANCE: Final = 0.01
+"""They are called a coincidence that needs a source if so close a pair is less likely than this among all the figures."""
+COPIED_DIGITS: Final = 7
+"""Rows that agree in fewer significant digits in all may agree by chance."""
+
+
+def coincidence(study: Study) -> Iterator[Claim]:
+    """Find two times of different variants at different levels that agree to four digits or more.
+
+    If `m` figures were spread evenly over the logarithm of their range, the chance that some pair lies within a relative distance
+    `d` is `m (m - 1) d / ln(max / min)`; below 1 % a copy is likelier than luck.
+    """
+    found = [level for level in levels(study) if level.quantity.digits >= DIGITS and level.quantity.value > 0]
+    times = {
+        figure.quantity.value for figure in study.figures if figure.quantity.dimension == "time" and figure.quantity.value > 0
+    }
+    if len(times) < 3:
+        return
+    span = math.log(max(times) / min(times))
+    seen: set[tuple[Fraction, Fraction]] = set()
+    for one, two in combinations(sorted(found, key=lambda level: level.place.line), 2):
+        low, high = sorted((one.quantity.value, two.quantity.value))
+        distance = float((high - low) / low)
+        chance = len(times) * (len(times) - 1) * distance / span
+        near = low != high and high - low <= CLOSE * low and chance < CHANCE
+        if near and one.rank != two.rank and one.variant != two.variant and (low, high) not in seen:
+            seen.add((low, high))
+            yield Claim(
+                place=two.place,
+                said=f"{two.label}: {two.quantity.text}",
+                corrected="say where each figure comes from: one of them may be a copy",
+                why=(
+                    f"{one.label} {one.quantity.text} ({one.place.short}), of another level, differs by {distance:.1g} of it; "
+                    f"by chance: {chance:.1g}"
+                ),
+                also=(one.place,),
+            )
+
+
+def copied_row(study: Study) -> Iterator[Claim]:
+    """Find two configurations with the same times, digit for digit, in every column."""
+    for view in study.views:
+        times = [series for series in view.of_kind("time") if series.metric.statistic != "spread"]
+        if view.table.origin != "table" or len(times) < 2 or _rates_only(times):
+            continue
+        rows = [(entry, [each.of(entry.position) for each in times]) for entry in times[0].entries]
+        for (one, first), (two, second) in combinations(rows, 2):
+            pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+            digits = sum({a.value: a.digits for a, _ in pairs}.values())
+            equal = len({a.value for a, _ in pairs}) >= 2 and all(a.text == b.text for a, b in pairs) and digits >= COPIED_DIGITS
+            if equal and key(one.key) != key(two.key):
+                yield _copied(study, view, times[0], (one, two))
+
+
+def _rates_only(times: list[Series]) -> bool:
+    return all(series.metric.title.lower().startswith("per ") for series in times)
+
+
+def _copied(study: Study, view: View, series: Series, entries: tuple[Entry, Entry]) -> Claim:
+    one, two = entries
+    return Claim(
+        place=study.figure_place(view, series, two),
+        said=f"{two.key}: {two.cell.text}",
+        corrected=f"measure {two.key}, or say that it is {one.key}",
+        why=f"every time of this row is that of {one.key} (line {one.cell.line}), digit for digit",
+        also=(study.figure_place(view, series, one),),
+    )
+
+
+RULES: Final = (
+    Rule(
+        id="coincidence",
+        meaning="Times of different variants at different levels that agree to four digits need a source.",
+        severity="warning",
+        check=coincidence,
+    ),
+    Rule(
+        id="copied-row",
+        meaning="Two configurations do not have the same times in every digit.",
+        severity="warning",
+        check=copied_row,
+    ),
+)

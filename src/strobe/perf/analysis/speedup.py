@@ -1,0 +1,292 @@
+"""What is known of two sides, level by level: kernel, section, attention call, step, stage, end to end.
+
+Each side is what its traces and its log say. A level that cannot be computed is missing, with the reason. The sides were measured
+at different times: an interval is Welch's, and drift between them is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from strobe.perf.analysis.call_ledger import CallTimes
+from strobe.perf.analysis.cut import TracedSide
+from strobe.perf.analysis.foreign_ledger import Account, Timed, foreign_ledger
+from strobe.perf.analysis.log_rounds import StageRounds
+from strobe.perf.analysis.sections import skipped_text
+from strobe.perf.analysis.steps import NoSteps
+from strobe.perf.analysis.timings import Timings
+from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
+
+LevelName = Literal["kernel", "section", "attention", "step", "stage", "e2e"]
+LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step", "stage", "e2e")
+DRIFT: Final = "unpaired, drift unknown"
+MAX_REALISED: Final = 10
+"""A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+_LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
+"""Traced step / timed step: outside these bounds they are not the same thing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One level of one side.
+
+    Args:
+        mean_ns: mean of all measurements.
+        groups_ns: means of groups that do not depend on each other: steps, rounds; fewer than two make no interval.
+        n: measurements.
+        what: what was averaged, in words.
+    """
+
+    mean_ns: Fraction
+    groups_ns: tuple[float, ...]
+    n: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """Everything known of one side. A text in place of a result says why there is none.
+
+    Args:
+        name: `baseline` or `candidate`.
+        traced: one per trace, each its device with the focal kernels.
+        timings: what the log says.
+    """
+
+    name: Literal["baseline", "candidate"]
+    traced: tuple[TracedSide, ...] | str
+    timings: Timings
+
+    @property
+    def chosen(self) -> TracedSide | None:
+        """The rank that the others wait for: the longest mean step."""
+        return None if isinstance(self.traced, str) else max(self.traced, key=lambda traced: traced.mean_ns)
+
+    def kernel(self) -> Measured | str:
+        """One focal kernel."""
+        own = self.chosen
+        if own is None:
+            return str(self.traced)
+        n = len(own.counted)
+        if not n:
+            return f"no focal kernel in {own.label}"
+        groups = tuple(sum(calls) / len(calls) for calls in own.focal if calls)
+        return Measured(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
+
+    def section(self) -> Measured | str:
+        """One section."""
+        own = self.chosen
+        if own is None or own.sections is None:
+            return str(self.traced) if own is None else "no section was asked for: give --section"
+        found = own.sections.found
+        if not found:
+            return f"{own.sections.num_focal} focal calls, none with a section: {skipped_text(own.sections)}"
+        groups = [[s.length_ns for s in found if t.start_ns <= s.start_ns < t.end_ns] for t in own.tiles]
+        means = tuple(sum(lengths) / len(lengths) for lengths in groups if lengths)
+        mean = Fraction(sum(section.length_ns for section in found), len(found))
+        return Measured(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
+
+    def call(self) -> Measured | str:
+        """One attention call of the log."""
+        own = self.timings.attention
+        if isinstance(own, str):
+            return own
+        values = own.resolved.values_ns
+        kept = set(own.kept)
+        rounds = [[values[index] for index in each if index in kept] for each in self.timings.rounds]
+        groups = tuple(sum(each) / len(each) for each in rounds if each)
+        what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
+        return Measured(mean_ns=Fraction(own.calls.sum_ns, own.calls.n), groups_ns=groups, n=own.calls.n, what=what)
+
+    def traced_step(self) -> Measured | str:
+        """One step of the trace."""
+        own = self.chosen
+        if own is None:
+            return str(self.traced)
+        if isinstance(own.steps, NoSteps):
+            return f"{own.label}: {own.steps.reason}"
+        groups = tuple(float(tile.end_ns - tile.start_ns) for tile in own.tiles)
+        return Measured(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
+
+    def timed_stage(self) -> Measured | str:
+        """One stage of the log, without warm-up."""
+        return _rounds(self.timings.stage)
+
+    def whole(self) -> Measured | str:
+        """A whole run as the log times it."""
+        return _rounds(self.timings.e2e)
+
+    def call_times(self, *, kernel_is_section: bool) -> CallTimes:
+        """The means for the account of a call."""
+        kernel = _mean(self.kernel())
+        return CallTimes(
+            kernel_ns=kernel,
+            section_ns=kernel if kernel_is_section else _mean(self.section()),
+            call_ns=_mean(self.call()),
+            stage_ns=_mean(self.timed_stage()),
+            calls_per_stage=self.timings.calls,
+            kernel_is_section=kernel_is_section,
+        )
+
+    def timed(self) -> Timed:
+        """What the log says for the account of the traces; a step only if it can be the one that was traced."""
+        logged = self.timings.step
+        step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
+        own = self.chosen
+        if step is not None and (own is None or not _LIKELY_DILATION[0] <= own.mean_ns / step <= _LIKELY_DILATION[1]):
+            step = None
+        return Timed(
+            step_ns=step, stage_ns=_mean(self.timed_stage()), e2e_ns=_mean(self.whole()), calls_per_stage=self.timings.calls
+        )
+
+
+def _mean(measured: Measured | str) -> Fraction | None:
+    return None if isinstance(measured, str) else measured.mean_ns
+
+
+def _counted(n: int, what: str, own: TracedSide) -> str:
+    return f"{n} {what}{'s' if n != 1 else ''} of {own.label}"
+
+
+def _rounds(rounds: StageRounds | str) -> Measured | str:
+    if isinstance(rounds, str):
+        return rounds
+    mean = rounds.avg_excl_warmup_ns
+    if mean is None:
+        return f"{rounds.name}: no round is left without warm-up"
+    kept = rounds.kept_ns
+    what = f"{len(kept)} of {len(rounds.rounds)} rounds of {rounds.name!r}"
+    return Measured(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
+
+
+# ---------------------------------------------------------------------------------------------------------------- levels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelFigure:
+    """One level of both sides.
+
+    Args:
+        level: its name, as a requirement takes it.
+        baseline: mean and groups, or why there are none.
+        candidate: likewise.
+        ratio: time of the baseline / time of the candidate; `None`: the level is missing.
+        interval: Welch's, over groups; drift between the sides is unknown.
+        verdict: what that allows to say.
+        realised: saving of this level for one call / saving of the kernel; `None` where that says nothing.
+        unlike: empty, or how the two sides differ in what they measure: stands beside every figure of the level.
+    """
+
+    level: LevelName
+    baseline: Measured | str
+    candidate: Measured | str
+    ratio: Fraction | None
+    interval: Interval | None
+    verdict: Verdict | None
+    realised: Fraction | None
+    unlike: str
+
+    @property
+    def saved_ns(self) -> Fraction | None:
+        """Baseline - candidate."""
+        if isinstance(self.baseline, str) or isinstance(self.candidate, str):
+            return None
+        return self.baseline.mean_ns - self.candidate.mean_ns
+
+    @property
+    def missing(self) -> str:
+        """Why there is no ratio."""
+        sides = (("baseline", self.baseline), ("candidate", self.candidate))
+        return "; ".join(f"{name}: {reason}" for name, reason in sides if isinstance(reason, str))
+
+
+def level_figures(baseline: Side, candidate: Side, *, unlike: str = "", alike_steps: bool = True) -> tuple[LevelFigure, ...]:
+    """Compare every level.
+
+    Args:
+        unlike: the sections are not cut alike, in words; a side without sections is then represented by its kernel.
+        alike_steps: the steps of both traces are the same thing.
+    """
+    sides = (baseline, candidate)
+    sections = [_section(side, unlike) for side in sides]
+    steps: list[Measured | str] = [side.traced_step() for side in sides]
+    if not alike_steps and not any(isinstance(step, str) for step in steps):
+        steps = ["the repetitions found on both sides hold different numbers of focal calls: give --steps"] * 2
+    measured: dict[LevelName, Sequence[Measured | str]] = {
+        "kernel": [side.kernel() for side in sides],
+        "section": sections,
+        "attention": [side.call() for side in sides],
+        "step": steps,
+        "stage": [side.timed_stage() for side in sides],
+        "e2e": [side.whole() for side in sides],
+    }
+    kernel = _figure("kernel", measured["kernel"], None, sides, "")
+    found = [kernel]
+    for level in LEVELS[1:]:
+        found.append(_figure(level, measured[level], kernel, sides, unlike if level == "section" else ""))
+    return tuple(found)
+
+
+def _section(side: Side, unlike: str) -> Measured | str:
+    """The section, or the kernel where an unlike comparison was asked for and the side has none."""
+    found = side.section()
+    return side.kernel() if unlike and isinstance(found, str) else found
+
+
+def _figure(
+    level: LevelName, measured: Sequence[Measured | str], kernel: LevelFigure | None, sides: tuple[Side, Side], unlike: str
+) -> LevelFigure:
+    b, c = measured
+    ratio = interval = verdict = realised = None
+    if not isinstance(b, str) and not isinstance(c, str) and b.mean_ns > 0 and c.mean_ns > 0:
+        ratio = b.mean_ns / c.mean_ns
+        usable = all(value > 0 for value in (*b.groups_ns, *c.groups_ns))
+        interval = welch_interval(b.groups_ns, c.groups_ns) if usable else None
+        saved = b.mean_ns - c.mean_ns
+        verdict = "no difference" if saved == 0 else judge(float(ratio), interval, float(saved))
+        realised = Fraction(1) if kernel is None else _realised(level, saved, kernel, sides)
+    return LevelFigure(
+        level=level, baseline=b, candidate=c, ratio=ratio, interval=interval, verdict=verdict, realised=realised, unlike=unlike
+    )
+
+
+def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tuple[Side, Side]) -> Fraction | None:
+    """Saving of a level / saving of the kernel calls in it; `None` where their number is not known or the kernel did not move."""
+    if kernel.ratio is None or isinstance(kernel.baseline, str) or isinstance(kernel.candidate, str):
+        return None
+    calls: tuple[Fraction | int | None, Fraction | int | None] = (1, 1)
+    if level == "step":
+        calls = _calls_per_step(sides[0]), _calls_per_step(sides[1])
+    elif level in ("stage", "e2e"):
+        calls = sides[0].timings.calls, sides[1].timings.calls
+    if calls[0] is None or calls[1] is None:
+        return None
+    moved = calls[0] * kernel.baseline.mean_ns - calls[1] * kernel.candidate.mean_ns
+    if moved <= 0 or moved < Fraction(FLOOR) * calls[0] * kernel.baseline.mean_ns or abs(saved) > MAX_REALISED * moved:
+        return None
+    return saved / moved
+
+
+def _calls_per_step(side: Side) -> Fraction | None:
+    own = side.chosen
+    return None if own is None else Fraction(own.num_focal, len(own.tiles))
+
+
+def rank_ledgers(baseline: Side, candidate: Side) -> tuple[tuple[str, Account], ...]:
+    """The account of the slowest ranks, and of every rank that both sides traced if there are several."""
+    if isinstance(baseline.traced, str) or isinstance(candidate.traced, str):
+        return ()
+    slow = baseline.chosen, candidate.chosen
+    assert slow[0] is not None and slow[1] is not None
+    timed = baseline.timed(), candidate.timed()
+    several = len(baseline.traced) > 1 or len(candidate.traced) > 1
+    first = f"slowest rank ({slow[0].label} against {slow[1].label})" if several else ""
+    found = [(first, foreign_ledger(slow[0], slow[1], timed))]
+    if several:
+        others = {traced.label: traced for traced in candidate.traced}
+        pairs = [(traced, others[traced.label]) for traced in baseline.traced if traced.label in others]
+        found += [(b.label, foreign_ledger(b, c, timed)) for b, c in pairs]
+    return tuple(found)

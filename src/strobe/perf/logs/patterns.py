@@ -1,0 +1,172 @@
+"""Patterns files: which lines of a log are timings, and where in the line the number, its unit and its place stand."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from strobe.core.errors import ConfigError, DataError, nearest, unknown_choice
+from strobe.perf.logs.numbers import NUMBER
+from strobe.perf.logs.vocabulary import UNIT, Unit, parse_unit
+
+Kind = Literal["stage", "step", "attention", "kernel", "section", "frame_block", "e2e", "region"]
+Format = Literal["text", "record"]
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+GROUPS: Final = ("value", "unit", "name", "rank", "step", "block", "round")
+_KEYS: Final = {
+    "text": ("format", "kind", "regex", "similar", "contains", "unit", "name"),
+    "record": ("format", "kinds"),
+}
+_WORDS: Final = re.compile(r"[^\W\d_]{3,}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """One way to write a timing.
+
+    Args:
+        name: of the pattern.
+        format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken.
+        kind: what is timed.
+        regex: searched in a line as often as it is found. Named groups: `value`, and if the line says them `unit`, `name`,
+            `rank`, `step`, `block`, `round`.
+        similar: a line in which this is found looks like a timing of this pattern.
+        contains: what a line must have in it, any case, for the two to be tried at all: a quick look that spares the slow ones.
+        unit: declared: of every value, whatever the line says.
+        label: name of the series where the regex has no group `name`.
+        kinds: of a record's spans by name; others are regions.
+    """
+
+    name: str
+    format: Format = "text"
+    kind: Kind = "region"
+    regex: re.Pattern[str] = field(default=re.compile(r"(?!)"))
+    similar: re.Pattern[str] = field(default=re.compile(r"(?!)"))
+    contains: str = ""
+    unit: Unit | None = None
+    label: str = ""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+
+Patterns = tuple[Pattern, ...]
+"""Patterns in the order they are tried."""
+
+
+def load_patterns(path: Path | None = None) -> Patterns:
+    """Return the shipped patterns; those of a file come before them, and replace those of the same name.
+
+    Args:
+        path: a TOML file: a table per pattern, and at the top `defaults = false` to leave the shipped ones out.
+
+    Raises:
+        DataError: the file cannot be read.
+        ConfigError: it is not TOML, or a key, kind, unit or regular expression in it is not valid.
+    """
+    if path is None:
+        return _shipped()
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read patterns file {path}: {error.strerror}; name a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"patterns file {path} is not TOML: {error}") from error
+    defaults = tables.pop("defaults", True)
+    if not isinstance(defaults, bool):
+        raise ConfigError(f"{path}: defaults = {defaults!r}; allowed: true, false")
+    own = tuple(_pattern(name, table, str(path)) for name, table in tables.items())
+    if not own:
+        raise ConfigError(f"{path} has no pattern; write a table such as [attention] with kind and regex")
+    names = {pattern.name for pattern in own}
+    return own + tuple(pattern for pattern in _shipped() if defaults and pattern.name not in names)
+
+
+@functools.cache
+def _shipped() -> Patterns:
+    text = resources.files(__package__).joinpath("patterns.toml").read_text(encoding="utf-8")
+    return tuple(_pattern(name, table, "patterns.toml") for name, table in tomllib.loads(text).items())
+
+
+def _pattern(name: str, table: Any, file: str) -> Pattern:
+    where = f"{file}: [{name}]"
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{file}: unknown key {name!r}{nearest(name, ['defaults'])}; allowed at the top: defaults, and a table per pattern"
+        )
+    form = table.get("format", "text")
+    if form not in _KEYS:
+        raise _within(where, unknown_choice("format", str(form), _KEYS))
+    for key in table:
+        if key not in _KEYS[form]:
+            raise _within(where, unknown_choice("key", key, _KEYS[form]))
+    for key, value in table.items():
+        if key != "kinds" and not isinstance(value, str):
+            raise ConfigError(f"{where} {key} = {value!r} is not text; write it in quotes")
+    if form == "record":
+        kinds = table.get("kinds", {})
+        if not isinstance(kinds, dict):
+            raise ConfigError(f'{where} kinds = {kinds!r}; write a table such as {{ attention = "attention" }}')
+        named = {span: _kind(where, kind) for span, kind in kinds.items()}
+        return Pattern(name=name, format="record", contains='"record"', kinds=named)
+    return _text_pattern(name, table, where)
+
+
+def _text_pattern(name: str, table: Mapping[str, str], where: str) -> Pattern:
+    if "regex" not in table or "kind" not in table:
+        raise ConfigError(f"{where} needs kind and regex; kinds: {', '.join(KINDS)}")
+    regex = _compiled(where, "regex", table["regex"])
+    for group in regex.groupindex:
+        if group not in GROUPS:
+            raise _within(where, unknown_choice("group", group, GROUPS))
+    if "value" not in regex.groupindex:
+        raise ConfigError(f"{where} regex has no group value; write {{value}} or (?P<value>...) where the number stands")
+    similar = table.get("similar") or _similar(table["regex"])
+    try:
+        unit = parse_unit(table["unit"]) if "unit" in table else None
+    except DataError as error:
+        raise ConfigError(f"{where} {error}") from error
+    return Pattern(
+        name=name,
+        kind=_kind(where, table["kind"]),
+        regex=regex,
+        similar=_compiled(where, "similar", similar),
+        contains=table.get("contains", "").lower(),
+        unit=unit,
+        label=table.get("name", name),
+    )
+
+
+def _within(where: str, error: ConfigError) -> ConfigError:
+    return ConfigError(f"{where}: {error}")
+
+
+def _kind(where: str, word: object) -> Kind:
+    for kind in KINDS:
+        if word == kind:
+            return kind
+    raise _within(where, unknown_choice("kind", str(word), KINDS))
+
+
+def _compiled(where: str, key: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text.replace("{value}", f"(?P<value>{NUMBER})").replace("{unit}", f"(?P<unit>{UNIT})"))
+    except re.error as error:
+        raise ConfigError(f"{where} {key} is not a regular expression: {error}") from error
+
+
+def _similar(regex: str) -> str:
+    """What a line must have to look like this pattern: the words that the regex spells out, in their order, any case.
+
+    Groups, classes and escapes are taken out first. Without words, or with alternatives outside groups, no line looks similar.
+    """
+    text = re.sub(r"\\.|\[[^\]]*\]|\{[^}]*\}", " ", regex)
+    while (inner := re.sub(r"\([^()]*\)[*+?]*", " ", text)) != text:
+        text = inner
+    words = [] if "|" in text else _WORDS.findall(re.sub(r".[*?]", " ", text))
+    return "(?i)" + ".*".join(words) if words else "(?!)"

@@ -1,0 +1,253 @@
+"""Reads a log: every line is matched by a pattern, ignored, or looks like a pattern's timing without matching it.
+
+The file is streamed; what is kept grows with the values in it, not with its size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from strobe.core.errors import DataError
+from strobe.perf.logs.lines import Line, Reading, read_lines
+from strobe.perf.logs.numbers import NUMBER
+from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
+from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
+from strobe.perf.logs.vocabulary import UNIT
+from strobe.perf.records.record import READABLE_VERSIONS, Record, Span
+
+MAX_SERIES: Final = 4096
+"""Names and ranks one file may have; a pattern that makes more takes something else for a name."""
+EVERY: Final = 1 << 16
+"""Lines between two reports of progress."""
+WRAP: Final = 40
+"""Shortest width at which a terminal is believed to have broken a line."""
+PARTS: Final = 4
+"""Most parts of a broken line."""
+
+_RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)
+_PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
+_TAIL: Final = re.compile(rf"\s*(?:{NUMBER})?\s*(?:{UNIT}|[a-z]{{1,11}})?[\s.,;:)\]]*(?:\(.*)?", re.IGNORECASE)
+
+Progress = Callable[[int, int, str], None]
+
+
+class _Found(NamedTuple):
+    """One value in a text: from `start` to `end`, `value` and its unit at `value_start`."""
+
+    start: int
+    end: int
+    value_start: int
+    kind: Kind
+    name: str
+    rank: int | None
+    sample: Sample
+
+
+class _Pending(NamedTuple):
+    """A line that matched nothing, kept until the next one shows whether it goes on there."""
+
+    line: Line
+    similar: str
+
+
+def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
+    """Read a log file, plain or gzip.
+
+    Args:
+        patterns: what to look for; by default the shipped patterns.
+        progress: told now and then how many bytes of the file have been read, how many it has, and its name.
+
+    Raises:
+        DataError: the file cannot be opened, or its lines carry too many different names.
+    """
+    reading, found = Reading(), _Reader(path, load_patterns() if patterns is None else patterns)
+    size = path.stat().st_size if path.is_file() else 0
+    for count, line in enumerate(read_lines(path, reading)):
+        found.add(line)
+        if progress is not None and count % EVERY == 0:
+            progress(reading.done_bytes, size, path.name)
+    return found.log(size, reading)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class _Reader:
+    def __init__(self, path: Path, patterns: Patterns) -> None:
+        self._path, self._patterns = path, patterns
+        self._series: dict[tuple[str, str, int | None], SeriesBuilder] = {}
+        self._pending: list[_Pending] = []
+        self._similar: dict[str, list[Example]] = {}
+        self._longest = self._long_lines = self._position = 0
+        self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
+
+    def add(self, line: Line) -> None:
+        """Take one more line."""
+        self._counts["lines"] += 1
+        number, candidates = line.number, self._candidates(line.text)
+        pattern, values, used = self._match_joined(line.text)
+        if used:
+            number = self._pending[-used].line.number
+            self._settle(keep=used)
+            self._pending.clear()
+            self._counts["joined"] += 1
+            self._counts["matched"] += used
+        else:
+            pattern, values = _match(candidates, line.text)
+        if pattern is not None:
+            self._settle()
+            self._counts["matched"] += 1
+            for value in values:
+                self._keep(pattern, value, number)
+        else:
+            self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1].line) else 0)
+            self._pending.append(_Pending(line, _similar(candidates, line.text)))
+        if len(line.text) > self._longest:
+            self._longest, self._long_lines = len(line.text), 0
+        self._long_lines += len(line.text) == self._longest
+
+    def log(self, size_bytes: int, reading: Reading) -> Log:
+        """Freeze what was found."""
+        self._settle()
+        return Log(
+            path=self._path,
+            sha256=sha256_of(self._path),
+            size_bytes=size_bytes,
+            patterns=self._patterns,
+            series=tuple(builder.freeze(self._path) for builder in self._series.values()),
+            counts=LineCounts(**self._counts, mended=reading.mended, cut=reading.cut, truncated=reading.truncated),
+            similar=tuple(example for examples in self._similar.values() for example in examples),
+        )
+
+    def _settle(self, keep: int = 0) -> None:
+        """Count the lines that were waiting for their continuation, all but the last few."""
+        while len(self._pending) > keep:
+            line, similar = self._pending.pop(0)
+            self._counts["similar" if similar else "ignored"] += 1
+            if not similar:
+                self._counts["progress"] += any(mark in line.text for mark in _PROGRESS)
+                continue
+            examples = self._similar.setdefault(similar, [])
+            if len(examples) < MAX_EXAMPLES:
+                examples.append(Example(line.number, line.text[:MAX_TEXT], similar))
+
+    def _candidates(self, text: str) -> list[Pattern]:
+        lowered = text.lower()
+        return [pattern for pattern in self._patterns if pattern.contains in lowered]
+
+    def _is_full(self, line: Line) -> bool:
+        """Whether the line fills the width of a terminal: it is as long as the longest so far, and not the only one."""
+        return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
+
+    def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:
+        """Match the waiting lines and one more, if a terminal or logger may have broken one line into them.
+
+        Either the waiting ones fill the width of the terminal, or the text is the rest of a value, with at most something in
+        parentheses behind it. Returns how many of the waiting lines the match needs; 0 if there is none.
+        """
+        if not self._pending or not self._pending[-1].line.whole:
+            return None, [], 0
+        last, full = self._pending[-1].line.text, self._is_full(self._pending[-1].line)
+        if not last.strip() or not (full or _TAIL.fullmatch(text)):
+            return None, [], 0
+        waiting = [line.text for line, _ in self._pending]
+        for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
+            head = "".join(parts)
+            pattern, values = _match(self._candidates(head + rest), head + rest)
+            ended = [value for value in values if value.end > len(head)]
+            if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
+                starts = accumulate(map(len, parts[:-1]))
+                return pattern, ended, sum(ended[0].start < start for start in starts) + 1
+        return None, [], 0
+
+    def _keep(self, pattern: Pattern, value: _Found, number: int) -> None:
+        key = (pattern.name, value.name, value.rank)
+        if key not in self._series:
+            if len(self._series) == MAX_SERIES:
+                raise DataError(
+                    f"{self._path}: pattern {pattern.name!r} has found more than {MAX_SERIES} names and ranks, the last is "
+                    f"{value.name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
+                )
+            self._series[key] = SeriesBuilder(pattern, value.kind, value.name, value.rank)
+        self._series[key].add(value.sample._replace(line=number, position=self._position))
+        self._position += 1
+
+
+def _match(candidates: list[Pattern], text: str) -> tuple[Pattern | None, list[_Found]]:
+    """The first pattern that matches, and all its values in the text."""
+    for pattern in candidates:
+        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text))
+        if values:
+            return pattern, values
+    return None, []
+
+
+def _similar(candidates: list[Pattern], text: str) -> str:
+    """Name of the first pattern that the text looks like."""
+    for pattern in candidates:
+        if pattern.similar.search(text) or (pattern.format == "record" and _is_broken_record(text)):
+            return pattern.name
+    return ""
+
+
+def _text_values(pattern: Pattern, text: str) -> Iterator[_Found]:
+    for match in pattern.regex.finditer(text):
+        groups = match.groupdict()
+        if groups["value"] is None:
+            continue
+        step, block, order = (_integer(groups.get(place)) for place in ("step", "block", "round"))
+        sample = Sample(0, groups["value"], groups.get("unit") or "", 0, step, block, order)
+        rank = _rank(text, match.start("value")) if groups.get("rank") is None else _integer(groups["rank"])
+        name = groups.get("name") or pattern.label
+        yield _Found(match.start(), match.end(), match.start("value"), pattern.kind, name, rank, sample)
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None
+
+
+def _rank(text: str, before: int) -> int | None:
+    """The last rank that a text names before a position."""
+    if "ank" not in text and "ANK" not in text and not text.startswith("[default"):
+        return None
+    found = list(_RANK.finditer(text, 0, before))
+    return int(found[-1][1] or found[-1][2]) if found else None
+
+
+def _is_broken_record(text: str) -> bool:
+    return text.startswith("{") and _record(text) is None
+
+
+def _record(text: str) -> Record | None:
+    try:
+        record = msgspec.json.decode(text, type=Record)
+    except msgspec.DecodeError:
+        return None
+    return record if record.v in READABLE_VERSIONS else None
+
+
+def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
+    record = _record(text) if text.startswith("{") else None
+    if isinstance(record, Span):
+        kind = pattern.kinds.get(record.name, "region")
+        name = f"{record.variant}/{record.name}"
+        cause = "warm-up" if record.warmup else ""
+        sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
+        yield _Found(0, len(text), 0, kind, name, None, sample)

@@ -1,0 +1,292 @@
+"""What a log says, as frozen columns: one series of values per pattern, name and rank, and what became of every line."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from strobe.core.errors import ConfigError
+from strobe.perf.logs.numbers import Mark, Number, Reason, decides, read
+from strobe.perf.logs.patterns import Kind, Pattern, Patterns
+from strobe.perf.logs.vocabulary import Unit, is_unit
+
+MAX_EXAMPLES: Final = 10
+MAX_TEXT: Final = 160
+_NONE: Final = -1
+_COLUMNS: Final = ("stop", "label", "line", "position", "step", "block", "round", "cause")
+
+
+class Example(NamedTuple):
+    """A line to look at: its number as editors count, its text (cut if long), the pattern it concerns, and why."""
+
+    line: int
+    text: str
+    pattern: str
+    reason: str = ""
+
+
+class Sample(NamedTuple):
+    """One value: the number and the unit as written ("" for none), and where it stands; None where the line does not say.
+
+    `position` counts the values of the file in order, over all series. `cause`: why the line itself calls it not steady.
+    """
+
+    line: int
+    text: str
+    label: str
+    position: int
+    step: int | None = None
+    block: int | None = None
+    round: int | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """Values that take part in no statistic, by reason, with the first of them."""
+
+    counts: Mapping[Reason, int] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return sum(self.counts.values())
+
+    def __str__(self) -> str:
+        first = ", ".join(f"line {example.line}: {example.text}" for example in self.examples[:3])
+        return f"{', '.join(f'{count} {reason}' for reason, count in self.counts.items())} ({first})" if self.counts else "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """The values of one pattern, name and rank in one file, in order of lines; about 60 bytes each.
+
+    Args:
+        path: the file.
+        pattern: name of the pattern.
+        kind: what is timed.
+        name: as the line says it, or the pattern's.
+        rank: as the line says it; None where it does not.
+        declared: unit that the patterns file gives, or the format.
+        mark: the decimal mark that the values show; None: none, or both.
+        labels: spellings of units that occur; `label` counts into it.
+        causes: why values are not steady, as lines say; `cause` counts into it, 0 is no cause.
+        rejected: the values left out.
+    """
+
+    path: Path
+    pattern: str
+    kind: Kind
+    name: str
+    rank: int | None
+    declared: Unit | None
+    mark: Mark | None
+    labels: tuple[str, ...]
+    causes: tuple[str, ...]
+    text: bytes
+    stop: array[int]
+    label: array[int]
+    line: array[int]
+    position: array[int]
+    step: array[int]
+    block: array[int]
+    round: array[int]
+    cause: array[int]
+    rejected: Rejected
+
+    def __len__(self) -> int:
+        return len(self.stop)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(
+            line=self.line[index],
+            text=self.number_text(index),
+            label=self.labels[self.label[index]],
+            position=self.position[index],
+            step=_said(self.step[index]),
+            block=_said(self.block[index]),
+            round=_said(self.round[index]),
+            cause=self.causes[self.cause[index]],
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
+
+    def number_text(self, index: int) -> str:
+        """The number as written."""
+        index = range(len(self))[index]
+        return self.text[self.stop[index - 1] if index else 0 : self.stop[index]].decode()
+
+    def number(self, index: int) -> Number:
+        """The number, exactly."""
+        value = read(self.number_text(index), self.mark)
+        assert isinstance(value, Number), "what is none has been rejected"
+        return value
+
+    @property
+    def title(self) -> str:
+        """Name, and the rank if there is one."""
+        return self.name if self.rank is None else f"{self.name}, rank {self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineCounts:
+    """What became of the lines: `lines == matched + ignored + similar`. A part of a `\\r` progress line counts as a line.
+
+    Args:
+        matched: a value was taken, also if it was then rejected; the two halves of a wrapped line are both matched.
+        ignored: nothing of ours.
+        similar: looks like a pattern's timing, and does not match it.
+        progress: of the ignored, those that are progress bars.
+        joined: wrapped lines put together again.
+        mended: lines with bytes that are no text.
+        cut: lines so long that only their start was read.
+        truncated: the compressed file ends too early, or in something else.
+    """
+
+    lines: int = 0
+    matched: int = 0
+    ignored: int = 0
+    similar: int = 0
+    progress: int = 0
+    joined: int = 0
+    mended: int = 0
+    cut: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Log:
+    """One log file.
+
+    Args:
+        sha256: of the file as it lies on the disk.
+        series: in order of their first value.
+        similar: the first lines of each pattern that look like it and do not match.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    patterns: Patterns
+    series: tuple[Series, ...]
+    counts: LineCounts
+    similar: tuple[Example, ...]
+
+    def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
+        """Return the series of a kind whose name holds a regular expression, any case.
+
+        Raises:
+            ConfigError: not a regular expression.
+        """
+        regex = compiled(name)
+        return tuple(series for series in self.series if series.kind == kind and regex.search(series.name))
+
+    @property
+    def content(self) -> str:
+        """What the log has, for the message that it has not what was asked for."""
+        has = ", ".join(f"{series.kind} {series.title!r} ({len(series)})" for series in self.series[:8])
+        more = f" and {len(self.series) - 8} more" if len(self.series) > 8 else ""
+        similar = f"; {self.counts.similar} lines look like a timing and match no pattern" if self.counts.similar else ""
+        has = has or f"{self.counts.lines} lines without a timing"
+        return f"it has {has}{more}{similar}; a patterns file (--patterns) adds others"
+
+
+def compiled(text: str) -> re.Pattern[str]:
+    """Return a regular expression that a user gave, any case.
+
+    Raises:
+        ConfigError: not a regular expression.
+    """
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ConfigError(f"{text!r} is not a regular expression: {error}") from error
+
+
+def _said(value: int) -> int | None:
+    return None if value == _NONE else value
+
+
+class SeriesBuilder:
+    """Collects the values of one series; `freeze` decides what the ambiguous ones among them mean."""
+
+    def __init__(self, pattern: Pattern, kind: Kind, name: str, rank: int | None) -> None:
+        self._pattern, self._kind, self._name, self._rank = pattern, kind, name, rank
+        self._labels: dict[str, int] = {}
+        self._causes: dict[str, int] = {"": 0}
+        self._marks: set[Mark] = set()
+        self._unsure: list[int] = []
+        self._text = bytearray()
+        self._columns = {column: array("h" if column in ("label", "cause") else "q") for column in _COLUMNS}
+        self._rejected: dict[Reason, int] = {}
+        self._examples: list[Example] = []
+
+    def add(self, sample: Sample) -> None:
+        """Keep a value, or count it as rejected."""
+        value = read(sample.text, ".")
+        if sample.label and not is_unit(sample.label):
+            value = "unknown unit"
+        if not isinstance(value, Number):
+            self._reject(value, sample.line, f"{sample.text} {sample.label}".rstrip())
+            return
+        mark = decides(sample.text)
+        if mark is not None:
+            self._marks.add(mark)
+        elif "," in sample.text or "." in sample.text:
+            self._unsure.append(len(self._columns["stop"]))
+        self._text += sample.text.encode()
+        row = (
+            len(self._text),
+            self._labels.setdefault(sample.label, len(self._labels)),
+            sample.line,
+            sample.position,
+            *(_NONE if place is None else place for place in (sample.step, sample.block, sample.round)),
+            self._causes.setdefault(sample.cause, len(self._causes)),
+        )
+        for column, number in zip(_COLUMNS, row, strict=True):
+            self._columns[column].append(number)
+
+    def _reject(self, reason: Reason, line: int, text: str) -> None:
+        self._rejected[reason] = self._rejected.get(reason, 0) + 1
+        if len(self._examples) < MAX_EXAMPLES:
+            self._examples.append(Example(line, text[:MAX_TEXT], self._pattern.name, reason))
+
+    def _drop_ambiguous(self) -> None:
+        """Reject what could be read in two ways: `7,200` where no value shows which mark is the decimal one."""
+        columns, text = self._columns, bytes(self._text)
+        spans = {i: text[columns["stop"][i - 1] if i else 0 : columns["stop"][i]].decode() for i in self._unsure}
+        dropped = {i for i, number in spans.items() if self._marks or "," in number}
+        for i in sorted(dropped):
+            self._reject("ambiguous", columns["line"][i], spans[i])
+        kept = [i for i in range(len(columns["stop"])) if i not in dropped]
+        pieces = [text[columns["stop"][i - 1] if i else 0 : columns["stop"][i]] for i in kept]
+        for column in _COLUMNS:
+            columns[column] = array(columns[column].typecode, (columns[column][i] for i in kept))
+        columns["stop"] = array("q", accumulate(map(len, pieces)))
+        self._text = bytearray(b"".join(pieces))
+
+    def freeze(self, path: Path) -> Series:
+        """Return the series of the file at `path`."""
+        if self._unsure and len(self._marks) != 1:
+            self._drop_ambiguous()
+        return Series(
+            path=path,
+            pattern=self._pattern.name,
+            kind=self._kind,
+            name=self._name,
+            rank=self._rank,
+            declared="ns" if self._pattern.format == "record" else self._pattern.unit,
+            mark=min(self._marks) if len(self._marks) == 1 else None,
+            labels=tuple(self._labels),
+            causes=tuple(self._causes),
+            text=bytes(self._text),
+            **self._columns,
+            rejected=Rejected(counts=dict(sorted(self._rejected.items())), examples=tuple(self._examples)),
+        )

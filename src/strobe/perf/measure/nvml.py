@@ -1,0 +1,102 @@
+"""What the driver says of a GPU, through `nvidia-ml-py`: loaded when first asked, None where it is absent or refuses."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strobe.perf.records.record import GpuState
+
+IDLE: Final = 0x001
+"""Bit of the clock event reasons: nothing runs, and clocks fall for that reason alone."""
+REASONS: Final = {
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""The other bits of the clock event reasons, which hold clocks down."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A GPU at one moment; None where the driver does not tell.
+
+    Args:
+        reasons: bits of the clock event reasons.
+        read_ns: how long the reading took.
+    """
+
+    sm_mhz: int | None
+    memory_mhz: int | None
+    power_mw: int | None
+    temperature_c: int | None
+    reasons: int
+    read_ns: int
+
+    @property
+    def idle(self) -> bool:
+        """The GPU had nothing to do."""
+        return bool(self.reasons & IDLE)
+
+
+class Gpu:
+    """One GPU as NVML sees it. A question that the driver does not answer gives None, never an error."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    def read(self) -> Reading:
+        """Read clocks, power, temperature and what holds clocks down: five short calls without the interpreter's lock."""
+        nvml, began = self._nvml, time.perf_counter_ns()
+        sm, memory = (self._ask("nvmlDeviceGetClockInfo", kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        temperature = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return Reading(
+            sm_mhz=sm,
+            memory_mhz=memory,
+            power_mw=power,
+            temperature_c=temperature,
+            reasons=reasons or 0,
+            read_ns=time.perf_counter_ns() - began,
+        )
+
+    def state(self) -> GpuState:
+        """Return how the GPU is set up."""
+        persistence = self._ask("nvmlDeviceGetPersistenceMode")
+        mig = self._ask("nvmlDeviceGetMigMode")
+        return GpuState(
+            persistence=None if persistence is None else bool(persistence),
+            mig=None if mig is None else bool(mig[0]),
+            power_limit_mw=self._ask("nvmlDeviceGetEnforcedPowerLimit"),
+            max_sm_mhz=self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
+        )
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, question)(self._handle, *arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+@functools.cache
+def open_gpu(uuid: str) -> Gpu | None:
+    """Return a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        return None

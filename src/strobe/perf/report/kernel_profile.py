@@ -1,0 +1,283 @@
+"""The kernel profile as a page: the budget of one step, and every operation with its times and its roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from strobe.core.costs import DevicePeaks, device_peaks
+from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
+from strobe.perf.analysis.budget import REST, KernelProfile, Operation, Whole
+from strobe.perf.analysis.roofline import roofline
+from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.records.record import Machine
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Banner,
+    Block,
+    Cell,
+    Code,
+    Column,
+    Count,
+    Fact,
+    Missing,
+    Report,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.sections.roofline import device_note, rate_cells, rate_columns
+
+ISOLATED: Final = "by itself"
+_DIFFERENCE: Final = "difference: as it runs - sum of the parts"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """What was profiled, as the page says it.
+
+    Args:
+        facts: name and value, in order: preset, model, sizes.
+        machine: what ran it.
+        dtype: of weights and activations.
+        cold: a GPU's cache was overwritten before each call by itself.
+        compiled: the stream ran through torch.compile, the operations by themselves did not.
+        overlapped: the decoder ran beside the transformer.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    machine: Machine
+    dtype: str
+    cold: bool
+    compiled: bool
+    overlapped: bool
+
+
+def kernel_report(found: KernelProfile, what: Profiled) -> Report:
+    """Build the page."""
+    peaks = device_peaks(what.machine.device_name)
+    details = _Details(profile=found, what=what, peaks=peaks)
+    sections = (
+        _budget(found, what),
+        _regions(found),
+        details.section("attention", "Attention", lambda each: "attention" in each.kind),
+        details.section("cache", "Key-value cache", lambda each: "cache" in each.kind),
+        details.section("ffn", "Feed-forward", lambda each: each.kind.startswith("feed")),
+        details.section("other", "Norms, residuals, embedding, head", _is_other),
+        _decoder(found, what, details),
+        _stages(found, what),
+    )
+    anomalies = tuple(details.anomalies())
+    busy = _doubts(what.machine)
+    banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
+    banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title="Kernel profile",
+        subtitle=f"one denoise step, {what.dtype}, on {what.machine.device_name}",
+        facts=tuple(Fact(name, Text(value)) for name, value in what.facts),
+        banners=tuple(banners),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _doubts(machine: Machine) -> tuple[str, ...]:
+    load = machine.clocks.load
+    busy = load is not None and load > machine.cores
+    return (f"the machine was busy when the profile began: load {load:g} on {machine.cores} cores",) if busy else ()
+
+
+def _is_other(each: Operation) -> bool:
+    return not any(word in each.kind for word in ("attention", "cache", "feed"))
+
+
+def _share(part: Fraction, whole: Fraction) -> Cell:
+    return Share(float(part / whole))
+
+
+# --------------------------------------------------------------------------------------------------------------- budget
+
+
+def _budget(found: KernelProfile, what: Profiled) -> Section:
+    step = found.step
+    columns = (
+        Column("component"),
+        Column("per step", "ms", True, "calls in a step x mean of one call by itself"),
+        Column("share of step", numeric=True),
+        Column("measured"),
+    )
+    whole = step.mean_ns
+    rows = [Row((Text(kind), Time(float(ns)), _share(ns, whole), Text(ISOLATED, "muted"))) for kind, ns in step.by_kind()]
+    rows.append(
+        Row((Text(_DIFFERENCE), Time(float(step.difference_ns)), _share(step.difference_ns, whole), Text("subtracted", "muted")))
+    )
+    total = (Text("one denoise step"), Time(float(whole)), Share(1.0), Text(f"as it runs, mean of {len(step.times_ns)}"))
+    rows.append(Row(total, strong=True))
+    reasons = ["launches and the framework between operations", "other contents of caches", "operations that are in no part"]
+    if what.compiled:
+        reasons.append("fusion: the stream ran compiled, the parts by themselves did not")
+    notes = (
+        "Components are sums of operations timed by themselves, not parts of a running step. The difference is what is left: "
+        f"{'; '.join(reasons)}. Above 0 the step takes longer than its parts, below 0 less.",
+        *_spread(step),
+    )
+    lead = "The parts and the difference add up to the measured step."
+    return Section("budget", "Per-step time budget", lead, (Table("One denoise step.", columns, tuple(rows), notes),))
+
+
+def _spread(whole: Whole) -> Iterator[str]:
+    times, end = whole.times_ns, tail(whole.times_ns)
+    outside = outliers(times)
+    slow = f"{'p99' if end.label == 'p99' else 'max'} {end.value / 1e6:.4g} ms"
+    yield f"The step as it runs: p50 {percentile(times, 0.5) / 1e6:.4g} ms, {slow}, n = {len(times)}."
+    if outside.indices:
+        yield (
+            f"{len(outside.indices)} of {outside.n} steps lie outside Tukey's fences and are kept; without them the mean would "
+            f"change by {100 * outside.effect:.2g} %."
+        )
+
+
+def _regions(found: KernelProfile) -> Section:
+    columns = (
+        Column("region of the step"),
+        Column("as it runs", "ms", True, "timers around each region of each layer"),
+        Column("share of step", numeric=True),
+        Column("sum of parts", "ms", True, "operations by themselves"),
+        Column("difference", "ms", True),
+    )
+    whole = found.step.mean_ns
+    rows = []
+    for line in found.by_region():
+        assert line.in_situ_ns is not None
+        shown = [
+            Missing("no operation of its own", "-") if ns is None else Time(float(ns))
+            for ns in (line.isolated_ns, line.difference_ns)
+        ]
+        name = Code(line.name) if line.name in NAMES else Text(line.name)
+        rows.append(Row((name, Time(float(line.in_situ_ns)), _share(line.in_situ_ns, whole), *shown)))
+    total = (
+        Code(DENOISE_STEP),
+        Time(float(whole)),
+        Share(1.0),
+        Time(float(found.step.isolated_ns)),
+        Time(float(found.step.difference_ns)),
+    )
+    rows.append(Row(total, strong=True))
+    notes = (
+        f"Regions: mean over {len(found.fine_ns)} steps with timers around every region of every layer, in frame blocks of one "
+        f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",
+        f"{REST.capitalize()}: {', '.join(each.name for each in found.step.operations if each.inside == REST)}.",
+    )
+    table = Table("One denoise step by region.", columns, tuple(rows), notes)
+    return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
+
+
+# -------------------------------------------------------------------------------------------------------------- details
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Details:
+    """Tables of operations."""
+
+    profile: KernelProfile
+    what: Profiled
+    peaks: DevicePeaks | None
+
+    def section(self, id: str, title: str, chosen: Callable[[Operation], bool]) -> Section | None:
+        """Operations of a step, and for comparison those that are no part of it."""
+        parts = [each for each in self.profile.step.operations if chosen(each)]
+        others = [each for each in self.profile.reference if chosen(each)]
+        blocks: list[Block] = []
+        if parts:
+            blocks.append(self.table(f"{title}: operations of a step, {ISOLATED}.", parts, self.profile.step.mean_ns, "step"))
+        if others:
+            caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
+            blocks.append(self.table(caption, others, None, ""))
+        return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
+
+    def table(self, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
+        """One row an operation; with a whole, its share of that."""
+        shares = (Column(f"per {unit}", "ms", True), Column(f"share of {unit}", numeric=True)) if whole is not None else ()
+        columns = (
+            Column("operation"),
+            Column("what"),
+            Column("calls", numeric=True, hint=f"in one {unit}" if unit else ""),
+            Column("mean", "µs", True),
+            Column("p50", "µs", True),
+            Column("slow end", "µs", True, "p99 from 459 calls on, otherwise the largest"),
+            *shares,
+            *rate_columns(self.peaks),
+        )
+        rows = tuple(Row(tuple(self._cells(each, whole, len(rate_columns(self.peaks))))) for each in operations)
+        notes = [device_note(self.what.machine.device_name, self.peaks)]
+        waiting = [each.name for each in operations if each.waits]
+        if self.what.machine.device.startswith("cuda"):
+            held = "overwritten before each call" if self.what.cold else "as the call before left them"
+            notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
+            if waiting:
+                notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
+        return Table(caption, columns, rows, tuple(notes))
+
+    def _cells(self, each: Operation, whole: Fraction | None, num_rates: int) -> Iterator[Cell]:
+        end = each.tail
+        yield from (Code(each.name), Text(each.what, "muted"))
+        yield Count(each.calls) if each.calls else Missing("no part of it", "-")
+        yield from (Time(float(each.mean_ns)), Time(each.p50_ns), Time(end.value, f"{end.label} of {end.n}"))
+        if whole is not None:
+            yield from (Time(float(each.step_ns)), _share(each.step_ns, whole))
+        if each.cost is None:
+            yield from (Missing("its cost is not modelled", "-") for _ in range(num_rates))
+        else:
+            yield from rate_cells(roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype))
+
+    def anomalies(self) -> Iterator[str]:
+        """Every rate above a peak."""
+        for each in (*self.profile.step.operations, *self.profile.decode.operations, *self.profile.reference):
+            found = "" if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype).anomaly
+            if found:
+                yield f"{each.name}: {found}"
+
+
+# ------------------------------------------------------------------------------------------------------ decoder, stages
+
+
+def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section:
+    decode = found.decode
+    table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
+    columns = (Column(""), Column("per decode", "ms", True), Column("share", numeric=True))
+    lines = (("sum of the modules", decode.isolated_ns), (_DIFFERENCE, decode.difference_ns))
+    rows = [Row((Text(name), Time(float(ns)), _share(ns, decode.mean_ns))) for name, ns in lines]
+    rows.append(Row((Code(VAE_DECODE), Time(float(decode.mean_ns)), Share(1.0)), strong=True))
+    notes = [
+        f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
+    ]
+    if what.overlapped:
+        notes.append("It ran beside the commit pass, which slows both down; by themselves the modules had the device alone.")
+    account = Table("Decoder: parts against the whole.", columns, tuple(rows), tuple(notes))
+    return Section("decoder", "VAE decoder", "", (table, account))
+
+
+def _stages(found: KernelProfile, what: Profiled) -> Section:
+    columns = (
+        Column("stage"),
+        Column("what"),
+        Column("n", numeric=True),
+        Column("mean", "ms", True),
+        Column("p50", "ms", True),
+        Column("slow end", "ms", True, "p99 from 459 samples on, otherwise the largest"),
+    )
+    rows = []
+    for name, times in ((DENOISE_STEP, found.step.times_ns), *found.stages_ns.items()):
+        end = tail(times)
+        mean = Time(sum(times) / len(times))
+        cells = (Code(name), Text(NAMES[name], "muted"), Count(len(times)), mean, Time(percentile(times, 0.5)))
+        rows.append(Row((*cells, Time(end.value, f"{end.label} of {end.n}"))))
+    beside = " The decoder runs beside the commit pass: the stages of a frame block do not add up." if what.overlapped else ""
+    note = f"Stages as they run, without timers inside layers.{beside}"
+    return Section("stages", "Stages as they run", "", (Table("Stages.", columns, tuple(rows), (note,)),))

@@ -1,0 +1,90 @@
+"""From a `SpeedupStudy` to one `Report`, and the files it was made from. No clock, no randomness."""
+
+from __future__ import annotations
+
+from strobe.perf.report.extract import StageLog, TimerLog, attention_section, input_file, inputs_section, stages_section
+from strobe.perf.report.model import SCHEMA_VERSION, Cell, Fact, Missing, Number, Paragraph, Report, Section
+from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
+from strobe.perf.report.speedup_page.ledger import ledger_section
+from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, levels_section, speedups
+from strobe.perf.report.speedup_page.notes import notes_section
+from strobe.perf.report.speedup_page.pictures import flame_section, timeline_section
+from strobe.perf.report.speedup_page.settings import banners, settings_section
+from strobe.perf.report.speedup_page.study import SpeedupStudy
+
+
+def build_speedup_report(study: SpeedupStudy) -> Report:
+    """Lay the study out: settings, stages, attention, kernels, sections, speedups, where the time went, notes."""
+    sections = (
+        settings_section(study),
+        _stages(study),
+        _attention(study),
+        kernels_section(study),
+        sections_section(study),
+        levels_section(study),
+        ledger_section(study),
+        timeline_section(study),
+        flame_section(study),
+        notes_section(study),
+        _inputs(study),
+    )
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=speedups(study),
+        title="Speedup: candidate against baseline",
+        subtitle=_subtitle(study),
+        facts=_facts(study),
+        banners=banners(study),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _subtitle(study: SpeedupStudy) -> str:
+    focal = [side.request.focal for side in study.sides]
+    if focal[0] and focal[1]:
+        return f"{focal[1]} against {focal[0]}"
+    return "from logs and traces"
+
+
+def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
+    def cell(ratio: float | None, reason: str) -> Cell:
+        return Missing(reason, "missing") if ratio is None else Number(ratio, 4, "x")
+
+    return tuple(
+        Fact(
+            LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else ""),
+            cell(None if figure.ratio is None else float(figure.ratio), figure.missing),
+        )
+        for figure in study.levels
+    )
+
+
+def _stages(study: SpeedupStudy) -> Section:
+    logs = []
+    for side in study.sides:
+        timings = side.side.timings
+        rounds = tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str))
+        if rounds:
+            logs.append(StageLog(label=side.request.name, rounds=rounds))
+    if logs:
+        return stages_section(logs)
+    reasons = (f"{side.request.name}: {side.side.timings.stage}" for side in study.sides)
+    return Section("stages", "Stages", "", (Paragraph(f"No stage table; {'; '.join(reasons)}."),))
+
+
+def _attention(study: SpeedupStudy) -> Section:
+    logs = [
+        TimerLog(label=side.request.name, summaries=side.side.timings.timers, remarks=side.remarks)
+        for side in study.sides
+        if side.side.timings.timers
+    ]
+    if logs:
+        return attention_section(logs)
+    reasons = (f"{side.request.name}: {side.side.timings.attention}" for side in study.sides)
+    return Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {'; '.join(reasons)}."),))
+
+
+def _inputs(study: SpeedupStudy) -> Section:
+    paths = dict.fromkeys(path for side in study.sides for path in side.files)
+    logs = [side.log for side in study.sides if side.log is not None]
+    return inputs_section([input_file(path) for path in paths], logs)

@@ -1,0 +1,138 @@
+"""The study as a JSON document: exact values as fractions of nanoseconds, everything else as numbers and words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from strobe.perf.analysis.foreign_ledger import Account
+from strobe.perf.analysis.sections import Sections
+from strobe.perf.analysis.speedup import LevelFigure, Measured
+from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
+from strobe.perf.report.speedup_page.ledger import line_title
+from strobe.perf.report.speedup_page.levels import LINE_LEVELS
+from strobe.perf.report.speedup_page.notes import anomalies
+from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+
+
+def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
+    """Everything the report says."""
+    return {
+        "comparable": not study.comparability.obstacles,
+        "not_comparable_because": [str(check) for check in study.comparability.obstacles],
+        "unlike": study.unlike,
+        "facts": [asdict(check) for check in study.comparability.checks],
+        "levels": {figure.level: _level(figure) for figure in study.levels},
+        "call_ledger": None if study.call_account is None else _account(study.call_account),
+        "ledgers": [{"ranks": name, **_account(account)} for name, account in study.accounts],
+        "anomalies": list(anomalies(study)),
+        "sides": {side.request.name: _side(side) for side in study.sides},
+    }
+
+
+def exact(ns: Fraction | int) -> str:
+    """A time to the last digit: `12345` or `12345/7` nanoseconds."""
+    return str(Fraction(ns))
+
+
+def _level(figure: LevelFigure) -> dict[str, Any]:
+    interval = figure.interval
+    return {
+        "ratio": None if figure.ratio is None else float(figure.ratio),
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "verdict": figure.verdict,
+        "baseline": _measured(figure.baseline),
+        "candidate": _measured(figure.candidate),
+        "saved_ns": None if figure.saved_ns is None else exact(figure.saved_ns),
+        "realised": None if figure.realised is None else float(figure.realised),
+        "unlike": figure.unlike,
+        "missing": figure.missing,
+    }
+
+
+def _measured(measured: Measured | str) -> dict[str, Any] | None:
+    if isinstance(measured, str):
+        return None
+    return {"mean_ns": exact(measured.mean_ns), "n": measured.n, "groups": len(measured.groups_ns), "what": measured.what}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    ledger = account.ledger
+
+    def per_unit(ns: int | Fraction) -> str:
+        return exact(account.per_unit(ns))
+
+    return {
+        "unit": account.unit,
+        "why": account.why,
+        "missing": dict(account.missing),
+        "baseline_ns": per_unit(ledger.baseline_ns),
+        "candidate_ns": per_unit(ledger.candidate_ns),
+        "saved_ns": per_unit(ledger.saved_ns),
+        "kernel_saved_ns": per_unit(ledger.kernel_saved_ns),
+        "ideal_ns": per_unit(ledger.ideal_ns),
+        "realised_share": ledger.realised_share if ledger.kernel_saved_ns > 0 else None,
+        "lost_ns": per_unit(ledger.lost_ns),
+        "lines": [
+            {
+                "level": LINE_LEVELS[line.level],
+                "line": line_title(line),
+                "baseline_ns": per_unit(line.baseline_ns),
+                "candidate_ns": per_unit(line.candidate_ns),
+                "saved_ns": per_unit(line.saved_ns),
+                "share": line.share,
+            }
+            for line in ledger.lines
+        ],
+        "kernels": [
+            {
+                "kernel": effect.name,
+                "calls": [per_unit(effect.baseline_calls), per_unit(effect.candidate_calls)],
+                "saved_ns": per_unit(effect.saved_ns),
+                "by_calls_ns": per_unit(effect.calls_effect_ns),
+                "by_speed_ns": per_unit(effect.speed_effect_ns),
+            }
+            for effect in ledger.effects
+        ],
+    }
+
+
+def _side(side: Loaded) -> dict[str, Any]:
+    timings, traced = side.side.timings, side.side.traced
+    return {
+        "focal": side.request.focal,
+        "section": None if side.request.section is None else str(side.request.section),
+        "calls_per_stage": timings.calls,
+        "calls_from": timings.calls_from,
+        "log": None if side.log is None else log_document(side.log),
+        "attention": [timer_document(side.request.name, timer, side.remarks) for timer in timings.timers],
+        "stage": None if isinstance(timings.stage, str) else rounds_document(side.request.name, timings.stage),
+        "traces": []
+        if isinstance(traced, str)
+        else [
+            {
+                "trace": own.label,
+                "device": own.device,
+                "compared_ns": own.total_ns,
+                "steps": len(own.tiles),
+                "focal_ns": list(map(list, own.focal)),
+                "sections": None if own.sections is None else _sections(own.sections),
+            }
+            for own in traced
+        ],
+    }
+
+
+def _sections(sections: Sections) -> dict[str, Any]:
+    return {
+        "definition": str(sections.definition),
+        "found": len(sections.found),
+        "length_ns": [section.length_ns for section in sections.found],
+        "busy_ns": [section.busy_ns for section in sections.found],
+        "focal_inside_ns": [section.focal_ns for section in sections.found],
+        "skipped": dict(sections.skipped),
+        "merged": sections.merged,
+        "overlapping": sections.overlapping,
+    }

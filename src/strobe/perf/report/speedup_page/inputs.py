@@ -1,0 +1,42 @@
+"""The files that a report was made from: hashed beside it, and copied if asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from strobe.core.errors import DataError
+from strobe.perf.report.extract import input_file
+from strobe.perf.report.speedup_page.study import SpeedupStudy
+
+
+def write_inputs(study: SpeedupStudy, folder: Path, *, store: bool) -> Path:
+    """Write `inputs.json`: side, path, size and SHA-256 of every file that was read.
+
+    Args:
+        folder: where the report lies.
+        store: also copy the files into `inputs/` below it.
+
+    Raises:
+        DataError: a file changed between reading and copying.
+    """
+    listed = []
+    for side in study.sides:
+        taken: set[str] = set()
+        for number, path in enumerate(side.files):
+            read = input_file(path)
+            entry = {"side": side.request.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256}
+            if store:
+                name = path.name if path.name not in taken else f"{number}-{path.name}"
+                taken.add(name)
+                copy = folder / "inputs" / side.request.name / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+                if input_file(copy).sha256 != read.sha256:
+                    raise DataError(f"{path} changed while it was copied to {copy}; run again when it is finished")
+                entry["stored"] = copy.relative_to(folder).as_posix()
+            listed.append(entry)
+    target = folder / "inputs.json"
+    target.write_text(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return target

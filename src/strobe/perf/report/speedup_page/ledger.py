@@ -1,0 +1,205 @@
+"""Where the time of the traces went: lines that add up to the difference exactly, and the calls behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final
+
+from strobe.perf.analysis.foreign_ledger import Account
+from strobe.perf.analysis.idle import IDLE
+from strobe.perf.analysis.ledger import Line
+from strobe.perf.analysis.timeline import Label
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    ExactTime,
+    Figure,
+    Missing,
+    Number,
+    Paragraph,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+)
+from strobe.perf.report.sections.ledger import waterfall
+from strobe.perf.report.speedup_page.levels import LINE_LEVELS, loud_units, ms
+from strobe.perf.report.speedup_page.study import SpeedupStudy
+
+MAX_EFFECTS: Final = 20
+UNITS: Final = {
+    "stage": "one stage",
+    "step": "one step",
+    "call": "one focal call and the time up to the next",
+    "window": "the traced window",
+}
+_WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
+
+
+def label_title(label: Label) -> str:
+    """A label in words."""
+    place, activity = label.path[0], label.activity
+    if place == "focal":
+        return "focal kernel" if activity == "kernel" else f"focal {_WORDS[activity]}"
+    what = f"idle: {activity}" if activity in IDLE else f"other {_WORDS[activity]}" if activity == "kernel" else _WORDS[activity]
+    return f"section, {what}" if place == "section" else what
+
+
+def line_title(line: Line) -> str:
+    """A line in words."""
+    return label_title(Label(line.path, line.activity)) if line.path else line.name
+
+
+def ledger_section(study: SpeedupStudy) -> Section:
+    """The account of the slowest ranks in full, and every rank in a table."""
+    title = "Where the time went"
+    if not study.accounts:
+        lacking = [side.request.name for side in study.sides if not side.traces]
+        return Section("ledger", title, "", (Paragraph(f"No ledger: no trace of the {' and the '.join(lacking)}."),))
+    name, account = study.accounts[0]
+    lead = (
+        "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
+        f"save. Times are for {UNITS[account.unit]}: {account.why}."
+    )
+    blocks: list[Block] = [_figure(study, name, account), _effects(account)]
+    if len(study.accounts) > 2:
+        blocks.append(_ranks(study))
+    return Section("ledger", title, lead, tuple(blocks))
+
+
+def _figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
+    ledger = account.ledger
+    lines = [(line_title(line), account.per_unit(line.saved_ns)) for line in ledger.lines]
+    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
+    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
+    title = (
+        f"From baseline to candidate, line by line, for {UNITS[account.unit]}{f', {name}' if name else ''}. "
+        "Bars that go left are time saved, bars that go right time added."
+    )
+    return Figure(title, "Waterfall; the ledger table says the same.", picture, _lines(study, account), table_open=True)
+
+
+def _lines(study: SpeedupStudy, account: Account) -> Table:
+    ledger = account.ledger
+    columns = (
+        Column("level", hint="the first level that contains the line"),
+        Column("line"),
+        Column("baseline", "ms", True),
+        Column("candidate", "ms", True),
+        Column("saved", "ms", True),
+        Column("share", numeric=True, hint="of the sum of all lines: of the saving, or of the loss if the candidate is slower"),
+        Column("covers, baseline", "ms", True, "time in which such work ran, whatever else ran at the same time"),
+        Column("covers, candidate", "ms", True),
+    )
+    rows = [_line_row(account, line) for line in ledger.lines]
+    whole = (account.per_unit(ns) for ns in (ledger.baseline_ns, ledger.candidate_ns, ledger.saved_ns))
+    share: Cell = Share(1.0) if ledger.saved_ns else Missing("", "-")
+    top = LINE_LEVELS[ledger.levels[-1].level]
+    rows.append(
+        Row((Text(top), Text("sum of all lines"), *(ExactTime(round(ns)) for ns in whole), share, Text(""), Text("")), True)
+    )
+    kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
+    notes = [
+        "The lines add up exactly, as whole numbers of nanoseconds over "
+        f"{ledger.num_units} unit{'s' if ledger.num_units > 1 else ''}: checked."
+        + (" Printed here: one unit, rounded to the nanosecond." if ledger.num_units > 1 else ""),
+        f"Where work overlaps, the first of {', '.join(study.request.priority)} owns the time (--priority); the columns "
+        "'covers' do not depend on it.",
+        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
+        f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}.",
+        *(f"Missing, {level}: {reason}" for level, reason in account.missing.items()),
+    ]
+    if account.unit == "stage":
+        notes += loud_units(study)
+    return Table(f"Ledger for {UNITS[account.unit]}.", columns, tuple(rows), tuple(notes))
+
+
+def _line_row(account: Account, line: Line) -> Row:
+    times = (ExactTime(round(account.per_unit(ns))) for ns in (line.baseline_ns, line.candidate_ns, line.saved_ns))
+    share: Cell = Missing("", "-") if line.share is None else Share(line.share)
+    both = account.inclusive.get(Label(line.path, line.activity)) if line.path else None
+    covers = (Text(""), Text("")) if both is None else tuple(ExactTime(round(ns)) for ns in both)
+    return Row((Text(LINE_LEVELS[line.level]), Text(line_title(line)), *times, share, *covers))
+
+
+def _effects(account: Account) -> Block:
+    effects = account.ledger.effects
+    if not effects:
+        return Paragraph("No kernels in the compared time.")
+    columns = (
+        Column("kernel"),
+        Column("calls, baseline", numeric=True, hint="in one unit"),
+        Column("calls, candidate", numeric=True),
+        Column("saved", "ms", True, "of exclusive time"),
+        Column("by fewer calls", "ms", True),
+        Column("by faster calls", "ms", True),
+    )
+
+    def row(name: Cell, calls: tuple[int, int], sums: tuple[Fraction, ...], *, strong: bool = False) -> Row:
+        counts = (Number(float(account.per_unit(count)), 1) for count in calls)
+        return Row((name, *counts, *(ExactTime(round(account.per_unit(ns))) for ns in sums)), strong)
+
+    rows = [
+        row(Code(e.name), (e.baseline_calls, e.candidate_calls), (Fraction(e.saved_ns), e.calls_effect_ns, e.speed_effect_ns))
+        for e in effects[:MAX_EFFECTS]
+    ]
+    rest = effects[MAX_EFFECTS:]
+    if rest:
+        sums = (
+            Fraction(sum(e.saved_ns for e in rest)),
+            sum((e.calls_effect_ns for e in rest), Fraction(0)),
+            sum((e.speed_effect_ns for e in rest), Fraction(0)),
+        )
+        counts = sum(e.baseline_calls for e in rest), sum(e.candidate_calls for e in rest)
+        rows.append(row(Text(f"{len(rest)} more"), counts, sums, strong=True))
+    notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
+    return Table("What each kernel saved, by fewer calls and by faster calls.", columns, tuple(rows), notes, collapsed=True)
+
+
+def _ranks(study: SpeedupStudy) -> Table:
+    """Every rank, one row: what its step saves and where."""
+    columns = (
+        Column("rank"),
+        Column("baseline", "ms", True),
+        Column("candidate", "ms", True),
+        Column("saved", "ms", True),
+        *(Column(title, "ms", True) for title in _GROUPS),
+    )
+    rows = []
+    for name, account in study.accounts:
+        ledger = account.ledger
+        whole = (ledger.baseline_ns, ledger.candidate_ns, ledger.saved_ns)
+        sums = [sum(line.saved_ns for line in ledger.lines if _group(line) == group) for group in _GROUPS]
+        rows.append(Row((Text(name), *(ExactTime(round(account.per_unit(ns))) for ns in (*whole, *sums)))))
+    units = dict.fromkeys(UNITS[account.unit] for _, account in study.accounts)
+    notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
+    return Table(f"Every rank, for {' or '.join(units)}.", columns, tuple(rows), notes)
+
+
+def _unmatched(study: SpeedupStudy) -> Iterator[str]:
+    own, other = (set(side.labels) for side in study.sides)
+    for name, labels in (("baseline", own - other), ("candidate", other - own)):
+        if labels and len(own) + len(other) > 2:
+            yield f"traced on the {name} alone: {', '.join(sorted(labels))}"
+
+
+def _group(line: Line) -> str:
+    """The column of the table of ranks that a line belongs to."""
+    if not line.path:
+        return "outside the trace"
+    if line.path[0] != "step":
+        return "focal" if line.path[0] == "focal" else "rest of section"
+    return "idle" if line.activity in IDLE else _COLUMNS[line.activity]
+
+
+_COLUMNS: Final = {
+    "kernel": "other kernels, memsets",
+    "memset": "other kernels, memsets",
+    "comm": "communication",
+    "memcpy": "copies",
+}
+_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", "outside the trace")

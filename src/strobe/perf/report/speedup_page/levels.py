@@ -1,0 +1,202 @@
+"""The speedups at every level, and the account that leads from one kernel to the stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
+from strobe.perf.analysis.foreign_ledger import Account
+from strobe.perf.analysis.ledger import Level
+from strobe.perf.analysis.speedup import DRIFT, LevelFigure
+from strobe.perf.report.extract import unit_notes
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Column,
+    ExactTime,
+    Figure,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Ratio,
+    Row,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Whisker,
+    Whiskers,
+)
+from strobe.perf.report.sections.ledger import waterfall
+from strobe.perf.report.speedup_page.study import SpeedupStudy
+
+LEVEL_TITLES: Final = {
+    "kernel": "focal kernel, one call",
+    "section": "section around it",
+    "attention": "attention call, end to end",
+    "step": "traced step",
+    "stage": "stage",
+    "e2e": "end to end",
+}
+LINE_LEVELS: Final = {
+    Level.KERNEL: "kernel", Level.SECTION: "section", Level.CALL: "attention", Level.STEP: "step", Level.STAGE: "stage",
+    Level.E2E: "e2e",
+}  # fmt: skip
+
+
+def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
+    """What a requirement can ask for."""
+    return tuple(
+        Speedup("candidate", "baseline", figure.level, ratio)
+        for figure in study.levels
+        if (ratio := ratio_of(figure)) is not None
+    )
+
+
+def ratio_of(figure: LevelFigure) -> Ratio | None:
+    """The ratio with its interval, if there is one."""
+    if figure.ratio is None:
+        return None
+    if figure.interval is None:
+        return Ratio(float(figure.ratio))
+    return Ratio(float(figure.ratio), figure.interval.low, figure.interval.high)
+
+
+def levels_section(study: SpeedupStudy) -> Section:
+    """Theoretical and actual speedups, and where the first was lost on the way to the second."""
+    lead = (
+        "Time of the baseline / time of the candidate; above 1 the candidate is faster. Kernel and section are what the traces "
+        "promise, the stage is what arrives."
+    )
+    blocks: list[Block] = [_figure(study)]
+    account = study.call_account
+    if account is not None and len(account.ledger.levels) > 1:
+        blocks += [_account_figure(study, account), Notes(tuple(_eaten(account)))]
+    elif account is None:
+        blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
+    return Section("speedups", "Speedups", lead, tuple(blocks))
+
+
+def _figure(study: SpeedupStudy) -> Figure:
+    whiskers = tuple(
+        Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "")
+        for figure in study.levels
+        if (ratio := ratio_of(figure)) is not None
+    )
+    columns = (
+        Column("level"),
+        Column("speedup, x", numeric=True, hint="baseline / candidate"),
+        Column("95 % interval", hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"),
+        Column("verdict"),
+        Column("baseline", "ms", True),
+        Column("candidate", "ms", True),
+        Column("saved", "ms", True),
+        Column("realised", numeric=True, hint="saved / what the focal calls in it saved"),
+        Column("from"),
+    )
+    notes = [
+        f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
+        "on a side; calls inside one depend on each other.",
+        "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
+        *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
+        *loud_units(study),
+    ]
+    table = Table("Speedups.", columns, tuple(_level_row(figure, len(columns)) for figure in study.levels), tuple(notes))
+    title = "Speedup at each level, with the 95 % interval where there is one."
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", whiskers), table, table_open=True)
+
+
+def loud_units(study: SpeedupStudy) -> Iterator[str]:
+    """What every table that uses the attention timers must say: units that are not as labelled."""
+    timers = [timer.resolved for side in study.sides for timer in side.side.timings.timers if timer.resolved.prominent]
+    yield from dict.fromkeys(unit_notes(timers))
+
+
+def _level_row(figure: LevelFigure, width: int) -> Row:
+    name = Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
+    b, c, saved = figure.baseline, figure.candidate, figure.saved_ns
+    if isinstance(b, str) or isinstance(c, str) or saved is None or figure.ratio is None:
+        times = (Missing("", "-") if isinstance(each, str) else ExactTime(round(each.mean_ns)) for each in (b, c))
+        return Row(
+            (name, Missing(figure.missing or "no time"), Text(""), Text(""), *times, *(Text("") for _ in range(width - 6)))
+        )
+    interval: Cell = Missing("fewer than two steps or rounds", "none")
+    if figure.interval is not None:
+        interval = Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
+    realised: Cell = Missing("", "-") if figure.realised is None or figure.level == "kernel" else Share(float(figure.realised))
+    verdict = Text(
+        figure.verdict or "", "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
+    )
+    times = (ExactTime(round(each)) for each in (b.mean_ns, c.mean_ns, saved))
+    source = Text(b.what if b.what == c.what else f"{b.what}; {c.what}")
+    return Row((name, Number(float(figure.ratio), 4), interval, verdict, *times, realised, source))
+
+
+# --------------------------------------------------------------------------------------------------------------- account
+
+
+def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
+    ledger = account.ledger
+    unit = "one stage" if account.unit == "stage" else "one attention call"
+    columns = (
+        Column("line"),
+        Column("baseline", "ms", True),
+        Column("candidate", "ms", True),
+        Column("saved", "ms", True),
+        Column("of the kernel's saving", numeric=True),
+    )
+    rows = [_line(account, line.name, (line.baseline_ns, line.candidate_ns)) for line in ledger.lines]
+    rows.append(_line(account, f"{unit} = sum of all lines", (ledger.baseline_ns, ledger.candidate_ns), strong=True))
+    notes = [
+        f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
+        *(f"Not in the account, {LINE_LEVELS[Level(level)]}: {reason}" for level, reason in account.missing.items()),
+        *([f"Section: {study.unlike}"] if study.unlike else []),
+        *loud_units(study),
+    ]
+    table = Table(f"From the kernel to {unit}.", columns, tuple(rows), tuple(notes))
+    lines = [(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
+    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
+    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
+    title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
+    return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+
+
+def _line(account: Account, name: str, both: tuple[int, int], *, strong: bool = False) -> Row:
+    b, c = (account.per_unit(ns) for ns in both)
+    kernel = account.per_unit(account.ledger.kernel_saved_ns)
+    share: Cell = Share(float((b - c) / kernel)) if kernel > 0 else Missing("the kernel saved nothing", "-")
+    return Row((Text(name), *(ExactTime(round(each)) for each in (b, c, b - c)), share), strong)
+
+
+def _eaten(account: Account) -> Iterator[str]:
+    """What became of the kernel's saving, in words."""
+    ledger = account.ledger
+    kernel = account.per_unit(ledger.kernel_saved_ns)
+    if kernel <= 0:
+        yield "The focal kernel saved nothing, so there is no ideal to compare with."
+        return
+    saved, unit = account.per_unit(ledger.saved_ns), "stage" if account.unit == "stage" else "attention call"
+    ideal = account.per_unit(ledger.baseline_ns) / account.per_unit(ledger.ideal_ns) if ledger.ideal_ns > 0 else None
+    yield (
+        f"Ideal by Amdahl: if nothing but the kernel had changed, one {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
+        f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
+    )
+    grew = sorted((line for line in ledger.lines if line.saved_ns < 0), key=lambda line: line.saved_ns)
+    if grew:
+        yield "Lines that ate the rest: " + "; ".join(
+            f"{line.name} {ms(account.per_unit(line.saved_ns))} ({float(account.per_unit(line.saved_ns) / kernel):+.1%})"
+            for line in grew
+        )
+
+
+def ms(ns: Fraction) -> str:
+    """Milliseconds with six decimals."""
+    return f"{float(ns) / 1e6:.6f} ms"
+
+
+def missing_notes(reasons: Sequence[tuple[str, str]]) -> Notes:
+    """Levels that could not be computed."""
+    return Notes(tuple(f"{level}: {reason}" for level, reason in reasons))

@@ -1,0 +1,118 @@
+"""What to know about the numbers: units, warm-up, anomalies, what could not be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strobe.perf.analysis.ledger import DILATION
+from strobe.perf.analysis.speedup import DRIFT
+from strobe.perf.analysis.steps import NoSteps, Steps
+from strobe.perf.report.extract import unit_notes
+from strobe.perf.report.model import Notes, Section
+from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, ms
+from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+
+
+def notes_section(study: SpeedupStudy) -> Section:
+    """Remarks that belong to every number above."""
+    items = [*_units(study), *anomalies(study)]
+    for side in study.sides:
+        items += _side_notes(side)
+    items += [f"Missing, {LEVEL_TITLES[figure.level]}: {figure.missing}." for figure in study.levels if figure.missing]
+    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _units(study: SpeedupStudy) -> Iterator[str]:
+    for side in study.sides:
+        timings = side.side.timings
+        for note in unit_notes(timer.resolved for timer in timings.timers):
+            yield f"Attention timer of the {side.request.name}: {note}."
+        if not isinstance(timings.stage, str):
+            for note in unit_notes(timings.stage.resolved):
+                yield f"Stage of the {side.request.name}: {note}."
+
+
+def anomalies(study: SpeedupStudy) -> Iterator[str]:
+    """What cannot be right, or should not be believed without a second look."""
+    for a, b, apart in study.equal:
+        yield f"Anomaly: {a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from."
+    implied = study.implied
+    if implied is not None:
+        known = [side.side.timings.calls for side in study.sides]
+        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in implied.candidates)
+        if None in known:
+            said = "is a whole number" if implied.whole else "is no integer"
+            yield (
+                f"Anomaly: calls per stage were not recorded. If the attention calls were all that changed in the stage, "
+                f"N = {float(implied.calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
+            )
+        elif known[0] == known[1] and implied.calls != known[0]:
+            yield f"The attention calls explain the stage's saving if there were {float(implied.calls):.2f} of them: {rests}."
+    yield from _unlike_units(study)
+    yield from _orders(study)
+    for side in study.sides:
+        yield from (f"Anomaly, {side.request.name}: {remark}." for remark in side.remarks)
+    for name, account in study.accounts[:1]:
+        for line in account.ledger.lines:
+            if line.name == DILATION and line.baseline_ns and line.candidate_ns:
+                sides = account.per_unit(-line.baseline_ns), account.per_unit(-line.candidate_ns)
+                where = f" ({name})" if name else ""
+                yield f"Profiling added {ms(sides[0])} to the baseline's steps and {ms(sides[1])} to the candidate's{where}."
+
+
+def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
+    """One label that means one unit on the baseline and another on the candidate: only one side could be proven."""
+    own, other = (
+        {choice.label: choice.unit for timer in side.side.timings.timers for choice in timer.resolved.choices}
+        for side in study.sides
+    )
+    for label in sorted(own.keys() & other.keys()):
+        if own[label] != other[label]:
+            yield (
+                f"Anomaly: attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
+                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit."
+            )
+
+
+def _orders(study: SpeedupStudy) -> Iterator[str]:
+    """Levels that are shorter than what they contain."""
+    for side in study.sides:
+        own = side.side
+        inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
+        call, stage = own.call(), own.timed_stage()
+        if isinstance(call, str):
+            continue
+        for word, got in inner:
+            if got.mean_ns > call.mean_ns:
+                yield (
+                    f"Anomaly, {side.request.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
+                    f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait."
+                )
+        calls = own.timings.calls
+        if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
+            yield (
+                f"Anomaly, {side.request.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
+                f"({ms(stage.mean_ns)}): the calls overlap, or are not all in the stage."
+            )
+
+
+def _side_notes(side: Loaded) -> Iterator[str]:
+    own, name = side.side, side.request.name
+    yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
+    if not isinstance(own.traced, str):
+        for traced in own.traced:
+            if isinstance(traced.steps, NoSteps):
+                yield f"Steps, {name}, {traced.label}: {traced.steps.reason}; the whole device time is compared."
+                continue
+            steps = traced.steps
+            yield f"Steps, {name}, {traced.label}: {steps.starts}; {_compared(steps)}."
+            yield from (f"Steps, {name}, {traced.label}: {note}." for note in steps.notes)
+
+
+def _compared(steps: Steps) -> str:
+    causes = "; ".join(f"{steps.steps[each.index].label} ({each.cause})" for each in steps.steady.excluded)
+    kept = len(steps.steady.kept)
+    if not kept:
+        return f"all {len(steps.steps)} compared, because none is steady: {causes}"
+    return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"

@@ -1,0 +1,270 @@
+"""What a speedup report is built from: the logs and traces of two sides, read, cut into labels and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from strobe.core.errors import ConfigError
+from strobe.perf.analysis.call_ledger import ImpliedCalls, call_ledger, coincidences, implied_calls
+from strobe.perf.analysis.comparable import Comparability, compare_facts, record_facts, trace_facts
+from strobe.perf.analysis.cut import PRIORITY, Cut, TracedSide, cut_trace
+from strobe.perf.analysis.focal import TraceEvidence, trace_evidence
+from strobe.perf.analysis.foreign_ledger import Account, same_steps
+from strobe.perf.analysis.log_metrics import unsynchronised
+from strobe.perf.analysis.log_rounds import STAGE
+from strobe.perf.analysis.sections import SectionDefinition, check_alike
+from strobe.perf.analysis.speedup import LevelFigure, Side, level_figures, rank_ledgers
+from strobe.perf.analysis.timings import Wanted, timings_of
+from strobe.perf.logs import Log, Unit, load_patterns, read_log
+from strobe.perf.records.store import read_run
+from strobe.perf.report.trace_page.study import trace_labels
+from strobe.perf.trace import Trace, find_traces, read_trace
+
+SideName = Literal["baseline", "candidate"]
+Progress: TypeAlias = Callable[[int, int, str], None]
+NO_TRACE: Final = "no trace given"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideRequest:
+    """What is given of one side.
+
+    Args:
+        log: text log, or our records.
+        traces: files and folders.
+        timer: regular expression of the attention timer's name, if the log has several.
+        focal: regular expression of the focal kernel.
+        section: the section around it.
+        min_ns: shorter attention calls are left out.
+        max_ns: longer ones.
+        facts: what the user says of the run.
+    """
+
+    name: SideName
+    log: Path | None = None
+    traces: tuple[Path, ...] = ()
+    timer: str = ""
+    focal: str | None = None
+    section: SectionDefinition | None = None
+    min_ns: int | None = None
+    max_ns: int | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedupRequest:
+    """What is compared, and how.
+
+    Args:
+        patterns: what a timing line looks like.
+        unit: of the attention timers' values as written.
+        stage: regular expression of the stage's name.
+        timed_range: regular expression of the range that the attention timer is around.
+        calls: focal calls in a stage.
+        steps: regular expression of what starts a step.
+        priority: who owns overlapped time.
+        vary: facts that are meant to differ.
+        allow_unlike: compare sections that are not cut alike, and say so everywhere.
+    """
+
+    baseline: SideRequest
+    candidate: SideRequest
+    patterns: Path | None = None
+    unit: Unit | None = None
+    stage: str = STAGE
+    timed_range: str | None = None
+    calls: int | None = None
+    steps: str | None = None
+    priority: tuple[str, ...] = PRIORITY
+    vary: tuple[str, ...] = ()
+    allow_unlike: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """One side as it was read.
+
+    Args:
+        remarks: findings about the log's timers.
+        facts: what is known of the run, stated by the user or found.
+    """
+
+    request: SideRequest
+    log: Log | None
+    traces: tuple[Trace, ...]
+    labels: tuple[str, ...]
+    remarks: tuple[str, ...]
+    side: Side
+    facts: Mapping[str, str]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What was read."""
+        return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
+
+    @property
+    def chosen(self) -> tuple[Trace, TracedSide] | None:
+        """The trace that the figures are from."""
+        if isinstance(self.side.traced, str) or self.side.chosen is None:
+            return None
+        return self.traces[self.side.traced.index(self.side.chosen)], self.side.chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedupStudy:
+    """Everything a report says.
+
+    Args:
+        unlike: empty, or how the sections differ in what they are.
+        call_account: from one kernel to the stage; `None` if nothing was measured on both sides.
+        accounts: the traces' accounts: of the slowest ranks, then of each rank.
+        implied: the calls that would explain the stage's saving.
+        equal: different quantities that are suspiciously equal.
+    """
+
+    request: SpeedupRequest
+    baseline: Loaded
+    candidate: Loaded
+    comparability: Comparability
+    unlike: str
+    levels: tuple[LevelFigure, ...]
+    call_account: Account | None
+    accounts: tuple[tuple[str, Account], ...]
+    implied: ImpliedCalls | None
+    equal: tuple[tuple[str, str, Fraction], ...]
+
+    @property
+    def sides(self) -> tuple[Loaded, Loaded]:
+        """Baseline, candidate."""
+        return self.baseline, self.candidate
+
+    def level(self, name: str) -> LevelFigure:
+        """One level."""
+        return next(figure for figure in self.levels if figure.level == name)
+
+
+def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
+    """Read, cut and compare.
+
+    Args:
+        progress: told how far the reading is.
+
+    Raises:
+        ConfigError: nothing to compare, sections that are not alike, a pattern or fact that is none.
+        DataError: a file that cannot be read, a focal kernel or timer that is not there.
+        UnitError: the unit of a timer is not known.
+    """
+    if not any(side.log or side.traces for side in (request.baseline, request.candidate)):
+        raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
+                          "--candidate-trace) or a run folder")  # fmt: skip
+    asked = _boundaries(request.baseline), _boundaries(request.candidate)
+    unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
+    baseline, candidate = (_load(request, side, progress) for side in (request.baseline, request.candidate))
+    if not unlike and request.allow_unlike:
+        unlike = _stands_in(baseline.side, candidate.side, asked[0])
+    lacking = [isinstance(each.side.section(), str) for each in (baseline, candidate)]
+    stands = [bool(unlike) and none for none in lacking]
+    times = [each.side.call_times(kernel_is_section=stand) for each, stand in zip((baseline, candidate), stands, strict=True)]
+    return SpeedupStudy(
+        request=request,
+        baseline=baseline,
+        candidate=candidate,
+        comparability=compare_facts(baseline.facts, candidate.facts, request.vary),
+        unlike=unlike,
+        levels=level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate)),
+        call_account=call_ledger(times[0], times[1]),
+        accounts=rank_ledgers(baseline.side, candidate.side),
+        implied=implied_calls(times[0], times[1], given=request.calls),
+        equal=coincidences(times[0], times[1]),
+    )
+
+
+def _boundaries(side: SideRequest) -> str:
+    return "kernel" if side.section is None else side.section.boundaries
+
+
+def _stands_in(baseline: Side, candidate: Side, boundaries: str) -> str:
+    """How the sections differ where one side has none of them and its kernel takes their place; empty if both or none have."""
+    without = [
+        side.name for side in (baseline, candidate) if isinstance(side.section(), str) and not isinstance(side.kernel(), str)
+    ]
+    if len(without) != 1:
+        return ""
+    words = {side: "kernel" if side in without else boundaries for side in ("baseline", "candidate")}
+    return check_alike(words["baseline"], words["candidate"], allow_unlike=True)
+
+
+def _alike_steps(baseline: Loaded, candidate: Loaded) -> bool:
+    own, other = baseline.side.chosen, candidate.side.chosen
+    return own is None or other is None or same_steps((own, other))
+
+
+# --------------------------------------------------------------------------------------------------------------- loading
+
+
+def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None) -> Loaded:
+    paths = find_traces(side.traces) if side.traces else ()
+    traces = tuple(read_trace(path, ops=False, progress=progress) for path in paths)
+    traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+    labels = trace_labels(traces) if traces else ()
+    cut = Cut(focal=side.focal, section=side.section, priority=request.priority, steps=request.steps)
+    traced: tuple[TracedSide, ...] | str = NO_TRACE
+    if traces:
+        traced = tuple(cut_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
+    evidence = trace_evidence(traces, side.focal, request.timed_range) if traces else TraceEvidence()
+    log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
+    wanted = Wanted(
+        stage=request.stage,
+        timer=side.timer,
+        unit=request.unit,
+        min_ns=side.min_ns,
+        max_ns=side.max_ns,
+        calls=request.calls,
+        processes=_processes(traces),
+    )
+    own = Side(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints))
+    return Loaded(
+        request=side,
+        log=log,
+        traces=traces,
+        labels=labels,
+        remarks=_remarks(own, evidence),
+        side=own,
+        facts=_facts(side, traces, own),
+    )
+
+
+def _processes(traces: Sequence[Trace]) -> int | None:
+    """Processes of the job, as far as its traces say it."""
+    said = [trace.world_size for trace in traces if trace.world_size is not None]
+    return max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
+
+
+def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
+    """Timers that did not wait for the device."""
+    spans: list[tuple[int, str]] = []
+    if evidence.span_ns is not None:
+        spans.append((evidence.span_ns, evidence.span_name))
+    section = side.section()
+    if not isinstance(section, str):
+        spans.append((int(section.mean_ns), "the section around the focal kernel"))
+    found = (unsynchronised(timer, device_ns, what) for timer in side.timings.timers for device_ns, what in spans)
+    return tuple(remark for remark in found if remark)
+
+
+def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, str]:
+    """What is known of a run: what the user says goes before what records and traces say."""
+    facts = trace_facts(traces)
+    if side.log is not None and side.log.name == "records.jsonl":
+        run = read_run(side.log.parent)
+        facts |= record_facts(run.header, run.variants[0] if len(run.variants) == 1 else None)
+    if own.timings.calls is not None:
+        facts["calls"] = str(own.timings.calls)
+    chosen = own.chosen
+    if chosen is not None and chosen.num_focal:
+        facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"
+    return facts | dict(side.facts)

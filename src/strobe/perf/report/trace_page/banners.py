@@ -1,0 +1,110 @@
+"""What to know before the numbers: how the reading went, signs of loss, overlap, and whether the host is late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from strobe.perf.analysis.device import DeviceView, device_views
+from strobe.perf.analysis.idle import HOST_LATE
+from strobe.perf.analysis.launch import integrity
+from strobe.perf.report.model import Banner
+from strobe.perf.report.text import shorten
+from strobe.perf.report.trace_page.seen import Seen, seen_devices
+from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.trace import Trace
+
+_NOTHING_NS = 1_000
+"""A device event that ends up to 1 µs after the window does not say that others were dropped."""
+
+
+def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
+    """The banners, those that void numbers first."""
+    told = list(zip(study.traces, study.labels, strict=True))
+    seen = seen_devices(study)
+    found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
+        ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
+        ("stop", "Events lost", (text for one in told for text in _lost(*one))),
+        ("caution", "Events mended", (text for one in told for text in _mended(*one))),
+        ("caution", "Skipped, no traces", study.skipped),
+        ("caution", "No device events", (text for one in told for text in _empty(*one))),
+        ("caution", "The trace may not hold all that ran", (text for one in told for text in _loss(*one, _whole(study, one[0])))),
+        (
+            "caution", "Work of one stream overlaps: durations add up to more than the busy time",
+            (text for one in seen for text in _overlap(one)),
+        ),
+        ("caution", "Host-bound", (text for one in seen for text in _host_bound(one))),
+    )  # fmt: skip
+    banners = (Banner(level, title, tuple(items)) for level, title, items in found)
+    return tuple(banner for banner in banners if banner.items)
+
+
+def _whole(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
+    """The devices of a trace during all of it."""
+    if study.options.window is not None:
+        return device_views(trace)
+    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
+
+
+def _truncated(trace: Trace, label: str) -> Iterator[str]:
+    if trace.counts.truncated:
+        yield f"{label}: the file ends before its JSON does; what stands before is analysed"
+
+
+def _lost(trace: Trace, label: str) -> Iterator[str]:
+    counts = trace.counts
+    if counts.lost:
+        yield f"{label}: {counts.lost} of {counts.events + counts.lost} events could not be read"
+
+
+def _mended(trace: Trace, label: str) -> Iterator[str]:
+    if trace.counts.mended:
+        yield f"{label}: {trace.counts.mended} events were kept after bad characters or durations were replaced"
+
+
+def _empty(trace: Trace, label: str) -> Iterator[str]:
+    if len(trace.device_events):
+        return
+    launched = sum(n for n, _ in trace.launched.values())
+    if launched:
+        yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
+    else:
+        yield f"{label}: the trace holds host events only; the tables are about the host"
+
+
+def _loss(trace: Trace, label: str, views: Sequence[DeviceView]) -> Iterator[str]:
+    if not views:
+        return
+    found = integrity(trace, views)
+    unanswered = ", ".join(f"{shorten(name)} {missing} of {n}" for name, (n, missing) in found.unanswered.items())
+    if unanswered:
+        yield f"{label}: launch calls that no device event answers to: {unanswered}"
+    for graph in found.short_graphs:
+        yield (
+            f"{label}: {len(graph.short)} of {graph.n} {shorten(graph.call)} calls of the graph that starts with "
+            f"{shorten(graph.first)} recorded fewer than its {graph.num_nodes} events (the fewest: {graph.short[0]})"
+        )
+    if found.past_end_ns > _NOTHING_NS:
+        late = f"{found.past_end_ns / 1e6:.3f} ms after the recorded window"
+        yield f"{label}: the last device event ends {late}; later ones were dropped"
+    for device, stream, excess in found.impossible:
+        yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
+
+
+def _overlap(seen: Seen) -> Iterator[str]:
+    for stream in seen.launch.activity.streams:
+        if stream.overlap_pairs:
+            yield (
+                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.n} events, "
+                f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
+            )
+
+
+def _host_bound(seen: Seen) -> Iterator[str]:
+    done, median = seen.launch.activity, seen.launch.median_ns
+    if seen.launch.verdict == "host-bound" and median is not None:
+        yield (
+            f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
+            f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
+            f"a launch starts {median / 1e3:.1f} µs after its call (median)"
+        )

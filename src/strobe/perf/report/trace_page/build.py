@@ -1,0 +1,75 @@
+"""From a `TraceStudy` to one `Report`. No clock, no randomness: the same traces give the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from strobe.perf.report.model import SCHEMA_VERSION, Report, Section
+from strobe.perf.report.trace_page.activity import activity_section
+from strobe.perf.report.trace_page.banners import trace_banners
+from strobe.perf.report.trace_page.collectives import collectives_section
+from strobe.perf.report.trace_page.gaps import gaps_section
+from strobe.perf.report.trace_page.kernels import kernels_section
+from strobe.perf.report.trace_page.launch import launch_section
+from strobe.perf.report.trace_page.memory import memory_section
+from strobe.perf.report.trace_page.operators import operators_section
+from strobe.perf.report.trace_page.overview import overview_section, trace_facts
+from strobe.perf.report.trace_page.ranges import ranges_section
+from strobe.perf.report.trace_page.sections import sections_section
+from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.steps import steps_section
+from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_page.timeline import timeline_section
+
+SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
+    overview_section,
+    activity_section,
+    kernels_section,
+    operators_section,
+    steps_section,
+    timeline_section,
+    sections_section,
+    gaps_section,
+    launch_section,
+    ranges_section,
+    collectives_section,
+    memory_section,
+)
+"""In the order they are read: how busy, what ran, when, why not, and on whose behalf."""
+
+
+def build_trace_report(study: TraceStudy) -> Report:
+    """Build the report of some traces.
+
+    Raises:
+        DataError: a trace whose times cannot be.
+        ConfigError: a section or step that is not defined as one.
+    """
+    sections = (section(study) for section in SECTIONS)
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=_title(study),
+        subtitle=_subtitle(study),
+        facts=trace_facts(study),
+        banners=trace_banners(study),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _title(study: TraceStudy) -> str:
+    if len(study.traces) == 1:
+        return f"Trace {study.labels[0]}"
+    return f"{len(study.traces)} traces: {study.labels[0]} to {study.labels[-1]}"
+
+
+def _subtitle(study: TraceStudy) -> str:
+    seen = seen_devices(study)
+    if not seen:
+        return "no device events"
+    shares = sorted(one.launch.activity.busy_ns / max(1, one.view.span_ns) for one in seen)
+    if len(seen) > 1:
+        return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
+    product = next((f"{one.name}, " for one in study.traces[0].devices if one.index == seen[0].view.device and one.name), "")
+    return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].launch.verdict}"

@@ -1,0 +1,70 @@
+"""The devices of a study: the name each has in tables, and how what it did is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from strobe.perf.analysis.device import DeviceView, device_views
+from strobe.perf.analysis.distribution import Distribution
+from strobe.perf.analysis.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.report.model import Cell, Column, Kind, Missing, Share, Text, Time
+from strobe.perf.report.trace_page.study import TraceStudy
+
+CLASS_KINDS: Final = {
+    "kernel": Kind("kernels", "work1"), "comm": Kind("communication", "work2"),
+    "memcpy": Kind("copies", "work3"), "memset": Kind("memsets", "work4"),
+    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
+    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
+    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+}  # fmt: skip
+"""How each of `activity.CLASSES` is called and drawn."""
+
+CAUSE_HINTS: Final = {
+    HOST_LATE: "the launch call had not started yet",
+    LAUNCH_LATENCY: "from the start of the launch call to the start on the device",
+    QUEUED: "launched before the gap, or a later event of a graph: waited for a dependency, a copy or a synchronisation",
+    PROFILER_OVERHEAD: "the host was late because the profiler itself held it up",
+    UNLINKED: "the event that ends the gap was launched before the trace, or no event ends it",
+}
+
+SPREAD_COLUMNS: Final = (
+    Column("min", "µs", True),
+    Column("p50", "µs", True, "median, a sample (nearest rank)"),
+    Column("mean", "µs", True),
+    Column("p99", "µs", True, "a sample (nearest rank), from 459 samples on; below that the maximum is all that can be said"),
+    Column("max", "µs", True),
+)
+
+
+def named_views(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
+    """Each device that has events during the chosen window, with its name."""
+    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+        for view in device_views(trace, window):
+            yield device_name(study, label, view.device), view
+
+
+def device_name(study: TraceStudy, label: str, device: int) -> str:
+    """The name of a device of the trace with that label."""
+    return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
+
+
+def during(view: DeviceView) -> str:
+    """The window in words."""
+    return f"window {view.window.label}" if view.window else "the whole trace"
+
+
+def spread_cells(found: Distribution) -> tuple[Cell, ...]:
+    """The cells under `SPREAD_COLUMNS`."""
+    p99 = Missing(f"max of {found.n}", "-") if found.p99_ns is None else Time(found.p99_ns)
+    return Time(found.min_ns), Time(found.p50_ns), Time(found.mean_ns), p99, Time(found.max_ns)
+
+
+def share_cell(part: int, whole: int) -> Cell:
+    """A part of a whole that may be nothing."""
+    return Share(part / whole) if whole else Missing("", "-")
+
+
+def count_cell(value: int, text: str = "") -> Cell:
+    """A count that is worth a look unless it is 0."""
+    return Text(text or str(value), "bad") if value else Missing("", "-")

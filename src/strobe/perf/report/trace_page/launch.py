@@ -1,0 +1,149 @@
+"""How device work was launched, whether the host keeps the device busy, and signs that the trace is not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from strobe.perf.analysis.device import device_views
+from strobe.perf.analysis.idle import HOST_LATE
+from strobe.perf.analysis.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Delays, Launch, integrity
+from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
+from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, share_cell, spread_cells
+from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.study import TraceStudy
+
+_MEANING: Final = {
+    "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
+    "host-bound": "most idle time is the host being late, and what it launches starts at once: give the device more per launch",
+    "host late, slow launches": "most idle time is the host being late, but launches also start late",
+    "launch latency": "most idle time lies between the launch call and the start on the device",
+    "queued": "most idle time is waiting for something on the device or a copy: dependencies, synchronisation",
+    "profiler overhead": "most idle time is the profiler's own: time without it before drawing conclusions",
+    "unknown": "most gaps end with work launched before the trace: record a longer window",
+    "mixed": "no cause has more than half of the idle time",
+}
+
+Seen = Sequence[tuple[str, Launch]]
+
+
+def launch_section(study: TraceStudy) -> Section | None:
+    """Verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
+    seen = [(one.name, one.launch) for one in seen_devices(study)]
+    blocks: list[Block] = []
+    if seen:
+        blocks += [_verdicts(seen), _delays(seen), _calls(seen, study.options.top)]
+    signs = _signs(study)
+    if signs:
+        blocks.append(signs)
+    if not blocks:
+        return None
+    lead = (
+        "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
+        "before its call returns. Delays overlap each other and do not add up; the idle causes do."
+    )
+    return Section("launch", "Launches", lead, tuple(blocks))
+
+
+def _verdicts(seen: Seen) -> Table:
+    columns = (
+        Column("device"),
+        Column("verdict"),
+        Column("idle share", numeric=True, hint="of the span"),
+        Column("host late", numeric=True, hint="of the idle time"),
+        Column(
+            "typical delay", "µs", True, "median start to start of single launches; of first graph events where there are none"
+        ),
+        Column("that is"),
+    )
+    rows = []
+    for name, found in seen:
+        done = found.activity
+        delay: Cell = Missing("no launch call is known", "-") if found.median_ns is None else Time(found.median_ns)
+        verdict = Text(found.verdict, "good" if found.verdict == "busy" else "bad")
+        shares = share_cell(done.idle_ns, done.span_ns), share_cell(done.idle[HOST_LATE], done.idle_ns)
+        rows.append(Row((Code(name), verdict, *shares, delay, Text(_MEANING[found.verdict]))))
+    notes = (
+        f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
+        f"typical delay below {MAX_PROMPT_NS // 1000} µs. Another cause with more than half of the idle time gives its name.",
+    )
+    return Table("What keeps each device from being busy.", columns, tuple(rows), notes)
+
+
+def _delays(seen: Seen) -> Table:
+    columns = (
+        Column("device"),
+        Column("launched as", hint="a graph is a call by that name, or one call that launched several events"),
+        Column("from", hint="start or end of the launch call, to the start on the device"),
+        Column("n", numeric=True, hint="device events"),
+        Column("negative", numeric=True),
+        *SPREAD_COLUMNS,
+    )
+    rows = []
+    for name, found in seen:
+        for kind, delays in found.kinds.items():
+            rows += [Row((Code(name), Text(kind), *cells)) for cells in _both(delays)]
+    unlinked = [f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call." for name, found in seen]
+    notes = [text for text, (_, found) in zip(unlinked, seen, strict=True) if found.num_unlinked]
+    notes.append(
+        "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
+    )
+    return Table("Launch delays, of events that start in the window.", columns, tuple(rows), tuple(notes))
+
+
+def _both(delays: Delays) -> Iterator[tuple[Cell, ...]]:
+    ss, es = delays.start_to_start, delays.end_to_start
+    bad = Text(str(delays.num_negative_ss), "bad", "clocks or correlation are wrong") if delays.num_negative_ss else Count(0)
+    yield Text("start"), Count(ss.n), bad, *spread_cells(ss)
+    yield Text("end"), Count(es.n), Count(delays.num_negative_es), *spread_cells(es)
+
+
+def _calls(seen: Seen, top: int) -> Table:
+    columns = (
+        Column("device"),
+        Column("launch call"),
+        Column("calls", numeric=True),
+        Column("events", numeric=True, hint="device events they launched"),
+        Column("host sum", "ms", True, "time in the calls; inclusive, on all threads"),
+        Column("host p50", "µs", True),
+        Column("host max", "µs", True),
+        Column("delay p50", "µs", True, "start of the call to start of its first device event"),
+        Column("delay max", "µs", True),
+    )
+    rows = []
+    for name, found in seen:
+        for row in found.calls[:top]:
+            delay = row.delays.start_to_start
+            times = (
+                ExactTime(row.host.sum_ns),
+                Time(row.host.p50_ns),
+                Time(row.host.max_ns),
+                Time(delay.p50_ns),
+                Time(delay.max_ns),
+            )
+            rows.append(Row((Code(name), Code(row.name), Count(row.n), Count(row.num_events), *times)))
+    return Table("Launch calls that device events of the window answer to.", columns, tuple(rows), sortable=True)
+
+
+def _signs(study: TraceStudy) -> Table | None:
+    """What the profiler lost without saying so, of whole traces."""
+    rows = []
+    for trace, label in zip(study.traces, study.labels, strict=True):
+        found = integrity(trace, device_views(trace))
+        for name, (n, missing) in found.unanswered.items():
+            rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
+        for graph in found.short_graphs:
+            fewer = f"{len(graph.short)} of {graph.n} launches have {graph.short[0]} to {graph.short[-1]} events"
+            what = f"{fewer}, most have {graph.num_nodes}"
+            rows.append((label, "graph launches with fewer events than their like", graph.first, what))
+        if found.past_end_ns:
+            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
+        for device, stream, excess in found.impossible:
+            where = f"device {device}, stream {stream}"
+            rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
+    if not rows:
+        return None
+    columns = (Column("trace"), Column("sign"), Column("where"), Column("how much"))
+    notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
+    caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
+    return Table(caption, columns, tuple(Row((Code(a), Text(b), Code(c), Text(d, "bad"))) for a, b, c, d in rows), notes)

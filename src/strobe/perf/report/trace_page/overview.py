@@ -1,0 +1,138 @@
+"""The top of the page: what was read, what to know before the numbers, and each device in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from strobe.perf.analysis.device import DeviceView
+from strobe.perf.analysis.hotspots import hot_table
+from strobe.perf.analysis.launch import Launch
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Fact,
+    Missing,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+from strobe.perf.report.trace_page.devices import share_cell
+from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.study import TraceStudy
+
+_FILE_COLUMNS = (
+    Column("trace"),
+    Column("file"),
+    Column("rank", numeric=True),
+    Column("events", numeric=True, hint="of every category"),
+    Column("device events", numeric=True, hint="kernels, communication, memsets and copies"),
+    Column("unlinked", numeric=True, hint="device events whose launch lies before the recorded window; kept like any other"),
+    Column("lost", numeric=True, hint="events that could not be read at all"),
+    Column("mended", numeric=True, hint="events kept after bad characters were replaced or a negative duration set to 0"),
+    Column("end"),
+)
+_DEVICE_COLUMNS = (
+    Column("device"),
+    Column("span", "ms", True, "from the first device event's start to the last one's end, or the window"),
+    Column("busy", "ms", True, "time in which at least one event ran on any stream"),
+    Column("busy share", numeric=True),
+    Column("idle", "ms", True, "span - busy"),
+    Column("events", numeric=True),
+    Column("verdict", hint="what most of the idle time waited for; the section on launches says how it is found"),
+    Column("top kernel", hint="the group with the largest exclusive time"),
+    Column("its share", numeric=True, hint="of the busy time"),
+)
+
+
+def overview_section(study: TraceStudy) -> Section:
+    """What was read, and each device in one line."""
+    blocks: list[Block] = []
+    devices = _devices(study)
+    if devices:
+        blocks.append(devices)
+    blocks.append(_files(study))
+    metadata = _metadata(study)
+    if metadata:
+        blocks.append(metadata)
+    return Section("overview", "What was read", "", tuple(blocks))
+
+
+def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
+    """The line under the title."""
+    traces = study.traces
+    products = sorted({device.name for trace in traces for device in trace.devices if device.name})
+    ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
+    worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
+    facts = [
+        Fact("Files", Count(len(traces))),
+        Fact("Ranks", Text(f"{_listed(ranks)}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
+        Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
+        Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
+        Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
+        Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
+    ]
+    return tuple(facts)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers with runs drawn together: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _files(study: TraceStudy) -> Table:
+    rows = []
+    for trace, label in zip(study.traces, study.labels, strict=True):
+        events, counts = trace.device_events, trace.counts
+        unlinked = sum(host < 0 for host in events.host)
+        end = Text("truncated", "bad") if counts.truncated else Text("complete")
+        rank = Missing("", "-") if trace.rank is None else Count(trace.rank)
+        read = Count(counts.events), Count(len(events)), share_cell(unlinked, len(events))
+        rows.append(Row((Code(label), Code(trace.path.name), rank, *read, _count(counts.lost), _count(counts.mended), end)))
+    return Table("Files that were read.", _FILE_COLUMNS, tuple(rows), collapsed=len(rows) > 8)
+
+
+def _count(value: int) -> Cell:
+    return Text(str(value), "bad") if value else Count(0)
+
+
+def _metadata(study: TraceStudy) -> Table | None:
+    keys = sorted({key for trace in study.traces for key in trace.metadata})
+    if not keys:
+        return None
+    rows = []
+    for key in keys:
+        found = {trace.metadata.get(key) for trace in study.traces}
+        value = found.pop() if len(found) == 1 else None
+        differs = Text(f"differs: {len(found) + 1} values" if value is None else "", "bad")
+        rows.append(Row((Code(key), differs if value is None else Code(value))))
+    return Table("What the traces say of themselves.", (Column("key"), Column("value")), tuple(rows), collapsed=True)
+
+
+def _devices(study: TraceStudy) -> Table | None:
+    rows = [Row((Code(one.name), *_times(one.launch), *_top(one.view))) for one in seen_devices(study)]
+    return Table("Each device in one line.", _DEVICE_COLUMNS, tuple(rows)) if rows else None
+
+
+def _times(found: Launch) -> Iterator[Cell]:
+    done = found.activity
+    yield from (ExactTime(done.span_ns), ExactTime(done.busy_ns), share_cell(done.busy_ns, done.span_ns))
+    yield from (ExactTime(done.idle_ns), Count(done.n), Text(found.verdict, "good" if found.verdict == "busy" else "bad"))
+
+
+def _top(view: DeviceView) -> tuple[Cell, Cell]:
+    table = hot_table(view)
+    kernels = [row for row in table.rows if row.kind == "kernel"]
+    if not kernels:
+        return Missing("", "-"), Missing("", "-")
+    return Code(kernels[0].group), share_cell(kernels[0].exclusive_ns, table.busy_ns)

@@ -1,0 +1,29 @@
+"""Each device of a study with what several sections say about it, computed once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from strobe.perf.analysis.device import DeviceView
+from strobe.perf.analysis.launch import Launch, launch
+from strobe.perf.report.trace_page.devices import named_views
+from strobe.perf.report.trace_page.study import TraceStudy
+
+
+class Seen(NamedTuple):
+    """One device during the chosen window; `launch` holds its activity too."""
+
+    name: str
+    view: DeviceView
+    launch: Launch
+
+
+_KNOWN: WeakKeyDictionary[TraceStudy, tuple[Seen, ...]] = WeakKeyDictionary()
+
+
+def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
+    """Each device that has events during the chosen window. They are kept as long as the study is."""
+    if study not in _KNOWN:
+        _KNOWN[study] = tuple(Seen(name, view, launch(view)) for name, view in named_views(study))
+    return _KNOWN[study]

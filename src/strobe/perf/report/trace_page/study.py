@@ -1,0 +1,117 @@
+"""What a trace report is built from: traces in a fixed order, each with its label and the window that was chosen."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from strobe.core.errors import DataError, TraceFormatError
+from strobe.perf.analysis.window import Window, choose_window
+from strobe.perf.trace import Trace, find_traces, read_trace
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Told `(done_bytes, total_bytes, what)` while a file is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceOptions:
+    """What a reader of the report asked for.
+
+    Args:
+        top: rows of a long table.
+        by: what the calls of a kernel table are grouped by: their normalised name, or their name and shape.
+        window: the part of each trace that is analysed, such as `ProfilerStep#3` or `100ms..200ms`; the whole trace if not given.
+        sections: definitions of sections around a focal event.
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+    """
+
+    top: int = 30
+    by: Literal["name", "shape"] = "name"
+    window: str | None = None
+    sections: tuple[str, ...] = ()
+    steps: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
+class TraceStudy:
+    """Everything a trace report is about. The tuples are of equal length. Two studies are equal if they are one.
+
+    Args:
+        traces: one per file, by rank and path; a job of several ranks has several.
+        labels: `rank 0`, or the file's name where the ranks are not known or not different; unique.
+        windows: the chosen window of each trace; `None` is all of it.
+        options: what was asked for.
+        skipped: what is in the given folders and is no trace, each with the reason.
+    """
+
+    traces: tuple[Trace, ...]
+    labels: tuple[str, ...]
+    windows: tuple[Window | None, ...]
+    options: TraceOptions
+    skipped: tuple[str, ...] = ()
+
+
+def load_trace_study(
+    paths: Sequence[Path], options: TraceOptions = TraceOptions(), progress: Progress | None = None
+) -> TraceStudy:
+    """Read every trace in the given files and folders. What is no trace is skipped in a folder, an error if it was named.
+
+    Args:
+        paths: trace files, or folders that hold some.
+        options: what the report is to show.
+        progress: told how far the reading is.
+
+    Raises:
+        DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
+        ConfigError: the window is not written as one.
+    """
+    files = find_traces(paths)
+    sizes = [path.stat().st_size if path.exists() else 0 for path in files]
+    read, skipped = list[Trace](), list[str]()
+    for number, path in enumerate(files):
+        part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
+        try:
+            read.append(read_trace(path, ops=False, shapes=options.by == "shape", progress=part))
+        except TraceFormatError as error:
+            if path in paths:
+                raise
+            skipped.append(str(error))
+    if not read:
+        raise DataError(f"{skipped[0]}{f' (and {len(skipped) - 1} more files)' if len(skipped) > 1 else ''}")
+    traces = tuple(sorted(read, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+    asked = options.window
+    windows = tuple(None if asked is None else choose_window(trace, asked, options.steps) for trace in traces)
+    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=windows, options=options, skipped=tuple(skipped))
+
+
+def _part_of(progress: Progress, before: int, total: int) -> Progress:
+    return lambda done, _, what: progress(before + done, total, what)
+
+
+def trace_labels(traces: Sequence[Trace]) -> tuple[str, ...]:
+    """Name each trace: by rank where that tells them apart, else by file name, else by path below the folder they share."""
+    ranks = [trace.rank for trace in traces]
+    if len(traces) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
+        return tuple(f"rank {rank}" for rank in ranks)
+    names = [_stem(trace.path.name) for trace in traces]
+    if len(set(names)) == len(names):
+        return tuple(names)
+    paths = [trace.path.absolute() for trace in traces]
+    folder = os.path.commonpath([path.parent for path in paths])
+    longer = [_stem(path.relative_to(folder).as_posix()) for path in paths]
+    counts, seen = Counter(longer), Counter[str]()
+    labels = []
+    for name in longer:
+        seen[name] += 1
+        labels.append(name if counts[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(labels)
+
+
+def _stem(name: str) -> str:
+    for suffix in (".gz", ".json"):
+        name = name.removesuffix(suffix)
+    return name

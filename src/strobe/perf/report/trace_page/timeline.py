@@ -1,0 +1,135 @@
+"""One step of each device on a common axis: what ran, and why nothing did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from strobe.perf.analysis.device import BUSY, DeviceView
+from strobe.perf.analysis.idle import CAUSES
+from strobe.perf.analysis.names import kernel_name
+from strobe.perf.analysis.steps import Step, Steps, find_steps
+from strobe.perf.analysis.window import Window
+from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
+from strobe.perf.report.model import (
+    Cell,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Figure,
+    Kind,
+    Missing,
+    Row,
+    Section,
+    Table,
+    Text,
+    Timeline,
+)
+from strobe.perf.report.trace_page.devices import CLASS_KINDS, during
+from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.trace.events import DEVICE_KINDS
+
+MAX_LANES: Final = 8
+"""Devices in the picture; further ones are counted in a note."""
+_KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
+
+
+class _Stretch(NamedTuple):
+    """What one lane shows."""
+
+    label: str
+    what: str
+    view: DeviceView
+
+
+def timeline_section(study: TraceStudy) -> Section | None:
+    """The picture and the table that says the same; `None` without device events."""
+    stretches = list(_stretches(study))
+    if not stretches:
+        return None
+    shown = stretches[:MAX_LANES]
+    focal = Kind(f"top kernel: {_top_group(shown)}", "focal")
+    kinds = (focal, *_KINDS.values())
+    lanes = [
+        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, _top_group(shown))))
+        for n, one in enumerate(shown)
+    ]
+    picture = draw_lanes(lanes, kinds, focal, by_class=True)
+    title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
+    alt = "Timeline of one step per device; the table gives the sums."
+    lead = "The step of median length of each device, or the chosen window; where no steps were found, the whole trace."
+    if len(stretches) > len(shown):
+        lead += f" {len(stretches) - len(shown)} more devices are not drawn."
+    return Section("timeline", "One step", lead, (Figure(title, alt, picture, _table(lanes, picture)),))
+
+
+def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
+    tiled = {
+        (id(trace), found.device): found
+        for trace, window in zip(study.traces, study.windows, strict=True)
+        for found in (() if window else find_steps(trace, study.options.steps))
+    }
+    for name, view, _ in seen_devices(study):
+        found = tiled.get((id(view.trace), view.device))
+        if isinstance(found, Steps):
+            step = _median(found.kept() or found.steps)
+            chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
+            yield _Stretch(name, step.label, view.within(chosen))
+        elif view.span_ns:
+            yield _Stretch(name, during(view), view)
+
+
+def _median(steps: Sequence[Step]) -> Step:
+    ranked = sorted(steps, key=lambda step: (step.length_ns, step.start_ns))
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def _top_group(stretches: Sequence[_Stretch]) -> str:
+    """The group of kernels that owns the most time of all lanes."""
+    owned: Counter[str] = Counter()
+    for one in stretches:
+        slices, names = one.view.slices, one.view.trace.device_events.names
+        busy = slices.cause == BUSY
+        for event, length in zip(slices.event[busy].tolist(), slices.length[busy].tolist(), strict=True):
+            if DEVICE_KINDS[one.view.work.kind[event]] == "kernel":
+                owned[kernel_name(names[one.view.work.name[event]]).group] += length
+    return max(owned, key=lambda group: (owned[group], group)) if owned else ""
+
+
+def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
+    slices, names, work = view.slices, view.trace.device_events.names, view.work
+    columns = (slices.start.tolist(), slices.end.tolist(), slices.event.tolist(), slices.cause.tolist())
+    for start, end, event, cause in zip(*columns, strict=True):
+        if cause != BUSY:
+            kind = _KINDS[CAUSES[cause]]
+            yield Piece(start - view.begin_ns, end - view.begin_ns, kind.label, kind)
+            continue
+        name, what = kernel_name(names[work.name[event]]).group, DEVICE_KINDS[work.kind[event]]
+        is_top = what == "kernel" and name == group
+        yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
+
+
+def _table(lanes: Sequence[LaneSlices], picture: Timeline) -> Table:
+    sums = []
+    for lane in lanes:
+        own: Counter[Kind] = Counter()
+        for piece in lane.pieces:
+            own[piece.kind] += piece.end_ns - piece.start_ns
+        sums.append(own)
+    rows = [Row((_kind(kind), *(_sum(own[kind]) for own in sums))) for kind in picture.kinds]
+    rows.append(Row((Text("in all"), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True))
+    rows.append(Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))))
+    rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes))))
+    columns = (Column("class"), *(Column(lane.label, "ms", True) for lane in lanes))
+    return Table("Time by class; every nanosecond is in one class.", columns, tuple(rows))
+
+
+def _kind(kind: Kind) -> Cell:
+    return Code(kind.label) if kind.style == "focal" else Text(kind.label)
+
+
+def _sum(ns: int) -> Cell:
+    return ExactTime(ns) if ns else Missing("", "-")

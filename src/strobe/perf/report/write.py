@@ -1,0 +1,105 @@
+"""A report as files: the page, its Markdown and its JSON twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import starmap
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import Block, Figure, Headlines, Paragraph, Report, Table, encode_report
+
+Format = Literal["html", "md", "json"]
+FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json")
+MAX_PAGE_BYTES: Final = 300_000
+
+
+class _Room(NamedTuple):
+    """What a page has room for: plain rows of a table seen at once and of one opened by a click, and tables of a section."""
+
+    seen: int
+    folded: int
+    tables: int
+
+
+_ROOMS: Final = tuple(
+    starmap(
+        _Room,
+        (
+            (200, 50, 99), (100, 30, 99), (50, 20, 50), (40, 12, 40), (30, 8, 30), (30, 8, 24), (30, 5, 16), (20, 5, 12),
+            (20, 3, 8), (12, 3, 6), (8, 3, 4), (5, 2, 3), (2, 1, 2),
+        ),
+    )
+)  # fmt: skip
+
+
+def render(report: Report, format: Format) -> str:
+    """Return the report in one format; the same report gives the same text.
+
+    A page above `MAX_PAGE_BYTES` keeps the first rows of its tables, then the first tables of its sections, and says so; the
+    other formats always have all.
+    """
+    match format:
+        case "md":
+            return render_markdown(report)
+        case "json":
+            return encode_report(report).decode()
+        case "html":
+            page = render_html(report)
+            for room in _ROOMS:
+                if len(page.encode()) <= MAX_PAGE_BYTES:
+                    break
+                page = render_html(_shortened(report, room))
+            return page
+
+
+def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMATS) -> tuple[Path, ...]:
+    """Write `report.html`, `report.md` and `report.json`, or those of them that are named, and return their paths."""
+    chosen = [(folder / f"report.{format}", render(report, format)) for format in FORMATS if format in set(formats)]
+    for path, text in chosen:
+        path.write_bytes(text.encode())
+    return tuple(path for path, _ in chosen)
+
+
+def _shortened(report: Report, room: _Room) -> Report:
+    sections = tuple(
+        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, room))) for section in report.sections
+    )
+    return msgspec.structs.replace(report, sections=sections)
+
+
+def _short_blocks(blocks: Iterable[Block], room: _Room) -> Iterator[Block]:
+    num_tables = 0
+    for block in blocks:
+        is_table = isinstance(block, Table | Figure | Headlines)
+        num_tables += is_table
+        if not is_table or num_tables <= room.tables:
+            yield _short_block(block, room)
+    if num_tables > room.tables:
+        yield Paragraph(f"{num_tables - room.tables} more tables of this section stand in report.md and report.json.")
+
+
+def _short_block(block: Block, room: _Room) -> Block:
+    match block:
+        case Table(collapsed=collapsed):
+            return _short_table(block, room.folded if collapsed else room.seen)
+        case Figure(table=table, table_open=is_open):
+            return msgspec.structs.replace(block, table=_short_table(table, room.seen if is_open else room.folded))
+        case Headlines(table=table):
+            return msgspec.structs.replace(block, table=_short_table(table, room.folded))
+        case _:
+            return block
+
+
+def _short_table(table: Table, rows: int) -> Table:
+    plain = [row for row in table.rows if not row.strong]
+    if len(plain) <= rows:
+        return table
+    kept = set(map(id, plain[:rows]))
+    note = f"The first {rows} of {len(plain)} rows, so that the page stays small; report.json has all of them."
+    shown = tuple(row for row in table.rows if row.strong or id(row) in kept)
+    return msgspec.structs.replace(table, rows=shown, notes=(*table.notes, note))

@@ -1,0 +1,131 @@
+"""Columns of integers that grow, and work on long ones in blocks: what a step needs for itself does not grow with the column."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from strobe.perf.trace.digits import Integers
+
+BLOCK: Final = 1 << 16
+Ids = npt.NDArray[np.int32]
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Column:
+    """Integers in 4 bytes each until one of them needs 8."""
+
+    def __init__(self, code: str = "i") -> None:
+        self._data = array(code)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def extend(self, values: Integers | Sequence[int]) -> None:
+        """Append values."""
+        new = np.asarray(values, np.int64)
+        if self._data.typecode == "i" and len(new) and (int(new.max()) >= 1 << 31 or int(new.min()) < -(1 << 31)):
+            self._data = array("q", np.array(self._data, np.int64).tobytes())
+        self._data.frombytes(new.astype(np.dtype(self._data.typecode)).tobytes())
+
+    def release(self) -> array[int]:
+        """Hand out the values and keep none."""
+        data, self._data = self._data, array(self._data.typecode)
+        return data
+
+
+class Interned(Generic[T]):
+    """Distinct values, numbered as they come."""
+
+    def __init__(self) -> None:
+        self._ids: dict[T, int] = {}
+
+    def id_of(self, value: T) -> int:
+        """The number of a value."""
+        return self._ids.setdefault(value, len(self._ids))
+
+    def values(self) -> tuple[T, ...]:
+        """The values by number."""
+        return tuple(self._ids)
+
+
+def view(column: array[int]) -> Integers:
+    """The column as numpy sees it, without a copy."""
+    return np.frombuffer(column, np.dtype(column.typecode))
+
+
+def blank(code: str, count: int) -> array[int]:
+    """A column of zeros."""
+    return array(code, [0]) * count
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """The blocks of a column."""
+    return (slice(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
+
+
+def taken(column: array[int], places: Ids) -> array[int]:
+    """The column at each place, as a new column."""
+    new, old = blank(column.typecode, len(places)), view(column)
+    for block in blocks(len(places)):
+        view(new)[block] = old[places[block]]
+    return new
+
+
+def looked_up(table: Sequence[int] | npt.NDArray[Any], ids: array[int], code: str = "i") -> array[int]:
+    """`table` at each id, as a new column."""
+    new, numbers = blank(code, len(ids)), np.asarray(table, np.dtype(code))
+    for block in blocks(len(ids)):
+        view(new)[block] = numbers[view(ids)[block]]
+    return new
+
+
+def renumber(ids: array[int], table: Sequence[int] | Ids) -> None:
+    """Put `table` at each id in the place of the id; -1 stays."""
+    numbers = np.append(np.asarray(table, np.int32), np.int32(-1))
+    for block in blocks(len(ids)):
+        view(ids)[block] = numbers[view(ids)[block]]
+
+
+def ranks(values: Sequence[Any]) -> Ids:
+    """The place of each value among the sorted ones."""
+    found = np.empty(len(values), np.int32)
+    found[sorted(range(len(values)), key=values.__getitem__)] = np.arange(len(values), dtype=np.int32)
+    return found
+
+
+def distinct(values: Sequence[str], used: Sequence[int] | None = None) -> tuple[tuple[str, ...], list[int]]:
+    """The distinct ones, sorted, and the number of each; 0 for those that are not used."""
+    texts = sorted({values[i] for i in used} if used is not None else set(values))
+    place = {text: number for number, text in enumerate(texts)}
+    return tuple(texts), [place.get(value, 0) for value in values]
+
+
+def time_order(start: Integers, duration: Integers, *ties: Sequence[npt.NDArray[Any]]) -> Ids:
+    """Positions in order of start; of two that start together the longer comes first, then the last tie decides, then the others.
+
+    A tie is a chain of columns: the first one at the position gives the place in the second one, and so on.
+    """
+    order = np.argsort(start, kind="stable").astype(np.int32)
+    at = 0
+    while at < len(order):
+        end = min(at + BLOCK, len(order))
+        while end < len(order) and start[order[end]] == start[order[end - 1]]:
+            end += 1
+        some = order[at:end]
+        starts = start[some]
+        if (starts[1:] == starts[:-1]).any():
+            keys = []
+            for tie in ties:
+                key: npt.NDArray[Any] = some
+                for column in tie:
+                    key = column[key]
+                keys.append(key)
+            order[at:end] = some[np.lexsort((*keys, -duration[some].astype(np.int64), starts))]
+        at = end
+    return order

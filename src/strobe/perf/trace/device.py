@@ -1,0 +1,142 @@
+"""What is kept of the device events while a trace is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any, Final, NamedTuple
+
+from strobe.perf.trace.columns import Column, Interned
+from strobe.perf.trace.events import DEVICE_KINDS
+from strobe.perf.trace.schema import CommArgs, DeviceArgs, Group
+from strobe.perf.trace.tables import NOTHING, Times, integer, integers, operator_of, sizes_text
+
+_COMMUNICATION: Final = re.compile(
+    r"nccl|rccl|^hccl::|cross_device_reduce|(?:one|two)_?shot_all_?reduce|multimem_all_?(?:reduce|gather)", re.IGNORECASE
+)
+_MAX_DEVICE: Final = (1 << 15) - 1
+_MAX_STREAM: Final = (1 << 31) - 1
+_KINDS: Final = {Group.KERNEL: "kernel", Group.MEMCPY: "memcpy", Group.MEMSET: "memset"}
+_NO_ARGS: Final = DeviceArgs()
+
+
+class Said(NamedTuple):
+    """What is said of a collective, without its number in the sequence."""
+
+    name: str
+    group: str
+    ranks: str
+    in_elements: int
+    out_elements: int
+    dtype: str
+
+
+class Collectives:
+    """What communication kernels and the operators that start them say of collectives; each distinct thing is stored once."""
+
+    def __init__(self) -> None:
+        self.said: Interned[Said] = Interned()
+        self.event, self.text, self.sequence, self.operator = Column(), Column(), Column("q"), Column("q")
+        self.of_operator: dict[int, tuple[int, int]] = {}
+
+    def add(self, event: int, args: CommArgs) -> None:
+        """Keep what the device event with this number says."""
+        text, sequence = self._read(args)
+        self.event.extend([event])
+        self.text.extend([text])
+        self.sequence.extend([sequence])
+        self.operator.extend([operator_of(args)])
+
+    def add_operator(self, args: CommArgs) -> None:
+        """Keep what a host operator says of the collective that it starts."""
+        if (number := operator_of(args)) >= 0:
+            self.of_operator[number] = self._read(args)
+
+    def _read(self, args: CommArgs) -> tuple[int, int]:
+        """Number of what is said, or -1, and number in the sequence, or -1."""
+        texts = (args.collective, args.group, args.ranks, args.dtype)
+        name, group, ranks, dtype = ("" if text is None else str(text) for text in texts)
+        said = Said(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
+        return (self.said.id_of(said) if name else NOTHING), integer(args.sequence)
+
+
+class Work(NamedTuple):
+    """What the device events of one kind share."""
+
+    name: str
+    kind: int
+    device: int
+    stream: int
+    shape: str
+
+
+class DeviceTable:
+    """Device events: 20 bytes each, 4 more with the operator they belong to; more for collectives and module paths.
+
+    Args:
+        linked: keep the number of each event's operator.
+    """
+
+    def __init__(self, linked: bool) -> None:
+        self.works: Interned[Work] = Interned()
+        self.work, self.start, self.duration, self.correlation = Column(), Column("q"), Column(), Column()
+        self.operator = Column()
+        self.collectives = Collectives()
+        self.paths: Interned[str] = Interned()
+        self.path_event, self.path = Column(), Column()
+        self._linked = linked
+        self._known: dict[Group, dict[tuple[Hashable, ...], tuple[int, bool]]] = {group: {} for group in _KINDS}
+        self._odd_streams: Interned[int] = Interned()
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def add(self, group: Group, times: Times) -> None:
+        """Keep events of one group."""
+        all_args = [event.args or _NO_ARGS for event in times.events]
+        works, known = [], self._known[group]
+        for position, (event, args) in enumerate(zip(times.events, all_args, strict=True), len(self.work)):
+            key: tuple[Hashable, ...] = (
+                event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
+            )  # fmt: skip
+            if args.device is None or args.stream is None:
+                key += (event.pid, event.tid)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = self._new(group, event, args)
+            work, communicates = found
+            works.append(work)
+            if communicates:
+                self.collectives.add(position, args)
+            if args.module_path is not None:
+                self.path_event.extend([position])
+                self.path.extend([self.paths.id_of(str(args.module_path))])
+        self.work.extend(works)
+        self.start.extend(times.start)
+        self.duration.extend(times.duration)
+        self.correlation.extend(integers([args.correlation for args in all_args]))
+        if self._linked:
+            self.operator.extend([operator_of(args) for args in all_args])
+
+    def _new(self, group: Group, event: Any, args: DeviceArgs) -> tuple[int, bool]:
+        """Number of a kind of work seen for the first time, and whether it is communication."""
+        communicates = group is Group.KERNEL and (args.collective is not None or _COMMUNICATION.search(event.name) is not None)
+        device, stream = (
+            own if own >= 0 else other
+            for own, other in ((integer(args.device), integer(event.pid)), (integer(args.stream), integer(event.tid)))
+        )
+        if device > _MAX_DEVICE:
+            device = NOTHING
+        if stream > _MAX_STREAM:  # keeps them apart
+            stream = NOTHING - 1 - self._odd_streams.id_of(stream)
+        kind = DEVICE_KINDS.index("comm" if communicates else _KINDS[group])
+        return self.works.id_of(Work(event.name, kind, device, stream, _launch_shape(args))), communicates
+
+
+def _launch_shape(args: DeviceArgs) -> str:
+    """Grid and block, or the size of a copy."""
+    grid, block = (sizes_text(bytes(part), outer=False) for part in (args.grid, args.block))
+    if grid:
+        return f"grid {grid} block {block}" if block else f"grid {grid}"
+    size = integer(args.bytes)
+    return f"{size} B" if size >= 0 else ""

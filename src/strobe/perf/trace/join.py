@@ -1,0 +1,257 @@
+"""From the columns as they were read to the frozen columns of a trace: sorts them and joins device events to their launch calls.
+
+Columns are permuted, widened and handed over one at a time, so that at no moment more than 64 bytes per device event are held,
+its launch call included. Where several events are equally good the choice does not depend on the order of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from strobe.perf.trace.columns import Ids, blank, blocks, distinct, looked_up, ranks, renumber, taken, time_order, view
+from strobe.perf.trace.device import Collectives, DeviceTable, Said
+from strobe.perf.trace.digits import Flags, Integers
+from strobe.perf.trace.events import Collective, DeviceEvents, HostEvents
+from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
+
+_LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """The device events and what hangs on them; see `Trace`."""
+
+    events: DeviceEvents
+    launched: Mapping[str, tuple[int, int]]
+    collectives: tuple[Collective, ...]
+    module_paths: Mapping[int, str]
+
+
+def host_events(table: HostTable, threads: Threads) -> HostEvents:
+    """Freeze host events, in order of start; the table is empty then."""
+    calls = _Calls(table, threads)
+    calls.sort()
+    return calls.freeze()
+
+
+def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, threads: Threads) -> Joined:
+    """Freeze the device events, in order of start; the tables are empty then.
+
+    Args:
+        sizes: the input sizes of operators, which take the place of grid and block.
+    """
+    works = devices.works.values()
+    work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
+    correlation, operator = devices.correlation.release(), devices.operator.release()
+    order = time_order(view(start), view(duration), (view(correlation),), (view(work), ranks(works)))
+    collectives, module_paths = _collectives(devices.collectives, order), _module_paths(devices, order)
+    start = taken(start, order)
+    duration = taken(duration, order)
+    correlation = taken(correlation, order)
+    work = taken(work, order)
+    operator = taken(operator, order[: len(operator)])
+    del order
+    host, hosts, launched = _answer(correlation, launches, threads)
+    del correlation
+    ordinal = _ordinals(view(host), len(hosts))
+    end = _ends(start, duration)
+    del duration
+    shapes, shape = _shapes([one.shape for one in works], work, sizes, view(operator))
+    names, name_of = distinct([one.name for one in works])
+    stream = looked_up([one.stream for one in works], work)
+    device = looked_up([one.device for one in works], work, "h")
+    kind = looked_up([one.kind for one in works], work, "b")
+    renumber(work, name_of)
+    events = DeviceEvents(
+        names=names, shapes=shapes, hosts=hosts, name=work, kind=kind, start_ns=start, end_ns=end,
+        device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
+    )  # fmt: skip
+    return Joined(events=events, launched=launched, collectives=collectives, module_paths=module_paths)
+
+
+class _Calls:
+    """Host calls as columns, in any order.
+
+    Args:
+        table: what they were read into; it is empty then.
+    """
+
+    def __init__(self, table: HostTable, threads: Threads) -> None:
+        self.names = [call[0] for call in table.calls.values()]
+        self.threads = [threads.number(call) for call in table.calls.values()]
+        self.ranks = ranks(list(zip(self.names, self.threads, strict=True)))
+        self.call, self.start, self.duration = table.call.release(), table.start.release(), table.duration.release()
+
+    def take(self, places: Ids) -> None:
+        """Keep the calls at these places, in their order."""
+        self.call = taken(self.call, places)
+        self.start = taken(self.start, places)
+        self.duration = taken(self.duration, places)
+
+    def sort(self) -> Ids:
+        """Put them in order of start; returns where each was before."""
+        order = time_order(view(self.start), view(self.duration), (view(self.call), self.ranks))
+        self.take(order)
+        return order
+
+    def freeze(self) -> HostEvents:
+        """The columns as they are now; none are left here."""
+        end = _ends(self.start, self.duration)
+        del self.duration
+        used = np.flatnonzero(np.bincount(np.unique(view(self.call)), minlength=len(self.names))).tolist()
+        names, name_of = distinct(self.names, used)
+        thread = looked_up(self.threads, self.call)
+        renumber(self.call, name_of)
+        return HostEvents(names=names, name=self.call, start_ns=self.start, end_ns=end, thread=thread)
+
+
+def _answer(
+    correlation: array[int], launches: LaunchTable, threads: Threads
+) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
+    """For each device event the number of the call with its correlation, or -1; the calls that have one; all calls by name."""
+    number, calls = launches.correlation.release(), _Calls(launches, threads)
+    rows = _outermost(number, calls)
+    known = view(taken(number, rows))
+    del number
+    host, answers = blank("i", len(correlation)), np.zeros(len(rows), np.bool_)
+    for block in blocks(len(host)):
+        places = _places(known, view(correlation)[block])
+        view(host)[block] = places
+        answers[places[places >= 0]] = True
+    del known
+    launched = _count(calls, rows, answers)
+    calls.take(rows[answers])
+    del rows
+    moved = np.cumsum(answers, dtype=np.int32) - np.int32(1)
+    del answers
+    renumber(host, moved)
+    del moved
+    order = calls.sort()
+    moved = np.empty(len(order), np.int32)
+    moved[order] = np.arange(len(order), dtype=np.int32)
+    del order
+    renumber(host, moved)
+    return host, calls.freeze(), launched
+
+
+def _outermost(number: array[int], calls: _Calls) -> Ids:
+    """Places of the calls in order of their correlation, one of each: a driver call inside a runtime call is left out."""
+    order = np.argsort(view(number), kind="stable").astype(np.int32)
+    fresh = np.ones(len(order), np.bool_)
+    for block in blocks(len(order) - 1):
+        ordered = view(number)[order[block.start : block.stop + 1]]
+        fresh[block.start + 1 : block.stop + 1] = ordered[1:] != ordered[:-1]
+    if fresh.all():
+        return order
+    keys = calls.ranks[view(calls.call)], -view(calls.duration).astype(np.int64), view(calls.start), view(number)
+    return np.lexsort(keys).astype(np.int32)[fresh]
+
+
+def _places(known: Integers, wanted: Integers) -> Integers:
+    """Where each wanted value is in the sorted known ones, or -1."""
+    if not len(known):
+        return np.full(len(wanted), NOTHING)
+    place = np.searchsorted(known, wanted)
+    np.minimum(place, len(known) - 1, out=place)
+    place[known[place] != wanted] = NOTHING
+    return place
+
+
+def _count(calls: _Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, int]]:
+    """By name: the calls, and those without an answer. Calls that never launch anything are left out."""
+    total, answered = (np.zeros(len(calls.names), np.int64) for _ in range(2))
+    for block in blocks(len(rows)):
+        kinds = view(calls.call)[rows[block]]
+        total += np.bincount(kinds, minlength=len(total))
+        answered += np.bincount(kinds[answers[block]], minlength=len(total))
+    counts: dict[str, tuple[int, int]] = {}
+    for name, here, good in zip(calls.names, total.tolist(), answered.tolist(), strict=True):
+        known = counts.get(name, (0, 0))
+        counts[name] = (known[0] + here, known[1] + here - good)
+    return {name: (n, bad) for name, (n, bad) in sorted(counts.items()) if n and (bad < n or _LAUNCH.search(name))}
+
+
+def _ordinals(host: Integers, num_hosts: int) -> array[int]:
+    """The number of each event among those of its call; 0 where there is no call."""
+    ordinal, seen, shared = blank("i", len(host)), np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
+    for block in blocks(len(host)):
+        some, counts = np.unique(host[block], return_counts=True)
+        some, counts = some[some >= 0], counts[some >= 0]
+        shared[some[(counts > 1) | seen[some]]] = True
+        seen[some] = True
+    if shared.any():
+        rows = np.flatnonzero((host >= 0) & shared[host]).astype(np.int32)
+        rows = rows[np.argsort(host[rows], kind="stable")]
+        ordered = host[rows]
+        view(ordinal)[rows] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+    return ordinal
+
+
+def _shapes(
+    texts: Sequence[str], work: array[int], sizes: OperatorSizes, operator: Integers
+) -> tuple[tuple[str, ...], array[int]]:
+    """The shapes, and the number of each event's."""
+    of_operator = sizes.texts.values()
+    shapes, numbers = distinct([*texts, *of_operator])
+    shape = looked_up(numbers[: len(texts)], work)
+    if len(operator) and of_operator:
+        number, text = sizes.operator.release(), sizes.text.release()
+        order = np.argsort(view(number), kind="stable").astype(np.int32)
+        known, text = view(taken(number, order)), taken(text, order)
+        for block in blocks(len(operator)):
+            place = _places(known, operator[block])
+            hit = place >= 0
+            view(shape)[block][hit] = np.array(numbers[len(texts) :], np.int32)[view(text)[place[hit]]]
+    return shapes, shape
+
+
+def _module_paths(devices: DeviceTable, order: Ids) -> Mapping[int, str]:
+    rows, paths, texts = view(devices.path_event.release()), view(devices.path.release()), devices.paths.values()
+    places, back = _moved(rows, order)
+    return {place: texts[path] for place, path in zip(places, paths[back].tolist(), strict=True)}
+
+
+def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
+    places, back = _moved(view(found.event.release()), order)
+    said = found.said.values()
+    columns = (view(column.release())[back].tolist() for column in (found.text, found.sequence, found.operator))
+    ranks = {one.ranks: tuple(map(int, _NUMBER.findall(one.ranks))) for one in said}
+    collectives = []
+    for event, text, sequence, operator in zip(places, *columns, strict=True):
+        other_text, other_sequence = found.of_operator.get(operator, (NOTHING, NOTHING))
+        text, sequence = (other_text if text < 0 else text), (other_sequence if sequence < 0 else sequence)
+        one = said[text] if text >= 0 else Said("", "", "", NOTHING, NOTHING, "")
+        collectives.append(
+            Collective(
+                event=event,
+                name=one.name,
+                group=one.group,
+                ranks=ranks.get(one.ranks, ()),
+                sequence=sequence,
+                in_elements=one.in_elements,
+                out_elements=one.out_elements,
+                dtype=one.dtype,
+            )
+        )
+    return tuple(collectives)
+
+
+def _moved(rows: Integers, order: Ids) -> tuple[list[int], Integers]:
+    """The new places of some rows, ascending, and which of the rows each is."""
+    mark = np.zeros(len(order), np.bool_)
+    mark[rows] = True
+    places = np.flatnonzero(mark[order])
+    return places.tolist(), np.searchsorted(rows, order[places])
+
+
+def _ends(start: array[int], duration: array[int]) -> array[int]:
+    end = blank("q", len(start))
+    np.add(view(start), view(duration), out=view(end))
+    return end

@@ -1,0 +1,167 @@
+"""What stands beside the events of a trace: ranks, devices, the base of its times, versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from strobe.perf.trace.digits import LIMIT
+from strobe.perf.trace.events import Device
+from strobe.perf.trace.schema import UNREADABLE
+
+MAX_METADATA_BYTES: Final = 16 << 20
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]:"]', re.DOTALL)
+_ARRAY: Final = re.compile(rb'"traceEvents"\s*+:\s*+\[')
+_BARE: Final = re.compile(rb"\s*+\[")
+_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_MAX_TEXT: Final = 200
+_MAX_FACTS: Final = 100
+_KNOWN: Final = (
+    "baseTimeNanoseconds", "distributedInfo", "deviceProperties", "displayTimeUnit", "schemaVersion", "trace_id", "traceName",
+    "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules",
+    "cuda_driver_version", "cuda_runtime_version", "cupti_version",
+    "hip_driver_version", "hip_runtime_version", "roctracer_version",
+)  # fmt: skip
+_NOT_FACTS: Final = ("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "traceEvents")
+
+Metadata = dict[str, msgspec.Raw]
+_decode: Final = msgspec.json.Decoder(Metadata).decode
+_scan_value: Final = json.JSONDecoder(strict=False).raw_decode
+
+
+class Head:
+    """Finds where the array of events starts in text that grows at its end.
+
+    Args of the instance: `text` is what is there so far, `is_bare` says that the events are a list without metadata.
+    """
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.is_bare = False
+        self._at = self._depth = 0
+        self._name = self._key = b""
+
+    def array_start(self, desperate: bool) -> int | None:
+        """Offset just after the `[` of the events: of a bare list, or of the value of `traceEvents` in the outermost object.
+
+        Args:
+            desperate: no more text will come, so that in a damaged head anything that looks like it will do.
+        """
+        if self._at == 0:
+            self._at = len(_BYTE_ORDER_MARK) if self.text.startswith(_BYTE_ORDER_MARK) else 0
+            bare = _BARE.match(self.text, self._at)
+            if bare:
+                self.is_bare = True
+                return bare.end()
+        for token in _TOKEN.finditer(self.text, self._at):
+            word = token[0]
+            if word == b'"':  # the text ends inside a string
+                break
+            self._at = token.end()
+            if self._step(word):
+                return self._at
+        if not desperate:
+            return None
+        found = _ARRAY.search(self.text)
+        return found.end() if found else None
+
+    def _step(self, word: bytes) -> bool:
+        """Follow the structure by one token; whether it opens the events."""
+        if word.startswith(b'"'):
+            self._name = word
+            return False
+        if word == b":":
+            self._key = self._name
+        elif word in b"{[":
+            if self._depth == 1 and word == b"[" and self._key == b'"traceEvents"':
+                return True
+            self._depth += 1
+            self._key = b""
+        else:
+            self._depth -= 1
+        return False
+
+
+def read_metadata(text: bytes) -> tuple[Metadata, bool]:
+    """The values of a JSON object, and whether it could be read as it is. From a broken one, what is known by name is saved."""
+    try:
+        return _decode(text), True
+    except UNREADABLE:
+        pass
+    mended = _CONTROL.sub(b" ", text).decode("utf-8", "replace")
+    try:
+        return _decode(mended.encode()), False
+    except UNREADABLE:
+        pass
+    saved: Metadata = {}
+    for key in _KNOWN:
+        found = re.search(rf'"{key}"\s*+:\s*+', mended)
+        try:
+            value, _ = _scan_value(mended, found.end()) if found else (None, 0)
+        except (ValueError, RecursionError):
+            continue
+        if value is not None:
+            saved[key] = msgspec.Raw(msgspec.json.encode(value))
+    return saved, False
+
+
+def base_ns(metadata: Metadata) -> int:
+    """Nanoseconds since the epoch that the times are relative to; 0 in old traces."""
+    return _count(_value(metadata, "baseTimeNanoseconds")) or 0
+
+
+def job(metadata: Metadata) -> tuple[int | None, int | None]:
+    """Rank and number of processes; None where not said."""
+    found = _value(metadata, "distributedInfo")
+    return (_count(found.get("rank")), _count(found.get("world_size"))) if isinstance(found, dict) else (None, None)
+
+
+def devices(metadata: Metadata) -> tuple[Device, ...]:
+    """The accelerators listed."""
+    found = _value(metadata, "deviceProperties")
+    listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return tuple(_device(number, properties) for number, properties in enumerate(listed))
+
+
+def _device(number: int, properties: Mapping[str, Any]) -> Device:
+    index, major, minor = (_count(properties.get(key)) for key in ("id", "computeMajor", "computeMinor"))
+    name = properties.get("name")
+    return Device(
+        index=number if index is None else index,
+        name=name if isinstance(name, str) else "",
+        memory_bytes=_count(properties.get("totalGlobalMem")) or 0,
+        num_sms=_count(properties.get("numSms")) or 0,
+        compute_capability="" if major is None else f"{major}.{minor or 0}",
+    )
+
+
+def facts(metadata: Metadata) -> dict[str, str]:
+    """The other values that are plain, as text; `a.b` is `b` inside `a`."""
+    found: dict[str, str] = {}
+    for key in metadata:
+        value = _value(metadata, key) if key not in _NOT_FACTS or key == "distributedInfo" else None
+        inside = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+        for name, one in inside.items():
+            if isinstance(one, str | int | float) and len(found) < _MAX_FACTS:
+                found[name] = str(one)[:_MAX_TEXT]
+    return found
+
+
+def _value(metadata: Metadata, key: str) -> Any:
+    try:
+        return msgspec.json.decode(metadata[key]) if key in metadata else None
+    except UNREADABLE:
+        return None
+
+
+def _count(value: object) -> int | None:
+    """A natural number written as such or as text."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER.fullmatch(str(value)):
+        return None
+    return int(value) if int(value) < LIMIT else None

@@ -1,0 +1,259 @@
+"""The parts of a chrome trace event that matter, and decoders that build them and skip everything else unread.
+
+The category of an event decides its `Group`. The decoders know each category by its name and build nothing for an event that is
+not wanted, which is most of them and most of the time. A category they do not know makes them fail; `learn` it and try again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import lru_cache, reduce
+from itertools import compress
+from operator import or_
+from typing import Any, Final
+
+import msgspec
+
+MEMORY_NAME: Final = "[memory]"
+WINDOW_END_NAME: Final = "Record Window End"
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_MAX_CATEGORIES: Final = 200
+_NONE: Final = msgspec.Raw(b"")
+
+Number = int | float | str | None
+
+
+class Group(StrEnum):
+    """What an event is to the reader."""
+
+    KERNEL = "kernel"
+    MEMCPY = "memcpy"
+    MEMSET = "memset"
+    LAUNCH = "launch"
+    OP = "op"
+    RANGE = "range"
+    FRAME = "frame"
+    OVERHEAD = "overhead"
+    MEMORY = "memory"
+    WINDOW_END = "window end"
+
+
+class LaunchArgs(msgspec.Struct, gc=False):
+    """Arguments of a host call."""
+
+    correlation: Number = None
+
+
+class CommArgs(msgspec.Struct, gc=False):
+    """What is said of a collective, on its kernel or on its `record_param_comms` operator."""
+
+    external: Number = msgspec.field(name="External id", default=None)
+    external_old: Number = msgspec.field(name="external id", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    sequence: Any = msgspec.field(name="Seq", default=None)
+    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
+    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
+    dtype: Any = None
+
+
+class DeviceArgs(CommArgs, gc=False):
+    """Arguments of a device event."""
+
+    device: Number = None
+    stream: Number = None
+    correlation: Number = None
+    bytes: Number = None
+    grid: msgspec.Raw = _NONE
+    block: msgspec.Raw = _NONE
+    module_path: Any = msgspec.field(name="module_fqn", default=None)
+
+
+class OpArgs(CommArgs, gc=False):
+    """Arguments of a host operator."""
+
+    sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NONE)
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """Arguments of an allocation or release."""
+
+    device_type: Number = msgspec.field(name="Device Type", default=None)
+    device_id: Number = msgspec.field(name="Device Id", default=None)
+    allocated: Number = msgspec.field(name="Total Allocated", default=None)
+    reserved: Number = msgspec.field(name="Total Reserved", default=None)
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event as written. `ts` and `dur` keep their digits."""
+
+    ph: str = ""
+    name: str = ""
+    ts: msgspec.Raw = _NONE
+    dur: msgspec.Raw = _NONE
+    pid: Number = None
+    tid: Number = None
+
+
+class _Launch(Event, gc=False):
+    args: LaunchArgs | None = None
+
+
+class _Device(Event, gc=False):
+    args: DeviceArgs | None = None
+
+
+class _Op(Event, gc=False):
+    args: OpArgs | None = None
+
+
+class _Memory(Event, gc=False):
+    args: MemoryArgs | None = None
+
+
+class _Skipped(msgspec.Struct, gc=False):
+    pass
+
+
+class _Stub(msgspec.Struct, gc=False):
+    """What tells the group of any event."""
+
+    cat: Any = None
+    ph: Any = None
+    name: Any = None
+
+
+_SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
+    Group.KERNEL: _Device, Group.MEMCPY: _Device, Group.MEMSET: _Device,
+    Group.LAUNCH: _Launch, Group.OP: _Op, Group.MEMORY: _Memory,
+}  # fmt: skip
+_GROUPS: Final = {
+    "kernel": Group.KERNEL, "mtia_ccp_events": Group.KERNEL, "gpu_memcpy": Group.MEMCPY, "gpu_memset": Group.MEMSET,
+    "cuda_runtime": Group.LAUNCH, "cuda_driver": Group.LAUNCH, "mtia_runtime": Group.LAUNCH, "glow_runtime": Group.LAUNCH,
+    "hpu_op": Group.LAUNCH, "xpu_runtime": Group.LAUNCH, "xpu_driver": Group.LAUNCH,
+    "privateuse1_runtime": Group.LAUNCH, "privateuse1_driver": Group.LAUNCH, "runtime": Group.LAUNCH, "driver": Group.LAUNCH,
+    "cpu_op": Group.OP, "user_annotation": Group.RANGE, "python_function": Group.FRAME, "overhead": Group.OVERHEAD,
+    "cpu_instant_event": Group.MEMORY,
+    "Kernel": Group.KERNEL, "Memcpy": Group.MEMCPY, "Memset": Group.MEMSET, "Runtime": Group.LAUNCH, "Operator": Group.OP,
+}  # fmt: skip
+_OTHERS: Final = (
+    "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "Trace", "cuda_sync", "cuda_event", "mtia_insight",
+    "mtia_counters", "hardware_counters", "xpu_scope_profiler", "collective_comm", "cuda_profiler_range",
+)  # fmt: skip
+
+
+_INSTANTS: Final = {MEMORY_NAME: Group.MEMORY, WINDOW_END_NAME: Group.WINDOW_END}
+
+
+class Batch:
+    """Decoded events.
+
+    Args:
+        events: how many there were, of every category.
+        lost: how many wanted ones could not be read.
+        of: the wanted ones.
+    """
+
+    def __init__(self) -> None:
+        self.events = self.lost = 0
+        self.of: dict[Group, list[Any]] = {group: [] for group in Group}
+
+
+class Decoder:
+    """Decodes events.
+
+    Args:
+        wanted: the groups to build.
+    """
+
+    def __init__(self, wanted: Iterable[Group]) -> None:
+        self._wanted = frozenset(wanted)
+        self._categories = {category: self._wanted_group(category) for category in (*_GROUPS, *_OTHERS)}
+        self._fast, self._group_of = _build(tuple(self._categories.items()))
+
+    def decode(self, text: bytes, batch: Batch) -> None:
+        """Add the events of `text`, one after the other with commas between them, to `batch`.
+
+        Raises:
+            UNREADABLE: the text is not that; nothing was added.
+        """
+        array = b"[" + text + b"]"
+        try:
+            events = self._fast(array)
+        except UNREADABLE:
+            self._decode_each(array, batch)
+            return
+        batch.events += len(events)
+        group_of = self._group_of
+        for event in compress(events, map(group_of.__contains__, map(type, events))):
+            batch.of[group_of[type(event)]].append(event)
+
+    def _decode_each(self, array: bytes, batch: Batch) -> None:
+        """Slower: events of any category, or of none, and events of the wrong types, which are counted."""
+        stubs, raws = _decode_stubs(array), _decode_raws(array)
+        batch.events += len(stubs)
+        found: dict[Group, list[msgspec.Raw]] = {}
+        for stub, raw in zip(stubs, raws, strict=True):
+            group = self._group(stub)
+            if group is not None:
+                found.setdefault(group, []).append(raw)
+        for group, kept in found.items():
+            batch.lost += _decode_all(group, kept, batch.of[group])
+
+    def _group(self, stub: _Stub) -> Group | None:
+        category = stub.cat
+        if type(category) is str:
+            if category not in self._categories:
+                self._learn(category)
+            return self._categories.get(category)
+        if stub.ph in ("i", "I"):
+            found = _INSTANTS.get(stub.name) if isinstance(stub.name, str) else None
+            return found if found in self._wanted else None
+        return None
+
+    def _wanted_group(self, category: str) -> Group | None:
+        group = _GROUPS.get(category)
+        return group if group in self._wanted else None
+
+    def _learn(self, category: str) -> None:
+        if len(self._categories) < _MAX_CATEGORIES:
+            self._categories[category] = None
+            self._fast, self._group_of = _build(tuple(self._categories.items()))
+
+
+def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
+    """Append the decoded events; how many cannot be."""
+    try:
+        into.extend(_decode_list[group](b"[" + b",".join(raws) + b"]"))
+        return 0
+    except UNREADABLE:
+        lost = 0
+    for raw in raws:
+        try:
+            into.append(_decode_one[group](raw))
+        except UNREADABLE:
+            lost += 1
+    return lost
+
+
+@lru_cache(maxsize=8)
+def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[bytes], list[Any]], dict[type, Group]]:
+    """A decoder that knows these categories, and the groups of what it builds."""
+    group_of: dict[type, Group] = {}
+    kinds: list[Any] = []
+    for number, (category, group) in enumerate(categories):
+        base = _Skipped if group is None else _SHAPES[group]
+        kind = msgspec.defstruct(f"{base.__name__}{number}", [], bases=(base,), tag_field="cat", tag=category, gc=False)
+        kinds.append(kind)
+        if group is not None:
+            group_of[kind] = group
+    return msgspec.json.Decoder(list[reduce(or_, kinds)]).decode, group_of  # type: ignore[misc]
+
+
+_decode_stubs: Final = msgspec.json.Decoder(list[_Stub]).decode
+_decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_list: Final = {group: msgspec.json.Decoder(list[_SHAPES[group]]).decode for group in Group}  # type: ignore[valid-type]
+_decode_one: Final = {group: msgspec.json.Decoder(_SHAPES[group]).decode for group in Group}

@@ -1,0 +1,187 @@
+"""What is kept of host events while a trace is read, in the order of the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from strobe.perf.trace.columns import Column, Interned
+from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
+from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
+
+NOTHING: Final = -1
+_LAUNCHES_NOTHING: Final = re.compile(
+    r"(?!.*(?:Launch|Memcpy|Memset))(?:cuda|cu|hip|ze|ur)\w*?"
+    r"(?:Get|Query|Synchronize|Event|IsCapturing|Peek|Occupancy|CallConfiguration|SetDevice)\w*"
+)
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
+
+
+class Times(NamedTuple):
+    """Events and when they were; those without a usable time are not among them."""
+
+    events: Sequence[Any]
+    start: Integers
+    duration: Integers
+    lost: int
+    mended: int
+
+
+def times_of(events: Sequence[Any]) -> Times:
+    """The times of complete events: those that cannot be read are dropped, negative durations become 0."""
+    events = [event for event in events if event.ph == "X"]
+    start, bad = column_ns([event.ts for event in events])
+    duration, bad_duration = column_ns([event.dur for event in events])
+    bad |= bad_duration
+    if lost := int(bad.sum()):
+        events = [event for event, is_bad in zip(events, bad.tolist(), strict=True) if not is_bad]
+        start, duration = start[~bad], duration[~bad]
+    negative: Flags = duration < 0
+    duration[negative] = 0
+    return Times(events, start, duration, lost, int(negative.sum()))
+
+
+Call = tuple[str, Number, Number]
+"""What the calls of one kind on one host thread share: name, process and thread as written."""
+
+
+class HostTable:
+    """Events of host threads: 16 bytes each."""
+
+    def __init__(self) -> None:
+        self.calls: Interned[Call] = Interned()
+        self.call, self.start, self.duration = Column(), Column("q"), Column()
+
+    def add(self, times: Times) -> None:
+        """Keep events."""
+        call_of = self.calls.id_of
+        self.call.extend([call_of((event.name, event.pid, event.tid)) for event in times.events])
+        self.start.extend(times.start)
+        self.duration.extend(times.duration)
+
+
+class LaunchTable(HostTable):
+    """Calls that may have launched device work: 20 bytes each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.correlation = Column()
+        self._launches = _Launches()
+
+    def worth(self, events: Sequence[Any]) -> list[Any]:
+        """The calls to keep: they have a correlation, and their name is none of those that are known to launch nothing."""
+        launches = self._launches
+        return [event for event in events if launches[event.name] and event.args and integer(event.args.correlation) >= 0]
+
+    def add(self, times: Times) -> None:
+        """Keep calls."""
+        super().add(times)
+        self.correlation.extend(integers([event.args.correlation for event in times.events]))
+
+
+class _Launches(dict[str, bool]):
+    """Whether a call of that name may launch something."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = not _LAUNCHES_NOTHING.fullmatch(name)
+        return self[name]
+
+
+class Threads:
+    """The host threads of some tables.
+
+    `texts` are their names, `pid/tid`, sorted; `number` says which of them a call was on.
+    """
+
+    def __init__(self, tables: Iterable[HostTable]) -> None:
+        found = {
+            call[1:]: "/".join("" if part is None else str(part) for part in call[1:])
+            for table in tables
+            for call in table.calls.values()
+        }
+        self.texts = tuple(sorted(set(found.values())))
+        self._place = {text: number for number, text in enumerate(self.texts)}
+        self._text = found
+
+    def number(self, call: Call) -> int:
+        """The place of a call's thread among `texts`."""
+        return self._place[self._text[call[1:]]]
+
+
+class OperatorSizes:
+    """The input sizes of host operators: 8 bytes for each operator that has them."""
+
+    def __init__(self) -> None:
+        self.texts: Interned[str] = Interned()
+        self.operator, self.text = Column(), Column()
+        self._known: dict[bytes, int] = {}
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Keep the sizes of operators."""
+        operators, texts = [], []
+        for event in events:
+            if event.args is None or not (written := bytes(event.args.sizes)):
+                continue
+            known = self._known.get(written)
+            if known is None:
+                text = sizes_text(written)
+                known = self._known[written] = self.texts.id_of(text) if text else NOTHING
+            number = operator_of(event.args)
+            if known >= 0 and number >= 0:
+                operators.append(number)
+                texts.append(known)
+        self.operator.extend(operators)
+        self.text.extend(texts)
+
+
+def integers(values: Sequence[float | str | None]) -> Integers:
+    """`integer` of each value."""
+    if set(map(type, values)) <= {int}:
+        try:
+            column = np.array(values, np.int64)
+        except OverflowError:
+            pass
+        else:
+            column[(column < 0) | (column >= LIMIT)] = NOTHING
+            return column
+    return np.array([integer(value) for value in values], np.int64)
+
+
+def integer(value: float | str | None) -> int:
+    """A natural number below 2**62, or -1."""
+    if isinstance(value, str):
+        value = int(value) if _DIGITS.fullmatch(value) else NOTHING
+    return value if isinstance(value, int) and 0 <= value < LIMIT else NOTHING
+
+
+def operator_of(args: CommArgs) -> int:
+    """The number of the host operator that something belongs to, or -1."""
+    return integer(args.external if args.external is not None else args.external_old)
+
+
+def sizes_text(sizes: bytes, *, outer: bool = True) -> str:
+    """Sizes as written, `[[1, 512], [], [[4, 1], [4, 8]]]`, as `1x512, (4x1, 4x8)`; empty if they are no such thing.
+
+    Args:
+        outer: the outermost list is one of operands, not of sizes.
+    """
+    try:
+        value = msgspec.json.decode(sizes) if sizes else None
+    except UNREADABLE:
+        return ""
+    if not isinstance(value, list):
+        return ""
+    return ", ".join(filter(None, map(_operand, value))) if outer else _operand(value)
+
+
+def _operand(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return ""
+    if all(isinstance(size, int) for size in value):
+        return "x".join(map(str, value))
+    inner = ", ".join(filter(None, map(_operand, value)))
+    return f"({inner})" if inner else ""

@@ -1,0 +1,158 @@
+"""`strobe extract` from logs and traces to tables, Markdown, JSON and exit codes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strobe.cli.main import USAGE
+from terminal import Strobe
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+VSA = LOGS / "mislabelled_seconds.log"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """16 calls of 10 ms: a range that launches a focal kernel of 2.762085 ms and more, and a gather; 5.45 ms on the device."""
+    events = []
+    for call in range(16):
+        at = 1_000_000 + 10_000 * call
+        events.append({"ph": "X", "cat": "user_annotation", "name": "attention", "pid": 1, "tid": 1, "ts": at, "dur": 100})
+        for n, (name, start, dur) in enumerate((("_attn_fwd_sparse", 50, 2762.085 + call / 1000), ("gather", 3000, 2500))):
+            link = {"correlation": 2 * call + n + 1}
+            launch = {"name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": at + 10 + 10 * n, "dur": 5, "args": link}
+            work = {"name": name, "pid": 0, "tid": 7, "ts": at + start, "dur": dur, "args": {**link, "device": 0, "stream": 7}}
+            events += [{"ph": "X", "cat": "cuda_runtime", **launch}, {"ph": "X", "cat": "kernel", **work}]
+    path = tmp_path / "vsa.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("verb", ["stages", "attention", "kernels"])
+def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
+    result = strobe("extract", verb, "--help")
+    assert result.code == 0 and f"\n strobe extract {verb}" in result.out
+    assert all(flag in result.out for flag in ("--json", "--quiet", "--debug", "-o"))
+
+
+def test_help_loads_neither_numpy_nor_torch() -> None:
+    code = "import sys; from strobe.cli.main import main; main(['extract', 'stages', '--help']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "'numpy'" not in done.stdout and "'torch'" not in done.stdout
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_stages_to_markdown_and_json(strobe: Strobe, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "stages.md"
+    result = strobe("extract", "stages", VSA, LOGS / "tqdm.log", "-o", out, "--json")
+    assert result.code == 0, result.err
+    first, second = result.document["stages"]
+    assert (first["log"], first["stage"], len(first["rounds_ns"])) == (VSA.name, "LTX2DenoisingStage", 7)
+    assert first["rounds_ns"][1] == 5_754_608_690 and first["avg_excl_warmup_ns"] == pytest.approx(5_754_609_166.67, abs=0.01)
+    assert list(first["excluded"]) == ["run_01"] and second["rounds_ns"] == [9_038_900_000, 9_012_500_000]
+    assert [file["sha256"] for file in result.document["inputs"]] == [sha256(VSA), sha256(LOGS / "tqdm.log")]
+    text = out.read_text()
+    assert (
+        "| run\\_02 | 5754.608690 |" in text and "| **avg\\_excl\\_warmup** | **5754.609167** |" in text and sha256(VSA) in text
+    )
+
+
+def test_stages_print_tables(strobe: Strobe) -> None:
+    result = strobe("extract", "stages", LOGS / "similar.log", "--stage", "vae|diffusion")
+    assert result.code == 0 and "VAE decoding, by round." in result.out and "run_01" in result.out
+    assert "5 lines look like a timing and match no pattern; line 1: >>>> VSA latency: 9.5 ms" in result.err
+    assert strobe("extract", "stages", LOGS / "similar.log", "--quiet").err == ""
+
+
+def test_attention_with_a_proven_unit(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "attention.md"
+    flags = ("--candidate-log", VSA, "--candidate-trace", trace, "--focal-candidate", "_attn_fwd_sparse", "-o", out)
+    result = strobe("extract", "attention", *flags, "--json")
+    assert result.code == 0, result.err
+    (timer,) = result.document["attention"]
+    (unit,) = timer["units"]
+    assert (unit["unit"], unit["source"], unit["proven"]) == ("s", "inferred", True)
+    assert timer["calls"]["mean_ns"] == pytest.approx(9_534_198, abs=2_000) and timer["method"] == "steady"
+    assert {file["sha256"] for file in result.document["inputs"]} == {sha256(VSA), sha256(trace)}
+    assert "UNIT NOT AS LABELLED" in out.read_text()
+    assert "UNIT NOT AS LABELLED" in strobe("extract", "attention", *flags).out
+
+
+def test_attention_windows_and_an_override(strobe: Strobe) -> None:
+    flags = ("--baseline-log", VSA, "--baseline-min", "5ms", "--baseline-max", "20ms", "--unit", "s", "--json")
+    (timer,) = strobe("extract", "attention", *flags).document["attention"]
+    assert timer["method"] == "window" and timer["calls"]["n"] == 48
+    assert timer["excluded"] == {"outside the window: at least 5.00 ms and at most 20.0 ms": 8}
+    assert timer["units"][0]["source"] == "override"
+
+
+def test_a_timer_that_did_not_wait_stops_and_asks(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
+    log = tmp_path / "fast.log"
+    log.write_text(">>>> VSA time: 0.22 ms\n" * 8)
+    flags = ("--candidate-log", log, "--candidate-trace", trace, "--focal-candidate", "_attn")
+    stopped = strobe("extract", "attention", *flags)
+    assert stopped.code == USAGE and "the timer did not wait for the device" in stopped.err and "--unit" in stopped.err
+    assert stopped.err.count("\n") == 1
+    (timer,) = strobe("extract", "attention", *flags, "--range", "attention", "--unit", "ms", "--json").document["attention"]
+    assert "far below the 5.45 ms" in timer["remarks"][0]
+
+
+def test_own_patterns(strobe: Strobe) -> None:
+    flags = (
+        "--baseline-log",
+        LOGS / "own_framework.log",
+        "--patterns",
+        LOGS / "patterns.toml",
+        "--baseline-name",
+        "self",
+        "--json",
+    )
+    found = strobe("extract", "attention", *flags).document["attention"]
+    assert [(each["timer"], each["rank"], each["calls"]["sum_ns"]) for each in found] == [
+        ("self", 0, 19_100_000),
+        ("self", 1, 9_700_000),
+    ]
+
+
+def test_kernels(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kernels.md"
+    result = strobe("extract", "kernels", trace, "--focal", "_attn_fwd", "-o", out, "--json")
+    assert result.code == 0, result.err
+    ((device,),) = (each["devices"] for each in result.document["kernels"])
+    calls = device["calls"]
+    assert (calls["n"], calls["min_ns"], calls["max_ns"], calls["p50_ns"]) == (16, 2_762_085, 2_762_100, 2_762_092)
+    assert calls["sum_ns"] == 16 * 2_762_085 + sum(range(16))
+    assert "| 16 | 2.762085 | 2.762100 | 2.762092 | 2.762092 | 44.193480 |" in out.read_text()
+    assert strobe("extract", "kernels", trace, "--focal", "flash").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("stages",), "name at least one log"),
+        (("stages", "no-such.log"), "cannot read log no-such.log"),
+        (("stages", LOGS / "similar.log", "--stage", "("), "not a regular expression"),
+        (("stages", VSA, "--unit", "mins"), "unknown unit 'mins'"),
+        (("stages", VSA, "--patterns", "no.toml"), "cannot read patterns file"),
+        (("attention",), "name a log"),
+        (("attention", "--baseline-log", VSA, "--baseline-min", "5"), "not a duration"),
+        (("attention", "--baseline-log", VSA, "--baseline-min", "5ms", "--baseline-max", "1ms"), "no value lies between"),
+        (("attention", "--baseline-log", VSA, "--focal-baseline", "flash"), "needs a trace"),
+        (("attention", "--baseline-log", VSA, "--baseline-trace", LOGS), "proves nothing alone"),
+        (("attention", "--baseline-log", VSA, "--baseline-name", "flash"), "no attention timer 'flash'"),
+        (("kernels", "--focal", "flash"), "name at least one trace"),
+        (("kernels", LOGS), "--focal"),
+    ],
+)
+def test_bad_input_is_one_line(strobe: Strobe, arguments: tuple[object, ...], words: str) -> None:
+    result = strobe("extract", *arguments)
+    assert result.code == USAGE and words in result.err and result.err.count("\n") == 1, result.err

@@ -1,0 +1,99 @@
+"""`strobe lint` from the command to the findings and the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from terminal import Strobe
+
+WRONG = """# Page
+
+| Part | Time (ms) |
+|---|---|
+| one | 52.3 |
+| two | 48.7 |
+| Total | 144.5 |
+
+A block is 4 x 25 = 120 ms.
+"""
+RIGHT = WRONG.replace("144.5", "101.0").replace("120", "100")
+WINDOWS = "# Ablation: window size\n\n| Window | Mean |\n|---|---|\n| 12 frames | 575.1 ms |\n| 6 frames | 568.2 ms |\n"
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    for name, text in (("wrong", WRONG), ("right", RIGHT), ("windows", WINDOWS)):
+        (tmp_path / f"{name}.md").write_text(text)
+    return tmp_path
+
+
+def test_findings_are_said_with_place_and_correction(strobe: Strobe, pages: Path) -> None:
+    result = strobe("lint", pages / "wrong.md", pages / "right.md")
+    assert result.code == 1
+    assert (
+        f"{pages / 'wrong.md'}:7 total-sum Page, Total, Time (ms)" in result.out
+        and f"{pages / 'wrong.md'}:9 formula" in result.out
+    )
+    assert "said     Total: 144.5" in result.out and "correct  101.0 ms" in result.out and "right.md" not in result.out
+    assert "2 findings in 2 files" in result.err
+
+
+def test_nothing_found(strobe: Strobe, pages: Path) -> None:
+    result = strobe("lint", pages / "right.md")
+    assert (result.code, result.out) == (0, "") and "0 findings in 1 file" in result.err
+
+
+def test_json(strobe: Strobe, pages: Path) -> None:
+    result = strobe("lint", pages / "wrong.md", "--json")
+    assert result.code == 1
+    assert result.document["files"] == [str(pages / "wrong.md")]
+    total, formula = result.document["findings"]
+    assert total["place"] == {"path": str(pages / "wrong.md"), "line": 7, "table": "Page", "row": "Total", "column": "Time (ms)"}
+    assert (total["rule"], total["severity"], total["corrected"]) == ("total-sum", "error", "101.0 ms")
+    assert (formula["rule"], formula["said"], formula["corrected"]) == ("formula", "4 x 25 = 120 ms", "100 ms")
+    clean = strobe("lint", pages / "right.md", "--json")
+    assert clean.code == 0 and clean.document["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "rules"),
+    [
+        (["--ignore", "formula"], ["total-sum"]),
+        (["--only", "formula"], ["formula"]),
+        (["--ignore", "formula", "--ignore", "total-sum"], []),
+    ],
+)
+def test_rules_can_be_chosen(strobe: Strobe, pages: Path, flags: list[str], rules: list[str]) -> None:
+    result = strobe("lint", pages / "wrong.md", "--json", *flags)
+    assert [finding["rule"] for finding in result.document["findings"]] == rules
+    assert result.code == (1 if rules else 0)
+
+
+@pytest.mark.parametrize(
+    "size", [["--height", "480", "--width", "832"], ["--grid", "3,30,52"], ["--grid", "3,30,52", "--frames", "3"]]
+)
+def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path, size: list[str]) -> None:
+    assert strobe("lint", pages / "windows.md").code == 0
+    result = strobe("lint", pages / "windows.md", "--model", "wan-1.3b", *size, "--window", "12", "--device", "h100", "--json")
+    assert [finding["rule"] for finding in result.document["findings"]] == ["window-free"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name at least one file"),
+        (["none.md"], "cannot be read"),
+        (["right.md", "--only", "formla"], "unknown rule"),
+        (["right.md", "--model", "wan"], "unknown model"),
+        (["right.md", "--height", "480"], "without --model"),
+        (["right.md", "--model", "wan-1.3b", "--height", "481", "--width", "832"], "multiple"),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_said(
+    strobe: Strobe, pages: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(pages)
+    result = strobe("lint", *arguments)
+    assert result.code == 2 and words in result.err and result.out == ""

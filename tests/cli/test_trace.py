@@ -1,0 +1,152 @@
+"""`strobe trace` from files to text, files and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.cli.main import MISSING, USAGE
+from terminal import Strobe
+
+EVIL = "void evil</script>|`x`<float>(int)"
+
+
+def event(cat: str, name: str, ts: str, dur: str, tid: int, **args: Any) -> str:
+    """One event as text: times are written as digits, not as floats."""
+    rest = json.dumps({"ph": "X", "cat": cat, "name": name, "pid": 0 if "stream" in args else 1, "tid": tid, "args": args})
+    return f'{{"ts": {ts}, "dur": {dur}, {rest[1:]}'
+
+
+def write_trace(path: Path, rank: int = 0, *, device: bool = True, base: int = 1_700_000_000_000_000_000) -> Path:
+    """Three steps of two kernels and a copy; the host is late before each step."""
+    events = []
+    for step in range(3):
+        at = 1_000_000 + 1000 * step
+        events.append(event("user_annotation", f"ProfilerStep#{step}", f"{at}.000", "500.000", 5))
+        for n, (kind, name, dur) in enumerate((("kernel", "gemm", 100), ("kernel", EVIL, 50), ("gpu_memcpy", "Memcpy DtoD", 10))):
+            link = 10 * step + n
+            events.append(event("cpu_op", "aten::op", f"{at + 200 * n}.250", "9.500", 5))
+            if device:
+                events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 200 * n}.500", "5.125", 5, correlation=link))
+                begin = f"{at + 12 + 200 * n}.00{n}"
+                events.append(event(kind, name, begin, f"{dur}.001", 7, device=0, stream=7, correlation=link))
+    head = f'{{"schemaVersion": 1, "baseTimeNanoseconds": {base}, "distributedInfo": {{"rank": {rank}, "world_size": 2}}'
+    path.write_bytes(f'{head}, "traceEvents": [{",".join(events)}]}}'.encode())
+    return path
+
+
+def test_a_trace_becomes_tables_on_stdout(strobe: Strobe, tmp_path: Path) -> None:
+    result = strobe("trace", write_trace(tmp_path / "a.json"))
+    assert result.code == 0 and result.err == ""
+    assert "Host-bound" in result.out and "gemm" in result.out and "device 0" in result.out
+    assert "2.410003" in result.out  # from 12.000 to 2412.002 + 10.001 µs
+    assert not list(tmp_path.glob("report*"))
+
+
+def test_a_folder_gets_the_report_and_every_event(strobe: Strobe, tmp_path: Path) -> None:
+    for rank in (1, 0):
+        write_trace(tmp_path / f"r{rank}.json", rank)
+    result = strobe("trace", tmp_path, "-o", tmp_path / "out" / "page", "--json")
+    assert result.code == 0
+    written = result.document["written"]
+    assert sorted(written) == ["events", "html", "json", "md"] and all(Path(path).is_file() for path in written.values())
+    assert result.document["report"] == json.loads(Path(written["json"]).read_text())
+    assert Path(written["html"]).stat().st_size < 300_000
+    with gzip.open(written["events"], "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["trace"] for row in rows] == ["rank 0"] * 9 + ["rank 1"] * 9
+    assert (rows[0]["name"], rows[0]["start_ns"], rows[0]["end_ns"]) == (
+        "gemm", "1700000001000012000", "1700000001000112001",
+    )  # fmt: skip
+    assert (rows[1]["name"], rows[1]["start_ns"], rows[1]["call"]) == (EVIL, "1700000001000212001", "cudaLaunchKernel")
+    assert (rows[1]["call_start_ns"], rows[1]["call_end_ns"]) == ("1700000001000200500", "1700000001000205625")
+    again = strobe("trace", tmp_path / "r0.json", tmp_path / "r1.json", "-o", tmp_path / "again")
+    assert again.code == 0
+    for name in ("report.html", "report.md", "report.json", "events.csv.gz"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / "page" / name).read_bytes()
+
+
+def test_one_format_can_be_printed_or_written_alone(strobe: Strobe, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "a.json")
+    assert strobe("trace", path, "--format", "md").out.startswith("# Trace a\n")
+    assert strobe("trace", path, "--format", "html").out.startswith("<!doctype html>")
+    assert json.loads(strobe("trace", path, "--format", "json").out)["v"] == 1
+    result = strobe("trace", path, "--format", "md", "-o", tmp_path / "out")
+    assert result.code == 0 and sorted(one.name for one in (tmp_path / "out").iterdir()) == ["events.csv.gz", "report.md"]
+    assert strobe("trace", path, "--format", "md", "--format", "html").code == USAGE
+
+
+def test_a_window_is_all_that_is_analysed(strobe: Strobe, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "a.json")
+    result = strobe("trace", path, "--window", "ProfilerStep#1", "-o", tmp_path / "out", "--json")
+    assert result.code == 0
+    with gzip.open(result.document["written"]["events"], "rt", newline="") as file:
+        assert [row["start_ns"][-9:] for row in csv.DictReader(file)] == ["001012000", "001212001", "001412002"]
+    missing = strobe("trace", path, "--window", "ProfilerStep#7")
+    assert missing.code == USAGE and "ProfilerStep#7" in missing.err and len(missing.err.splitlines()) == 1
+
+
+def test_a_trace_of_a_cpu_gets_an_operator_table(strobe: Strobe, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "a.json", device=False)
+    result = strobe("trace", path, "-o", tmp_path / "out", "--json")
+    assert result.code == 0
+    text = json.dumps(result.document["report"])
+    assert "No device events" in text and "aten::op" in text and "85500" in text  # 9 calls of 9.5 µs
+    with gzip.open(result.document["written"]["events"], "rt", newline="") as file:
+        assert {row["kind"] for row in csv.DictReader(file)} == {"operator"}
+
+
+def test_a_damaged_trace_is_read_as_far_as_it_goes(strobe: Strobe, tmp_path: Path) -> None:
+    whole = write_trace(tmp_path / "a.json").read_bytes()
+    (tmp_path / "cut.json").write_bytes(whole[: len(whole) * 2 // 3])
+    result = strobe("trace", tmp_path / "cut.json")
+    assert result.code == 0 and "Truncated" in result.out and "it ends before its JSON does" in result.err
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b\x00", b"[]", b'{"traceEvents": 3}', b"\x00" * 100])
+def test_what_is_no_trace_is_one_line(strobe: Strobe, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    result = strobe("trace", path)
+    assert result.code in (0, USAGE)  # an empty list of events is a trace without device events
+    if result.code:
+        assert "x.json" in result.err and len(result.err.splitlines()) == 1 and "bug" not in result.err
+
+
+def test_wrong_use_is_one_line_and_code_two(strobe: Strobe, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "a.json")
+    for arguments in ((), (tmp_path / "missing.json",), (path, "--top", "0"), (path, "--steps", "("), (path, "--window", "5..")):
+        result = strobe("trace", *arguments)
+        assert result.code == USAGE and result.out == "" and len(result.err.splitlines()) == 1, arguments
+    (tmp_path / "empty").mkdir()
+    assert strobe("trace", tmp_path / "empty").code == USAGE
+
+
+def test_perfetto_is_written_and_missed(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_trace(tmp_path / "a.json")
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
+    result = strobe("trace", path, "--perfetto", tmp_path / "x.pftrace")
+    assert result.code == MISSING and "strobe[perfetto]" in result.err
+    monkeypatch.undo()
+    pytest.importorskip("perfetto")
+    result = strobe("trace", path, "--perfetto", tmp_path / "x.pftrace", "--json")
+    assert result.code == 0 and (tmp_path / "x.pftrace").stat().st_size > 500
+
+
+def test_the_verb_runs_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom strobe.cli.main import main\n"
+        "assert main(sys.argv[1:]) == 0\nassert 'av' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "trace", str(write_trace(tmp_path / "a.json")), "-o", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,244 @@
+"""Budgets, kernel tables and printed output: sums, shares, what is counted twice. Clean as built; one change, one finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+SEEDS = range(6)
+PARTS = ("Attention", "Feed-forward", "Norms", "Cache", "Decoder", "Scheduling")
+
+
+def number(text: str) -> float:
+    """The number a correction begins with."""
+    return float(re.match(r"[-+]?[\d.]+", text)[0])
+
+
+def budget(page: Any) -> None:
+    """Parts with shares and a total; units in the head, in the cells, or in seconds."""
+    times = [round(page.rng.uniform(5, 60), 1) for _ in PARTS]
+    total = round(sum(times), 1)
+    page.truth |= {"total": total} | dict(zip(PARTS, times, strict=True))
+    head = ("Time (ms)", "Time", "Time (ms)")[page.form]
+    unit = " ms" if page.form == 1 else ""
+    rows = [
+        [f"**{part}**" if page.form == 2 else part, f"{time:.1f}{unit}", f"{100 * time / total:.1f}%"]
+        for part, time in zip(PARTS, times, strict=True)
+    ]
+    page.say("# Profile", "## Time budget of a step")
+    page.table(("Component", head, "% of step"), [*rows, ["**Total**", f"{total:.1f}{unit}", "100%"]])
+
+
+def details(page: Any) -> None:
+    """A budget and, for two of its rows, the table that breaks them down."""
+    budget(page)
+    for part in ("Attention", "Cache"):
+        whole = page.truth[part]
+        first = round(whole * 0.61, 2)
+        rows = [["first", f"{first:.2f}"], ["second", f"{whole - first - 0.5:.2f}"], ["third", "0.50"]]
+        page.say(f"### {part} details").table(("Operation", "Mean (ms)"), rows)
+
+
+def tree(page: Any) -> None:
+    """Rows that are made of the rows set in under them; the total counts the upper level."""
+    leaves = {name: page.rng.uniform(1, 9) for name in ("qkv", "kernel", "output", "up", "down")}
+    leaves = {name: round(value, 2) for name, value in leaves.items()}
+    attention, feed = leaves["qkv"] + leaves["kernel"] + leaves["output"], leaves["up"] + leaves["down"]
+    page.truth |= {"attention": attention, "total": attention + feed, "twice": attention + 2 * feed}
+    mark = ("&nbsp;&nbsp;", "└ ", "&emsp;")[page.form]
+    page.say("# Layer").table(
+        ("Part", "Mean (ms)"),
+        [
+            ["attention", f"{attention:.2f}"],
+            *([f"{mark}{name}", f"{leaves[name]:.2f}"] for name in ("qkv", "kernel", "output")),
+            ["feed-forward", f"{feed:.2f}"],
+            *([f"{mark}{name}", f"{leaves[name]:.2f}"] for name in ("up", "down")),
+            ["Total", f"{attention + feed:.2f}"],
+        ],
+    )
+
+
+def kernels(page: Any) -> None:
+    """Calls, mean and sum of kernels, with a row for the rest."""
+    rows, total = [], 0.0
+    for number_of, name in enumerate(("gemm", "flash_fwd", "norm", "rope", "silu")):
+        calls, mean = 30 * (number_of + 1), page.rng.uniform(2, 90)
+        total += calls * mean / 1000
+        rows.append([f"`{name}`", str(calls), f"{mean:.3f}", f"{calls * mean / 1000:.4f}"])
+        page.truth |= {f"{name} sum": calls * mean / 1000}
+    page.say("# Kernels").table(("Kernel", "Calls", "Mean (µs)", "Sum (ms)"), [*rows, ["**Total**", "450", "", f"{total:.4f}"]])
+
+
+def printed(page: Any) -> None:
+    """Printed output of a profiler: groups of timers, each with mean, spread and total, and a summary."""
+    rounds, groups = 5, {"COMPUTE": ("load", "matmul", "finish"), "TRANSFER": ("send", "receive")}
+    lines, sums = ["[Rank 0] Timers (all times in ms):", "=" * 40], {}
+    for group, names in groups.items():
+        lines.append(f"{group}:")
+        means = [round(page.rng.uniform(0.5, 9), 3) for _ in names]
+        sums[group] = rounds * sum(means)
+        lines += [
+            f"  {name:<12}: {mean:8.3f} ± {mean / 9:6.3f} (total: {rounds * mean:8.3f})"
+            for name, mean in zip(names, means, strict=True)
+        ]
+        lines.append("")
+    whole = sum(sums.values())
+    page.truth |= {"whole": whole} | sums
+    lines += [
+        "SUMMARY:",
+        *(f"  Total {group.title()}: {value:8.3f} ms ({100 * value / whole:.1f}%)" for group, value in sums.items()),
+    ]
+    page.say("# Output", "```", *lines, f"  Total Time: {whole:8.3f} ms", "```")
+
+
+FORMS = [budget, details, tree, kernels, printed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("build", FORMS)
+def test_what_adds_up_is_clean(build: Callable[[Any], None], seed: int, page: Any, clean: Any) -> None:
+    made = page(seed)
+    build(made)
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("off", [-9.0, 12.5])
+def test_a_total_that_is_no_sum(seed: int, off: float, page: Any, only: Any) -> None:
+    made = page(seed)
+    kernels(made)
+    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    line = made.replace(f"{total:.4f}", f"{total + off:.4f}", on="Total")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("total-sum", line, "Total", "Sum (ms)")
+    assert number(found.corrected) == pytest.approx(total, rel=1e-3)
+    assert ("unattributed" in found.why) == (off > 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_share_that_is_not_part_of_total(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    budget(made)
+    part = max(PARTS, key=lambda name: made.truth[name])
+    right = 100 * made.truth[part] / made.truth["total"]
+    line = made.replace(f"{right:.1f}%", f"{right + 4:.1f}%", on=part)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("share-of-total", line, part, "% of step")
+    assert number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "said"), [((40, 30, 20, 16), None, "106"), ((40, 30, 20, 6), "100%", "96"), ((40, 30, 24, 6), "100%", "")]
+)
+def test_shares_without_figures(shares: tuple[int, ...], total: str | None, said: str, page: Any, only: Any, clean: Any) -> None:
+    made = page(0).say("# Where the time goes")
+    rows = [[name, f"{share}%"] for name, share in zip("abcd", shares, strict=True)]
+    made.table(("Part", "Share of time"), rows + ([["Total", total]] if total else []))
+    if not said:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.corrected) == ("share-sum", f"{said}%")
+    assert found.place.row == ("Total" if total else "d")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_children_counted_with_their_parent(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    tree(made)
+    twice = made.truth["total"] * 2
+    line = made.replace(f"| {made.truth['total']:.2f} |", f"| {twice:.2f} |", on="Total")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("children-with-parent", line, "Total")
+    assert number(found.corrected) == pytest.approx(made.truth["total"], abs=0.01)
+    assert "attention" in found.why and "feed-forward" in found.why
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_times_mean(seed: int, page: Any) -> None:
+    made = page(seed)
+    kernels(made)
+    right = made.truth["rope sum"]
+    line = made.put("`rope`", "Sum (ms)", f"{right * 2:.4f}")
+    found = {each.rule: each for each in made.lint()}
+    assert set(found) == {"calls-times-mean", "total-sum"}  # the sum no longer fits its row, nor the total its column
+    one = found["calls-times-mean"]
+    assert (one.place.line, one.place.row, one.place.column) == (line, "rope", "Sum (ms)")
+    assert number(one.corrected) == pytest.approx(right, rel=1e-2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_budget_row_against_its_details(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    details(made)
+    right = made.truth["Cache"]
+    detail = made.line_of("### Cache details")
+    made.lines[detail + 5] = made.lines[detail + 5].replace("0.50", "9.50")
+    found = only(made)
+    assert (found.rule, found.place.row) == ("detail-total", "Cache")
+    assert found.place.line == next(
+        number for number, line in enumerate(made.lines, 1) if line.replace("*", "").startswith("| Cache |")
+    )
+    assert number(found.corrected) == pytest.approx(right + 9, abs=0.02)
+    assert [each.table for each in found.also] == ["Cache details"]
+
+
+def test_a_detail_that_says_it_is_per_call_is_another_basis(page: Any, clean: Any) -> None:
+    made = page(0)
+    details(made)
+    made.replace("### Cache details", "### Cache details per call")
+    detail = made.line_of("### Cache details")
+    made.lines[detail + 5] = made.lines[detail + 5].replace("0.50", "9.50")
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_printed_total_of_a_group(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    printed(made)
+    compute, transfer = made.truth["COMPUTE"], made.truth["TRANSFER"]
+    made.replace(f"{compute:8.3f} ms", f"{2 * compute + transfer:8.3f} ms", on="Total Compute")
+    line = made.line_of("Total Compute")
+    made.replace(f"{made.truth['whole']:8.3f} ms", f"{2 * (compute + transfer):8.3f} ms", on="Total Time")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("group-sum", line, "Total Compute")
+    assert number(found.corrected) == pytest.approx(compute, abs=0.01)
+    assert "a parent was counted with its children" in found.why
+    assert f"{100 * compute / (compute + transfer):.2f} %" in found.corrected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_printed_total_of_totals(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    printed(made)
+    whole = made.truth["whole"]
+    line = made.replace(f"{whole:8.3f} ms", f"{whole - 3:8.3f} ms", on="Total Time")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Time")
+    assert number(found.corrected) == pytest.approx(whole, abs=0.01)
+
+
+@pytest.mark.parametrize("statistic", ["P99", "Max"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_percentiles_do_not_add_up(seed: int, statistic: str, page: Any, only: Any) -> None:
+    made = page(seed).say("# Decoder")
+    values = [round(made.rng.uniform(1, 9), 1) for _ in range(4)]
+    rows = [[f"block {number}", f"{0.9 * value:.2f}", f"{value:.1f}"] for number, value in enumerate(values)]
+    rows.append(["Total", f"{0.9 * sum(values):.2f}", f"{sum(values):.1f}"])
+    made.table(("Part", "Mean (ms)", f"{statistic} (ms)"), rows)
+    found = only(made)
+    assert (found.rule, found.place.row, found.place.column) == ("percentile-sum", "Total", f"{statistic} (ms)")
+
+
+@pytest.mark.parametrize(
+    "reason", ["The streams overlap.", "Rows are nested: attention contains its kernels.", "Only the top 5 kernels are shown."]
+)
+def test_a_reason_for_a_total_that_is_no_sum(reason: str, page: Any, clean: Any) -> None:
+    made = page(0)
+    kernels(made)
+    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
+    made.say(reason)
+    clean(made)

@@ -1,0 +1,128 @@
+"""The levels of two sides, from logs and traces written here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from artefacts import FA, VSA, fa_layers, vsa_layers, write_trace
+from strobe.core.errors import DataError
+from strobe.perf.analysis.cut import Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger import DILATION, OUTSIDE_WINDOW
+from strobe.perf.analysis.speedup import LevelFigure, Side, level_figures, rank_ledgers
+from strobe.perf.analysis.timings import NO_CALLS, NO_LOG, Timings, Wanted, timings_of
+from strobe.perf.logs import read_log
+from strobe.perf.trace import read_trace
+
+NONE = timings_of(None, Wanted())
+
+
+def timings(folder: Path, text: str, **wanted: object) -> Timings:
+    path = folder / "run.log"
+    path.write_text(text, encoding="utf-8")
+    return timings_of(read_log(path), Wanted(**wanted))
+
+
+def log(call_ms: float, stage_ms: float, calls: int = 3, rounds: int = 4, step_s: float | None = None) -> str:
+    """Rounds of attention calls, the first one slower; each ends with the line of its stage."""
+    lines = []
+    for number in range(rounds):
+        slow = 1.5 if number == 0 else 1.0
+        lines += [f">>>> VSA time: {call_ms * slow + 0.01 * (number + call):.6f} ms" for call in range(calls)]
+        if step_s is not None:
+            lines.append(f"[DenoisingStage] average time per step: {step_s} seconds")
+        lines.append(f"[DenoisingStage] finished in {stage_ms * slow + 0.1 * number:.6f} ms")
+    return "\n".join(lines)
+
+
+def traced(folder: Path, layers: list[list[tuple[str, str, int]]], focal: str, label: str = "rank 0") -> TracedSide:
+    path = write_trace(folder / f"{label}-{focal}.json.gz", layers)
+    return cut_trace(read_trace(path), label, Cut(focal=focal))
+
+
+def by_level(figures: tuple[LevelFigure, ...]) -> dict[str, LevelFigure]:
+    return {figure.level: figure for figure in figures}
+
+
+def test_what_a_log_says(tmp_path: Path) -> None:
+    found = timings(tmp_path, log(10, 100))
+    assert not isinstance(found.attention, str) and not isinstance(found.stage, str)
+    assert found.calls == 3 and found.calls_from.endswith("if one process wrote it")
+    assert found.rounds == (range(3), range(3, 6), range(6, 9), range(9, 12))
+    assert found.stage.avg_excl_warmup_ns == Fraction(100_100_000 + 100_200_000 + 100_300_000, 3)
+    assert found.step == "the log times no step" and found.e2e == "the log times no whole run"
+    assert timings(tmp_path, log(10, 100), calls=7).calls_from == "given: 7"
+    assert timings(tmp_path, log(10, 100), processes=1).calls_from.endswith("each round of the stage")
+    many = timings(tmp_path, log(10, 100), processes=8)
+    assert (many.calls, many.calls_from) == (None, NO_CALLS), "lines of eight processes without a rank cannot be counted"
+    assert (NONE.attention, NONE.calls, NONE.calls_from) == (NO_LOG, None, NO_CALLS)
+
+
+def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
+    two = log(10, 100) + "\n>>>> Vanilla time: 3.0 ms\n"
+    with pytest.raises(DataError, match="2 attention timers.*--candidate-name"):
+        timings(tmp_path, two)
+    assert timings(tmp_path, two, timer="vsa").calls == 3
+    with pytest.raises(DataError, match="no attention timer 'flash'"):
+        timings(tmp_path, two, timer="flash")
+    stages = log(10, 100) + "\n[DenoisingStage2] finished in 5 ms\n"
+    with pytest.raises(DataError, match="2 stages match.*--stage"):
+        timings(tmp_path, stages.replace("DenoisingStage2", "UpDenoisingStage"))
+
+
+def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
+    baseline = Side(name="baseline", traced=(traced(tmp_path, fa_layers() * 2, FA),), timings=timings(tmp_path, log(14, 100)))
+    candidate = Side(name="candidate", traced=(traced(tmp_path, vsa_layers() * 2, VSA),), timings=timings(tmp_path, log(7, 90)))
+    found = by_level(level_figures(baseline, candidate))
+    assert float(found["kernel"].ratio or 0) == pytest.approx(3.4520, abs=5e-5)
+    for level in ("kernel", "attention", "step", "stage"):
+        figure = found[level]
+        assert figure.interval is not None and figure.interval.low < float(figure.ratio or 0) < figure.interval.high
+        assert figure.verdict == "faster"
+    call = found["attention"]
+    assert not isinstance(call.baseline, str) and (call.baseline.n, len(call.baseline.groups_ns)) == (9, 3)
+    kernel_saved = Fraction(6_772_495)
+    assert call.saved_ns == Fraction(7_000_000) and call.realised == Fraction(7_000_000) / kernel_saved
+    assert found["stage"].saved_ns == 10_000_000 and found["stage"].realised == Fraction(10_000_000) / (3 * kernel_saved)
+    assert found["section"].ratio is None and "give --section" in found["section"].missing
+    assert found["e2e"].missing == "baseline: the log times no whole run; candidate: the log times no whole run"
+    apart = by_level(level_figures(baseline, candidate, alike_steps=False))["step"]
+    assert apart.ratio is None and "give --steps" in apart.missing
+
+
+def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Path) -> None:
+    same = traced(tmp_path, fa_layers(), FA)
+    sides = [
+        Side(name=name, traced=(same,), timings=timings(tmp_path, log(*times)))
+        for name, times in (("baseline", (14, 100)), ("candidate", (7, 90)))
+    ]
+    found = by_level(level_figures(sides[0], sides[1]))
+    assert found["kernel"].verdict == "no difference" and found["kernel"].saved_ns == 0
+    assert found["attention"].realised is None and found["stage"].realised is None
+    back = by_level(level_figures(replace(sides[1], name="baseline"), replace(sides[0], name="candidate")))
+    assert back["stage"].verdict == "slower" and back["stage"].ratio == 1 / (found["stage"].ratio or 1)
+
+
+def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
+    quick, slow = traced(tmp_path, fa_layers(), FA, "rank 0"), traced(tmp_path, fa_layers(4_000_000), FA, "rank 1")
+    baseline = Side(name="baseline", traced=(quick, slow), timings=NONE)
+    candidate = Side(name="candidate", traced=(traced(tmp_path, vsa_layers(), VSA, "rank 1"),), timings=NONE)
+    assert baseline.chosen is slow
+    ledgers = rank_ledgers(baseline, candidate)
+    assert [name for name, _ in ledgers] == ["slowest rank (rank 1 against rank 1)", "rank 1"]
+    assert rank_ledgers(replace(baseline, traced="no trace given"), candidate) == ()
+
+
+def test_a_timed_step_tells_the_dilation_if_it_can_be_the_traced_one(tmp_path: Path) -> None:
+    step = traced(tmp_path, fa_layers(), FA)
+    for seconds, believed in ((0.010, True), (0.0129, True), (0.0001, False), (1.0, False)):
+        side = Side(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=seconds)))
+        assert (side.timed().step_ns is not None) == believed
+    side = Side(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=0.010)))
+    ((_, account),) = rank_ledgers(side, side)
+    lines = {line.name: account.per_unit(line.baseline_ns) for line in account.ledger.lines}
+    assert account.unit == "stage" and lines[DILATION] == 3 * (10_000_000 - step.mean_ns)
+    assert lines[OUTSIDE_WINDOW] == Fraction(300_600_000, 3) - 3 * 10_000_000

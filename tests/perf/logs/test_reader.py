@@ -1,0 +1,263 @@
+"""Reading logs: every line has one fate, every value is found where it stands."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.core.errors import DataError
+from strobe.perf.logs import Log, read_log, resolve_units
+from strobe.perf.logs.lines import LONGEST
+from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
+
+DATA = Path(__file__).parents[2] / "data" / "logs"
+
+Found = dict[tuple[str, str], list[tuple[int, str, str]]]
+
+
+def found(log: Log) -> Found:
+    """Line, number and unit of every value, by kind and title."""
+    return {(series.kind, series.title): [(each.line, each.text, each.label) for each in series] for series in log.series}
+
+
+def written(folder: Path, data: bytes | str, name: str = "a.log") -> Path:
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def test_terminal_codes_do_not_matter() -> None:
+    log = read_log(DATA / "ansi.log")
+    assert found(log) == {
+        ("stage", "DenoisingStage"): [(1, "7.2008", "seconds")],
+        ("attention", "VSA"): [(2, "9.53", "ms")],
+        ("e2e", "pixel data"): [(3, "229.70", "seconds")],
+    }
+
+
+def test_progress_bars_are_lines_of_their_own() -> None:
+    log = read_log(DATA / "tqdm.log")
+    assert found(log) == {
+        ("step", "DenoisingStage"): [(3, "0.1804", "seconds")],
+        ("stage", "DenoisingStage"): [(4, "9.0389", "seconds"), (5, "9.0125", "seconds")],
+    }
+    bars = (DATA / "tqdm.log").read_bytes().count(b"%|")
+    assert bars == 22 and log.counts.progress == bars - 1  # the last bar shares its line with a stage that has finished
+
+
+def test_wrapped_lines_are_put_together_and_others_are_not() -> None:
+    log = read_log(DATA / "wrapped.log")
+    assert found(log) == {
+        ("stage", "DenoisingStage"): [(1, "7200.80759", "ms"), (5, "7100.5", "ms")],
+        ("attention", "VSA"): [(3, "0.0095", "s")],
+        ("attention", "Vanilla"): [(7, "13.0", "ms")],
+    }
+    assert (log.counts.joined, log.counts.matched, log.counts.ignored) == (4, 8, 3)
+
+
+@pytest.mark.parametrize("width", range(40, 88))
+def test_a_terminal_may_break_the_lines_anywhere(tmp_path: Path, width: int) -> None:
+    lines = [
+        f"INFO 02-17 06:17:22 [denoising.py:131] [DenoisingStage] Execution completed in {ms} ms" for ms in (7200.81, 7100.52)
+    ]
+    filler = "x" * 2 * width
+    text = "\n".join(line[at : at + width] for line in (filler, *lines) for at in range(0, len(line), width))
+    log = read_log(written(tmp_path, text + "\n"))
+    (series,) = log.series
+    assert (series.title, [each.text for each in series]) == ("DenoisingStage", ["7200.81", "7100.52"])
+    assert log.counts.joined == 2 and log.counts.matched + log.counts.ignored == log.counts.lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[DenoisingStage] started...\n5 seconds\n",
+        "[DenoisingStage] finished in 7.20\n5 seconds later it was over\n",
+        "[DenoisingStage] finished in\n[DecodingStage] 5 seconds\n",
+        "[DenoisingStage] finished in\r5 seconds\n",
+    ],
+)
+def test_lines_that_do_not_belong_together_stay_apart(tmp_path: Path, text: str) -> None:
+    assert read_log(written(tmp_path, text)).series == ()
+
+
+def test_interleaved_ranks_are_told_apart() -> None:
+    log = read_log(DATA / "interleaved_ranks.log")
+    assert {title: [text for _, text, _ in values] for (_, title), values in found(log).items()} == {
+        "VSA, rank 0": ["9.10", "9.40", "9.60", "9.80"],
+        "VSA, rank 1": ["9.20", "9.30", "9.50", "9.70", "9.90"],
+        "DenoisingStage, rank 1": ["7.30", "7.05"],
+        "DenoisingStage, rank 0": ["7.20", "7.10", "7.00"],
+    }
+    assert log.counts.matched == 13  # one line holds the values of two ranks
+
+
+def test_commas_are_read_by_what_the_series_shows() -> None:
+    log = read_log(DATA / "commas.log")
+    values = {series.name: list(resolve_units(series).values_ns) for series in log.series}
+    assert values == {
+        "VSA": [9_530_000, 9_510_000, 1_009_500_000, 7_200_000_000],
+        "DenoisingStage": [7_200_810_000, 7_100_000_000],
+        "DecodingStage": [2_210_000_000],
+    }
+    (decoding,) = log.of("stage", "decoding")
+    assert decoding.rejected.counts == {"ambiguous": 1} and decoding.rejected.examples[0][:2] == (7, "2,210")
+
+
+def test_exponents_are_read_exactly() -> None:
+    (series,) = read_log(DATA / "exponents.log").series
+    assert list(resolve_units(series).values_ns) == [9_500_000, 10_000_000, 10_500_000, 9_500_000, 9_800_000]
+    assert series.rejected.counts == {"unreadable": 1}
+
+
+def test_what_is_no_time_is_counted_and_shown() -> None:
+    log = read_log(DATA / "no_times.log")
+    vsa, vanilla = log.series
+    assert vsa.rejected.counts == {"infinite": 2, "nan": 2, "negative": 1, "unreadable": 1}
+    assert [(each.line, each.text) for each in vsa.rejected.examples] == [
+        (1, "nan ms"), (2, "NaN ms"), (3, "inf ms"), (4, "-Infinity ms"), (5, "-0.5 ms"), (6, "1.2.3 ms"),
+    ]  # fmt: skip
+    assert [each.text for each in vsa] == ["0.0", "9.5"]
+    assert len(vanilla) == 0 and vanilla.rejected.total == 1 and log.counts.matched == 9
+
+
+def test_lines_that_look_like_a_timing_are_shown() -> None:
+    log = read_log(DATA / "similar.log")
+    assert [(each.line, each.pattern) for each in log.similar] == [
+        (1, "attention"), (2, "attention"), (3, "attention"), (4, "stage"), (8, "block"),
+    ]  # fmt: skip
+    assert log.counts.similar == 5 and log.counts.ignored == 2
+    (blocks,) = log.of("frame_block")
+    assert [(each.block, each.text) for each in blocks] == [(53, "519.30"), (54, "881.24")]
+    assert [series.name for series in log.of("stage")] == ["Diffusion generation", "VAE decoding"]
+
+
+def test_bad_bytes_lose_nothing_else() -> None:
+    log = read_log(DATA / "bad_bytes.log")
+    assert found(log) == {("attention", "VSA"): [(1, "9.5", "ms"), (3, "9.6", "ms"), (4, "9.8", "ms")]}
+    assert log.counts.mended == 2
+
+
+def test_a_line_without_end_is_read_in_part(tmp_path: Path) -> None:
+    data = b">>>> VSA time: 9.5 ms " + b"x" * 3 * LONGEST + b">>>> VSA time: 9.6 ms\n>>>> VSA time: 9.7 ms\n"
+    log = read_log(written(tmp_path, data))
+    assert found(log) == {("attention", "VSA"): [(1, "9.5", "ms"), (2, "9.7", "ms")]}
+    assert log.counts.cut == 1 and log.counts.lines == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_byte_order_mark_says_the_encoding(tmp_path: Path, encoding: str) -> None:
+    log = read_log(written(tmp_path, ">>>> VSA time: 9.5 µs\n".encode(encoding)))
+    assert found(log) == {("attention", "VSA"): [(1, "9.5", "µs")]}
+
+
+def test_gzip_whole_in_members_and_cut(tmp_path: Path) -> None:
+    lines = [f">>>> VSA time: {hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()} 9.{n} ms\n" for n in range(2000)]
+    plain = "".join(f">>>> {line[20:84]}\n>>>> VSA time: 9.{n} ms\n" for n, line in enumerate(lines)).encode()
+    whole = read_log(written(tmp_path, plain))
+    members = gzip.compress(plain[:50_000]) + gzip.compress(plain[50_000:])
+    packed = read_log(written(tmp_path, members, "a.log.gz"))
+    assert packed.counts == whole.counts and packed.counts.matched == 2000
+    assert packed.sha256 == hashlib.sha256(members).hexdigest() and packed.size_bytes == len(members)
+    cut = read_log(written(tmp_path, members[: len(members) // 2], "b.log.gz"))
+    assert cut.counts.truncated and 500 < cut.counts.matched < 1500
+    assert [each.text for each in cut.series[0]] == [each.text for each in whole.series[0]][: cut.counts.matched]
+    assert read_log(written(tmp_path, members + b"garbage", "c.log.gz")).counts.matched == 2000
+
+
+def test_our_own_records(tmp_path: Path) -> None:
+    span = Span(variant="turbo", clip=2, order=5, palindrome=1, name="attention", index=7, start_ns=0, value_ns=9_534_198,
+                clock="cuda_event", warmup=True)  # fmt: skip
+    clip = Clip(variant="turbo", clip=2, order=5, palindrome=1, phase="timed", num_spans=1)
+    newer = msgspec.json.encode(span).replace(b'"v":%d' % SCHEMA_VERSION, b'"v":999')
+    data = b"\n".join(
+        [msgspec.json.encode(span), msgspec.json.encode(clip), newer, msgspec.json.encode(span)[:40], b'{"a": 1}', b""]
+    )
+    log = read_log(written(tmp_path, data))
+    (series,) = log.of("attention")
+    assert (series.name, series.declared) == ("turbo/attention", "ns")
+    assert list(resolve_units(series).values_ns) == [9_534_198]
+    assert series[0][4:] == (None, 7, 2, "warm-up")
+    assert (log.counts.matched, log.counts.similar, log.counts.ignored) == (1, 2, 2)
+
+
+def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:
+    for path in (tmp_path / "no.log", tmp_path):
+        with pytest.raises(DataError, match="cannot read log"):
+            read_log(path)
+
+
+def test_names_that_change_from_line_to_line_are_refused(tmp_path: Path) -> None:
+    text = "".join(f"[Request{n}Stage] finished in 1 s\n" for n in range(5000))
+    with pytest.raises(DataError, match="group `name`"):
+        read_log(written(tmp_path, text))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    path = written(tmp_path, "a line\n" * 70_000)
+    read_log(path, progress=lambda *arguments: told.append(arguments))
+    assert len(told) == 2 and told[1][0] > 0 and {(total, what) for _, total, what in told} == {(490_000, "a.log")}
+
+
+PIECES = st.sampled_from(
+    [
+        "[DenoisingStage] finished in ", "7.2008", " seconds", ">>>> VSA time: ", "9,53", " ms", "nan", "[rank 1] ", "\x1b[1m",
+        "\r", "\r\n", "\n", "\n\n", " 50%|#####| 25/50 [00:05<00:05, 5.55it/s]",
+        "Block 53 generation time: ", "- VAE decoding time: ",
+        '{"record":"span","v":1', "}", "Pixel data generated successfully in ", "per step", "x" * 50, "ÿ", "\x00",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(PIECES, st.text(max_size=12)), max_size=60))
+def test_no_line_is_lost(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]) -> None:
+    data = "".join(pieces).encode("utf-8", "surrogatepass")
+    path = tmp_path_factory.getbasetemp() / "lost.log"
+    path.write_bytes(data)
+    counts = read_log(path).counts
+    lines = re.split("\r\n|\n|\r", data.decode("utf-8", "replace").removeprefix("\ufeff"))
+    assert counts.lines == len(lines) - (lines[-1] == "")
+    assert counts.matched + counts.ignored + counts.similar == counts.lines
+    assert counts.progress <= counts.ignored and 2 * counts.joined <= counts.matched
+
+
+UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "seconds": 10**9, "msec": 10**6}
+FORMS = st.sampled_from(
+    [
+        ("[rank {rank}] >>>> VSA time: {value} {unit}", "VSA"),
+        ("\x1b[32mINFO\x1b[0m rank{rank}: [DenoisingStage] finished in \x1b[1m{value}\x1b[0m {unit}", "DenoisingStage"),
+        ("[RANK{rank}] [DecodingStage] Execution completed in {value}{unit}", "DecodingStage"),
+    ]
+)
+VALUES = st.tuples(FORMS, st.integers(0, 7), st.integers(0, 10**9), st.integers(0, 12), st.sampled_from(sorted(UNITS)))
+
+
+@given(st.lists(VALUES, max_size=20), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_rendered_values_come_back_to_the_nanosecond(
+    tmp_path_factory: pytest.TempPathFactory, values: list[tuple[tuple[str, str], int, int, int, str]], end: str
+) -> None:
+    expected: dict[str, list[int]] = {}
+    lines = []
+    for (form, name), rank, digits, places, unit in values:
+        whole, fraction = divmod(digits, 10**places)
+        text = f"{whole}.{fraction:0{places}d}" if places else f"{whole}"
+        lines.append(form.format(rank=rank, value=text, unit=unit))
+        expected.setdefault(f"{name}, rank {rank}", []).append(round_half_even(digits * UNITS[unit], 10**places))
+    path = tmp_path_factory.getbasetemp() / "values.log"
+    path.write_bytes("".join(line + end for line in lines).encode())
+    log = read_log(path)
+    assert {series.title: list(resolve_units(series).values_ns) for series in log.series} == expected
+    assert log.counts.matched == log.counts.lines == len(lines)
+
+
+def round_half_even(numerator: int, denominator: int) -> int:
+    low, rest = divmod(numerator, denominator)
+    return low + (2 * rest > denominator or (2 * rest == denominator and low % 2))

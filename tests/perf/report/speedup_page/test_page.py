@@ -1,0 +1,177 @@
+"""The speedup report as a value: every table is whole, every picture adds up, every foreign name is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from artefacts import FA, SECTION, VSA, write_guide, write_trace
+from strobe.perf.analysis.sections import parse_section
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
+from strobe.perf.report.speedup_page.build import build_speedup_report
+from strobe.perf.report.speedup_page.notes import anomalies
+from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
+
+CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
+EVIL = "k<script>alert(1)</script>|`*_[x](y)\u202e\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_guide(tmp_path_factory.mktemp("guide"))
+
+
+def request(guide: dict[str, Path]) -> SpeedupRequest:
+    sides = [
+        SideRequest(name=name, log=guide[log], traces=(guide[trace],), focal=focal, section=parse_section(SECTION, focal))
+        for name, log, trace, focal in (("baseline", "fa_log", "fa_trace", FA), ("candidate", "vsa_log", "vsa_trace", VSA))
+    ]
+    return SpeedupRequest(baseline=sides[0], candidate=sides[1], allow_unlike=True)
+
+
+@pytest.fixture(scope="module")
+def presets() -> SpeedupStudy:
+    """Our own captures: two presets of one model."""
+    section = parse_section("range:attention:start -> nvjet -> range:attention:end")
+    sides = [
+        SideRequest(name=side, traces=(CAPTURES / f"{name}.json.gz",), focal="nvjet", section=section)
+        for side, name in (("baseline", "baseline"), ("candidate", "ultra"))
+    ]
+    return load_speedup(SpeedupRequest(baseline=sides[0], candidate=sides[1]))
+
+
+def tables(report: Report) -> Iterator[Table]:
+    for section in report.sections:
+        for block in section.blocks:
+            if isinstance(block, Figure):
+                yield block.table
+            if isinstance(block, Table):
+                yield block
+
+
+def figure(report: Report, section: str) -> Figure:
+    found = next(each for each in report.sections if each.id == section)
+    return next(block for block in found.blocks if isinstance(block, Figure))
+
+
+def check_whole(report: Report) -> None:
+    assert len({section.id for section in report.sections}) == len(report.sections)
+    for table in tables(report):
+        for row in table.rows:
+            assert len(row.cells) == len(table.columns), table.caption
+    page = render_html(report)
+    assert len(page.encode()) < 300_000 and render_markdown(report)
+
+
+def test_the_seven_parts_of_the_guide(guide: dict[str, Path]) -> None:
+    report = build_speedup_report(load_speedup(request(guide)))
+    check_whole(report)
+    assert [section.id for section in report.sections] == [
+        "settings", "stages", "attention", "kernels", "sections", "speedups", "ledger", "timeline", "flame", "notes", "inputs",
+    ]  # fmt: skip
+    stages = next(section for section in report.sections if section.id == "stages").blocks[0]
+    assert isinstance(stages, Table)
+    heads = [row.cells[0] for row in stages.rows]
+    assert heads == [Text(name) for name in ("run_01", "run_02", "run_03", "run_04", "avg_all_rounds", "avg_excl_warmup")]
+    assert stages.rows[-1].cells[1:] == (ExactTime(7_200_807_590), ExactTime(5_754_608_690))
+    kernels = next(section for section in report.sections if section.id == "kernels").blocks[0]
+    assert isinstance(kernels, Table)
+    assert [cell for cell in kernels.rows[1].cells if isinstance(cell, ExactTime)][:4] == [
+        ExactTime(2_761_085), ExactTime(2_763_085), ExactTime(2_762_085), ExactTime(2_762_085),
+    ]  # fmt: skip
+    assert {fact.name for fact in report.facts} >= {"focal kernel, one call", "section around it (unlike)", "stage"}
+    assert [speedup.level for speedup in report.speedups] == ["kernel", "section", "attention", "step", "stage"]
+
+
+def test_every_table_that_uses_the_timers_says_that_the_unit_is_not_the_label(guide: dict[str, Path]) -> None:
+    report = build_speedup_report(load_speedup(replace(request(guide), calls=384)))
+    loud = {table.caption for table in tables(report) if any("UNIT NOT AS LABELLED" in note for note in table.notes)}
+    assert loud == {"Attention timers.", "Speedups.", "From the kernel to one stage.", "Ledger for one stage."}
+
+
+def test_waterfalls_end_where_the_candidate_stands(guide: dict[str, Path], presets: SpeedupStudy) -> None:
+    for study in (load_speedup(request(guide)), load_speedup(replace(request(guide), calls=384)), presets):
+        report = build_speedup_report(study)
+        check_whole(report)
+        pictures = [
+            block.picture
+            for section in report.sections
+            for block in section.blocks
+            if isinstance(block, Figure) and isinstance(block.picture, Waterfall)
+        ]
+        assert pictures
+        for picture in pictures:
+            first, *steps, last = picture.bars
+            assert first.total and last.total and not any(bar.total for bar in steps)
+            assert [bar.start_ns for bar in (*steps, last)][:-1] == [first.stop_ns, *(bar.stop_ns for bar in steps)][:-1]
+            assert (steps[-1].stop_ns if steps else first.stop_ns) == last.stop_ns
+
+
+def test_the_pictures_of_our_own_captures(presets: SpeedupStudy) -> None:
+    report = build_speedup_report(presets)
+    timeline = figure(report, "timeline").picture
+    assert isinstance(timeline, Timeline) and len(timeline.lanes) == 2
+    for lane in timeline.lanes:
+        assert sum(lane.duration_ns) == lane.length_ns and lane.start_ns[0] == 0
+    assert {kind.style for kind in timeline.kinds} >= {"focal", "work2", "gap1"}
+    flame = figure(report, "flame").picture
+    assert isinstance(flame, Flame) and flame.differential
+    busy = [
+        sum(ns for label, ns in side.owned.items() if label.busy) / Fraction(len(side.tiles))
+        for _, side in (presets.baseline.chosen, presets.candidate.chosen)
+    ]
+    assert abs(flame.root.baseline_ns - busy[0]) < len(list(leaves(flame.root)))
+    assert abs(flame.root.candidate_ns - busy[1]) < len(list(leaves(flame.root)))
+    names = {frame.label for frame in walk(flame.root)}
+    assert {"frame_block", "denoise_step", "attention", "ffn"} <= names
+    for frame in walk(flame.root):
+        if frame.children:
+            assert frame.baseline_ns == sum(child.baseline_ns for child in frame.children)
+            assert frame.candidate_ns == sum(child.candidate_ns for child in frame.children)
+    whiskers = figure(report, "speedups").picture
+    assert isinstance(whiskers, Whiskers) and [row.label for row in whiskers.rows] == [
+        "focal kernel, one call", "section around it", "traced step",
+    ]  # fmt: skip
+
+
+def walk(frame: Frame) -> Iterator[Frame]:
+    yield frame
+    for child in frame.children:
+        yield from walk(child)
+
+
+def leaves(frame: Frame) -> Iterator[Frame]:
+    return (each for each in walk(frame) if not each.children)
+
+
+def test_foreign_names_are_escaped(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.json.gz", [[("kernel", EVIL, 5_000), ("kernel", "gemm", 7_000)]] * 4)
+    side = SideRequest(name="baseline", traces=(trace,), focal=r"k<script>")
+    study = load_speedup(SpeedupRequest(baseline=side, candidate=replace(side, name="candidate", facts={"model": EVIL})))
+    report = build_speedup_report(study)
+    check_whole(report)
+    page, text = render_html(report), render_markdown(report)
+    assert "<script>alert" not in page and "\u202e" not in page and "\x1b" not in page
+    assert "\u202e" not in text and "\x1b" not in text and "<script>" not in text
+
+
+def test_one_label_with_two_units_is_told(guide: dict[str, Path]) -> None:
+    unproven = replace(request(guide).baseline, traces=(), focal=None, section=None)
+    study = load_speedup(replace(request(guide), baseline=unproven))
+    (said,) = (each for each in anomalies(study) if "labelled 'ms'" in each)
+    assert "read as ms on the baseline and as s on the candidate" in said
+
+
+def test_a_timer_that_did_not_wait_is_told(guide: dict[str, Path], tmp_path: Path) -> None:
+    log = tmp_path / "late.log"
+    log.write_text("".join(f">>>> VSA time: 0.00280{number} s\n" for number in range(8)))
+    slow = replace(request(guide).candidate, log=log)
+    report = build_speedup_report(load_speedup(replace(request(guide), candidate=slow)))
+    notes = render_markdown(report)
+    assert "traced section" in notes and "longer than the whole attention call" in notes

@@ -1,0 +1,257 @@
+"""Strips, flames and lanes: what is drawn is as large as what it stands for, and no name leaves its place."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.report.html import render_html
+from strobe.perf.report.lanes import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import (
+    Code,
+    Column,
+    Figure,
+    Flame,
+    Frame,
+    Kind,
+    Picture,
+    Report,
+    Row,
+    Section,
+    Strip,
+    StripLane,
+    Table,
+    decode_report,
+    encode_report,
+)
+from strobe.perf.report.svg.flame import MAX_FRAMES, draw_flame
+from strobe.perf.report.svg.strip import draw_strip
+
+EVIL = (
+    "</script><script>alert(1)</script>",
+    "a|b`c`*d*[e](http://f)",
+    "</title></svg><img src=x onerror=alert(1)>",
+    "\"' &amp;\x1b\u202e",
+    "x" * 5000,
+)
+WORK, GAP, OTHER = Kind("work", "work1"), Kind("idle", "gap1"), Kind("other", "focal")
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, and whether every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in {"meta", "link"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "title":
+            self.titles.append(data)
+
+
+def page_of(picture: Picture) -> Report:
+    table = Table("t|t", (Column("name"),), tuple(Row((Code(name),)) for name in EVIL))
+    figure = Figure(EVIL[2], EVIL[0], picture, table)
+    return Report(
+        v=1, speedups=(), title=EVIL[0], subtitle="", facts=(), banners=(), sections=(Section("s", "S", "", (figure,)),)
+    )
+
+
+def percent(text: str | None) -> float:
+    assert text is not None and text.endswith("%")
+    return float(text[:-1]) / 100
+
+
+# ---------------------------------------------------------------------------------------------------------------- strips
+
+
+def area(path: str) -> Counter[int]:
+    """Filled height of each bin, of a path of rectangles `M x y h width V y H x z`."""
+    heights: Counter[int] = Counter()
+    shapes = re.findall(r"M(\d+) (\d+)h(\d+)V(\d+)H(\d+)z", path)
+    assert "".join(f"M{x} {y}h{w}V{v}H{back}z" for x, y, w, v, back in shapes) == path
+    for x, low, width, high, back in shapes:
+        assert x == back
+        for place in range(int(x), int(x) + int(width)):
+            heights[place] += int(low) - int(high)
+    return heights
+
+
+BINS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=30)
+
+
+@given(BINS)
+def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> None:
+    shares = [(a, min(b, 1000 - a)) for a, b in bins]
+    lane = StripLane("device 0", (tuple(a for a, _ in shares), tuple(b for _, b in shares)))
+    page = Elements(draw_strip(Strip(10**9, (WORK, GAP), (lane,)), "alt", "strip1"))
+    assert page.open == []
+    paths = {kind: Counter[int]() for kind in (0, 1)}
+    for tag, attrs in page.found:
+        if tag == "path":
+            name = next(a["id"] for t, a in page.found[: page.found.index((tag, attrs))][::-1] if t == "clippath")
+            assert name is not None
+            paths[int(name.rsplit("-", 1)[1])] = area(attrs["d"] or "")
+    for place, (work, idle) in enumerate(shares):
+        assert abs(paths[0][place] - work / 10) <= 0.5 and abs(paths[0][place] + paths[1][place] - (work + idle) / 10) <= 0.5
+
+
+def test_ids_of_strips_are_unique_on_a_page() -> None:
+    lane = StripLane(EVIL[0], ((500, 1000), (500, 0)))
+    picture = Strip(2_000_000, (Kind(EVIL[1], "work1"), GAP), (lane, lane))
+    report = page_of(picture)
+    twice = Report(**{**{name: getattr(report, name) for name in report.__struct_fields__}, "sections": report.sections * 2})
+    page = Elements(render_html(twice))
+    ids = [attrs["id"] for tag, attrs in page.found if tag == "clippath"]
+    assert len(ids) == len(set(ids)) == 8  # two classes of two lanes of two pictures
+    used = re.findall(r"url\(#(strip[^)]*)\)", render_html(twice))
+    assert sorted(used) == sorted(ids)
+
+
+# ---------------------------------------------------------------------------------------------------------------- flames
+
+
+def frames(levels: int) -> st.SearchStrategy[Frame]:
+    times = st.integers(0, 10**6)
+    if not levels:
+        return st.builds(Frame, st.sampled_from(["a", "b", "attn"]), times, times)
+    return st.builds(
+        Frame, st.sampled_from(["a", "b", "attn"]), times, times, st.lists(frames(levels - 1), max_size=3).map(tuple)
+    )
+
+
+def width_of(frame: Frame) -> int:
+    return max(frame.baseline_ns, frame.candidate_ns, sum(width_of(child) for child in frame.children))
+
+
+def boxes_of(frame: Frame, left: int = 0, depth: int = 0) -> list[tuple[str, int, int, int]]:
+    found, start = [(frame.label, left, width_of(frame), depth)], left
+    for child in frame.children:
+        found += boxes_of(child, start, depth + 1)
+        start += width_of(child)
+    return found
+
+
+@given(frames(3))
+def test_a_flame_draws_every_frame_as_wide_as_its_larger_side(root: Frame) -> None:
+    wanted = [box for box in boxes_of(root) if box[2] and box[2] >= 0.0005 * width_of(root)]  # half a pixel
+    page = Elements(draw_flame(Flame(root, True), "alt"))
+    assert page.open == []
+    drawn = [attrs for tag, attrs in page.found if tag == "svg" and "y" in attrs]
+    assert len(drawn) == len(wanted)
+    total = width_of(root)
+    got = sorted((int(attrs["y"] or "0") // 20, percent(attrs["x"]), percent(attrs["width"])) for attrs in drawn)
+    for (depth, x, width), (_, left, ns, wanted_depth) in zip(got, sorted(wanted, key=lambda box: (box[3], box[1])), strict=True):
+        assert depth == wanted_depth
+        assert x == pytest.approx(left / total, abs=1e-5) and width == pytest.approx(ns / total, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "style"),
+    [(100, 100, "same"), (100, 101, "same"), (100, 95, "less1"), (100, 80, "less2"), (100, 10, "less3"), (100, 0, "less3"),
+     (95, 100, "more1"), (80, 100, "more2"), (10, 100, "more3"), (0, 100, "more3")],
+)  # fmt: skip
+def test_the_colour_of_a_frame_is_its_difference(baseline: int, candidate: int, style: str) -> None:
+    page = Elements(draw_flame(Flame(Frame("root", baseline * 10**6, candidate * 10**6), True), "alt"))
+    assert next(attrs["class"] for tag, attrs in page.found if tag == "rect") == style
+    (title,) = [text for text in page.titles if text.startswith("root")]
+    assert f"{candidate - baseline:+.3f} ms" in title and ("%" in title) == bool(baseline)
+
+
+def test_a_large_or_deep_flame_stays_small_and_whole() -> None:
+    wide = Frame("root", 10**9, 10**9, tuple(Frame(f"layer {i}", 10**6 - i, 10**6 - i) for i in range(1000)))
+    page = Elements(draw_flame(Flame(wide, False), "alt"))
+    drawn = [text.partition(":")[0] for text in page.titles if text.startswith(("root", "layer"))]
+    assert drawn == ["root", *(f"layer {i}" for i in range(MAX_FRAMES - 1))]  # the widest
+    deep = Frame("leaf", 1, 1)
+    for _ in range(900):
+        deep = Frame("node", 1, 1, (deep,))
+    text = draw_flame(Flame(deep, False), "alt")
+    assert "501 narrow frames are not drawn" in text
+    assert "no time was spent" in draw_flame(Flame(Frame("nothing", 0, 0), True), "alt")
+
+
+# ---------------------------------------------------------------------------------------------------------------- lanes
+
+LANE = st.lists(st.tuples(st.integers(1, 10_000), st.sampled_from([WORK, GAP, OTHER])), min_size=1, max_size=60)
+
+
+def pieces_of(rows: list[tuple[int, Kind]]) -> list[Piece]:
+    edges = [0]
+    for length, _ in rows:
+        edges.append(edges[-1] + length)
+    return [Piece(start, end, "name", kind) for (start, end), (_, kind) in zip(pairwise(edges), rows, strict=True)]
+
+
+@given(LANE, st.integers(1, 12))
+def test_joined_slices_tile_the_lane_and_keep_the_sum_of_each_class(rows: list[tuple[int, Kind]], times: int) -> None:
+    pieces = pieces_of(rows * times)
+    lanes = [LaneSlices(label="x", series=0, pieces=merged(pieces))] * 40
+    picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=True)
+    lane = picture.lanes[7]
+    assert len(lane.start_ns) <= MAX_SLICES_BY_CLASS // 40
+    assert [start + ns for start, ns in zip(lane.start_ns, lane.duration_ns, strict=True)] == [*lane.start_ns[1:], lane.length_ns]
+    sums: Counter[Kind] = Counter()
+    for ns, kind in zip(lane.duration_ns, lane.kind, strict=True):
+        sums[picture.kinds[kind]] += ns
+    assert sums == sum((Counter({kind: ns}) for ns, kind in rows * times), Counter())
+
+
+def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
+    pieces = pieces_of([(7 + i % 13, (WORK, GAP, OTHER)[i % 3]) for i in range(20_000)])
+    for by_class, limit in ((False, MAX_SLICES), (True, MAX_SLICES_BY_CLASS)):
+        lanes = [LaneSlices(label=str(n), series=n, pieces=pieces) for n in range(4)]
+        picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=by_class)
+        assert all(limit // 16 < len(lane.start_ns) <= limit // 4 and lane.num_total == 20_000 for lane in picture.lanes)
+        assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
+
+
+# -------------------------------------------------------------------------------------------------------------- hostility
+
+HOSTILE = (
+    Strip(1000, (Kind(EVIL[0], "work1"),), tuple(StripLane(name, ((500, 0),)) for name in EVIL)),
+    Flame(Frame(EVIL[0], 9, 9, tuple(Frame(name, 1, 1) for name in EVIL)), False),
+    Flame(Frame(EVIL[0], 9, 5, tuple(Frame(name, 1, 2) for name in EVIL)), True),
+    draw_lanes(
+        [LaneSlices(label=name, series=0, pieces=[Piece(0, 10, name, Kind(EVIL[2], "focal"))]) for name in EVIL],
+        (Kind(EVIL[2], "focal"),), Kind(EVIL[2], "focal"), by_class=True,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("picture", HOSTILE, ids=lambda picture: type(picture).__name__)
+def test_hostile_names_stay_text(picture: Picture) -> None:
+    report = page_of(picture)
+    text = render_html(report)
+    page = Elements(text)
+    assert page.open == [] and not any(tag == "img" for tag, _ in page.found)
+    assert [attrs for tag, attrs in page.found if tag == "script"] in ([{}], [{"type": "application/json"}, {}])
+    assert not any(name.startswith("on") for _, attrs in page.found for name in attrs)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text) and "x" * 200 not in text
+    markdown = render_markdown(report)
+    assert "<script" not in markdown and "<img" not in markdown and "\x1b" not in markdown
+    cells = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 2 for line in cells) and len(cells) == 2 + len(EVIL)
+    assert decode_report(encode_report(report)) == report

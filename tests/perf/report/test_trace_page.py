@@ -1,0 +1,194 @@
+"""The trace report as a whole: what was read, the banners, the step, and that hostile traces stay in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.perf.report.events_csv import COLUMNS, write_events
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import (
+    Count,
+    ExactTime,
+    Figure,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Timeline,
+    decode_report,
+    encode_report,
+)
+from strobe.perf.report.trace_page.build import build_trace_report
+from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
+from strobe.perf.report.write import MAX_PAGE_BYTES, render
+from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
+
+EVIL = "</script><script>alert(1)</script>|`x`\x1b[31m\u202e" + "y" * 4000
+
+
+def trace_of(events: Sequence[DeviceEvent], **more: Any) -> Trace:
+    rows = sorted(events, key=lambda row: (row.start_ns, -row.end_ns))
+    fields = {"path": Path("traces/a.json.gz"), "threads": ("10/11",), "ops": HostEvents.empty(), "regions": ()}
+    return Trace(**{**fields, **more}, device_events=DeviceEvents.from_rows(rows))
+
+
+def study_of(*traces: Trace, **options: Any) -> TraceStudy:
+    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=(None,) * len(traces), options=TraceOptions(**options))
+
+
+def busy_trace(name: str = "gemm", steps: int = 4, **more: Any) -> Trace:
+    """Steps of 1 ms: a kernel of 0.3 ms, one of 0.1 ms, and half a millisecond in which the host is late."""
+    events, ranges = [], []
+    for step in range(steps):
+        at = step * 1_000_000
+        ranges.append(HostEvent(f"ProfilerStep#{step}", at, at + 900_000, 0))
+        for start, length, kernel in ((10_000, 300_000, name), (400_000, 100_000, "other")):
+            call = HostEvent("cudaLaunchKernel", at + start - 4_000, at + start - 1_000, 0)
+            events.append(DeviceEvent(kernel, "kernel", at + start, at + start + length, 0, 7, 0, call))
+    return trace_of(events, ranges=HostEvents.from_rows(ranges), **more)
+
+
+def section(report: Report, name: str) -> Section:
+    return next(one for one in report.sections if one.id == name)
+
+
+def titles(report: Report) -> dict[str, tuple[str, ...]]:
+    return {banner.title: banner.items for banner in report.banners}
+
+
+def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
+    trace = busy_trace(devices=(Device(index=0, name="GPU X"),), counts=ReadCounts(events=77), rank=3, world_size=8)
+    report = build_trace_report(study_of(trace))
+    facts = {fact.name: fact.value for fact in report.facts}
+    assert facts["Events read"] == Count(77) and facts["Device events"] == Count(8) and facts["Ranks"] == Text("3 of 8")
+    devices = next(block for block in section(report, "overview").blocks if isinstance(block, Table))
+    (row,) = devices.rows
+    span, busy = 3 * 1_000_000 + 490_000, 4 * 400_000
+    assert ExactTime(span) in row.cells and ExactTime(busy) in row.cells and ExactTime(span - busy) in row.cells
+    assert Share(busy / span) in row.cells and Share(0.75) in row.cells and Text("host-bound", "bad") in row.cells
+    assert any("gemm" in getattr(cell, "text", "") for cell in row.cells)
+    assert "Host-bound" in titles(report)
+
+
+def test_what_weakens_the_numbers_stands_above_them() -> None:
+    counts = ReadCounts(events=90, lost=10, mended=5, truncated=True)
+    overlapping = [
+        DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None), DeviceEvent("b", "kernel", 40_000, 90_000, 0, 7, 0, None)
+    ]  # fmt: skip
+    trace = trace_of(overlapping, counts=counts, launched={"cudaLaunchKernel": (5, 3), "fine": (4, 0)}, window_end_ns=20_000)
+    found = titles(build_trace_report(study_of(trace)))
+    assert list(found)[:2] == ["Truncated", "Events lost"]
+    assert "10 of 100 events could not be read" in found["Events lost"][0] and "5 events" in found["Events mended"][0]
+    loss = " ".join(found["The trace may not hold all that ran"])
+    assert "cudaLaunchKernel 3 of 5" in loss and "fine" not in loss and "0.070 ms after the recorded window" in loss
+    (overlap,) = next(items for title, items in found.items() if title.startswith("Work of one stream overlaps"))
+    assert "1 pairs of 2 events, 10.000 µs in all" in overlap
+
+
+def test_a_clean_busy_trace_has_no_banner() -> None:
+    events = [
+        DeviceEvent("a", "kernel", at, at + 1000, 0, 7, 0, HostEvent("launch", at - 9, at - 5, 0)) for at in range(0, 9000, 1000)
+    ]
+    assert build_trace_report(study_of(trace_of(events))).banners == ()
+
+
+def test_no_device_events_are_a_result() -> None:
+    host = trace_of((), ops=HostEvents.from_rows([HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)]))
+    report = build_trace_report(study_of(host))
+    assert "host events only" in titles(report)["No device events"][0]
+    table = section(report, "operators").blocks[1]
+    assert isinstance(table, Table) and [row.cells[2] for row in table.rows] == [ExactTime(9_000), ExactTime(1_000)]
+    lost = build_trace_report(study_of(trace_of((), launched={"cudaLaunchKernel": (12, 12)})))
+    assert "12 launch calls were recorded and no device event answers" in titles(lost)["No device events"][0]
+    short = build_trace_report(study_of(host, top=1))
+    table = section(short, "operators").blocks[1]
+    assert isinstance(table, Table) and table.rows[-1].cells[:3] == (Text("1 more rows"), Count(1), ExactTime(1_000))
+
+
+def test_the_picture_of_a_step_tiles_it() -> None:
+    report = build_trace_report(study_of(busy_trace()))
+    (figure,) = section(report, "timeline").blocks
+    assert isinstance(figure, Figure) and isinstance(figure.picture, Timeline)
+    (lane,) = figure.picture.lanes
+    assert lane.label.endswith("ProfilerStep#1") or lane.label.endswith("ProfilerStep#0")
+    drawn = [(figure.picture.kinds[kind].label, ns) for kind, ns in zip(lane.kind, lane.duration_ns, strict=True)]
+    assert drawn == [
+        ("top kernel: gemm", 300_000), ("idle: host late", 86_000), ("idle: launch latency", 4_000), ("other kernels", 100_000),
+        ("idle: host late", 506_000), ("idle: launch latency", 4_000),
+    ]  # fmt: skip
+    whole = {row.cells[0]: row.cells[1] for row in figure.table.rows}
+    assert whole[Text("idle: host late")] == ExactTime(592_000) and whole[Text("in all")] == ExactTime(1_000_000)
+
+
+def test_labels_tell_the_traces_apart(tmp_path: Path) -> None:
+    def at(path: str, rank: int | None) -> Trace:
+        return trace_of((), path=tmp_path / path, rank=rank)
+
+    assert trace_labels([at("x/a.json.gz", 0), at("y/b.json", 5)]) == ("rank 0", "rank 5")
+    assert trace_labels([at("x/a.json.gz", 0), at("y/b.json", 0)]) == ("a", "b")
+    assert trace_labels([at("x/a.json.gz", None), at("y/a.json", 1)]) == ("x/a", "y/a")
+    assert trace_labels([at("x/a.json.gz", 0), at("x/a.json", 0)]) == ("x/a (1)", "x/a (2)") or trace_labels(
+        [at("x/a.json.gz", 0), at("x/a.json", 0)]
+    ) == ("a (1)", "a (2)")
+    assert trace_labels([at("x/a.json.gz", 4)]) == ("a",)
+
+
+def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> None:
+    names = [f"{EVIL}{'z' * n}{n}" for n in range(120)]
+    events = [
+        DeviceEvent(name, "kernel", 10 * n, 10 * n + 7, n % 2, n % 5, 0, HostEvent(EVIL, 10 * n - 5, 10 * n - 1, 0), f"[{EVIL}]")
+        for n, name in enumerate(names * 3)
+    ]
+    ranges = HostEvents.from_rows([HostEvent(f"step {EVIL}#{n}", 500 * n, 500 * n + 490, 0) for n in range(7)])
+    one = trace_of(events, ranges=ranges, metadata={EVIL: EVIL}, devices=(Device(index=0, name=EVIL),), threads=(EVIL,))
+    traces = [replace(one, rank=rank, path=Path(f"{rank}.json")) for rank in range(8)]
+    report = build_trace_report(study_of(*traces, by="shape"))
+    assert decode_report(encode_report(report)) == report
+    page = render(report, "html")
+    assert len(page.encode()) < MAX_PAGE_BYTES
+    assert "<script>alert" not in page and "\x1b" not in page and page.count("<script") <= 2 + len(report.sections)
+    markdown = render_markdown(report)
+    assert "<script" not in markdown and "\x1b" not in markdown
+    assert render_html(report) == render_html(build_trace_report(study_of(*traces, by="shape")))
+    write_events(study_of(*traces), tmp_path / "events.csv.gz")
+
+
+def test_a_study_is_read_in_order_of_rank_with_one_progress(tmp_path: Path) -> None:
+    for name, rank in (("b", 0), ("a", 1)):
+        head = f'{{"distributedInfo": {{"rank": {rank}}}, "traceEvents": ['
+        (tmp_path / f"{name}.json").write_text(head + '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.000, "dur": 2.001}]}')
+    told: list[tuple[int, int, str]] = []
+    study = load_trace_study([tmp_path], progress=lambda *now: told.append(now))
+    assert study.labels == ("rank 0", "rank 1") and [trace.path.name for trace in study.traces] == ["b.json", "a.json"]
+    total = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert {of for _, of, _ in told} == {total} and max(done for done, *_ in told) == total
+    assert [done for done, *_ in told] == sorted(done for done, *_ in told)
+
+
+def test_events_are_written_once_each(tmp_path: Path) -> None:
+    import csv
+    import gzip
+
+    trace = busy_trace(base_ns=5, module_paths={1: "blocks.0"})
+    assert write_events(study_of(trace), tmp_path / "e.csv.gz") == 8
+    with gzip.open(tmp_path / "e.csv.gz", "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS and len(rows) == 8
+    assert rows[1] == {
+        "trace": "a", "kind": "kernel", "name": "other", "start_ns": "400005", "end_ns": "500005", "device": "0", "stream": "7",
+        "shape": "", "module": "blocks.0", "call": "cudaLaunchKernel", "call_start_ns": "396005", "call_end_ns": "399005",
+        "thread": "10/11", "ordinal": "0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("top", [1, 3])
+def test_every_section_takes_a_trace_of_nothing(top: int) -> None:
+    report = build_trace_report(study_of(trace_of(()), top=top))
+    assert render_html(report) and render_markdown(report)

@@ -1,0 +1,184 @@
+"""The sections of device time: what their tables say adds up, whatever is in the traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.window import Window
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Code,
+    Count,
+    ExactTime,
+    Figure,
+    Missing,
+    Notes,
+    Report,
+    Row,
+    Section,
+    Strip,
+    Table,
+    Text,
+    decode_report,
+    encode_report,
+)
+from strobe.perf.report.trace_page.activity import MAX_BINS, activity_section
+from strobe.perf.report.trace_page.gaps import gaps_section
+from strobe.perf.report.trace_page.kernels import MAX_MEMBERS, kernels_section
+from strobe.perf.report.trace_page.launch import launch_section
+from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+
+_SECTIONS = (activity_section, kernels_section, launch_section, gaps_section)
+_EVIL = "<script>|\x1b[2J"
+
+
+def _trace(events: list[DeviceEvent], **fields: Any) -> Trace:
+    ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name))
+    return Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(ordered),
+        **fields,
+    )  # fmt: skip
+
+
+def _study(*traces: Trace, window: Window | None = None, **options: Any) -> TraceStudy:
+    labels = tuple(f"rank {i}" for i in range(len(traces)))
+    return TraceStudy(traces=traces, labels=labels, windows=(window,) * len(traces), options=TraceOptions(**options))
+
+
+def _tables(section: Section | None) -> list[Table]:
+    assert section is not None
+    return [block.table if isinstance(block, Figure) else block for block in section.blocks if isinstance(block, Table | Figure)]
+
+
+def _column(table: Table, title: str, rows: list[Row] | None = None) -> list[Any]:
+    place = [column.title for column in table.columns].index(title)
+    cells = [row.cells[place] for row in (rows if rows is not None else list(table.rows))]
+    return [0 if isinstance(c, Missing) else getattr(c, "ns", getattr(c, "value", getattr(c, "text", None))) for c in cells]
+
+
+_EVENTS = st.builds(
+    lambda kind, name, start, length, device, at: DeviceEvent(
+        f"{kind}{name}", kind, start, start + length, device, 7, 0, HostEvent("cudaLaunchKernel", at, at + 2, 0) if at else None
+    ),
+    st.sampled_from(["kernel", "kernel", "comm", "memset", "memcpy"]), st.integers(0, 6), st.integers(0, 300), st.integers(0, 40),
+    st.integers(0, 1), st.integers(0, 300),
+)  # fmt: skip
+
+
+@given(events=st.lists(_EVENTS, min_size=1, max_size=25, unique_by=lambda e: e.host or e), top=st.integers(1, 4))
+def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> None:
+    study = _study(_trace(events), top=top)
+    devices, stretches, causes, kinds, _ = _with_picture(activity_section(study))
+    busy, idle, span = (_column(devices, title) for title in ("busy", "idle", "span"))
+    assert [b + i for b, i in zip(busy, idle, strict=True)] == span
+    assert sum(_column(kinds, "exclusive")) == sum(busy)
+    assert sum(_column(causes, "time", [row for row in causes.rows if not row.strong])) == sum(idle)
+    if stretches:
+        classes = [column.title for column in stretches.columns[3:]]
+        assert sum(sum(_column(stretches, title)) for title in classes) == sum(span)
+    kernels = [table for table in _tables(kernels_section(study)) if "busy" in table.caption]
+    assert [sum(_column(table, "exclusive")) for table in kernels] == busy
+    assert sum(sum(_column(table, "n")) for table in kernels) == len(events)
+    gaps = gaps_section(study)
+    for table in _tables(gaps) if gaps else []:
+        titles = [column.title for column in table.columns]
+        parts = titles[titles.index("max") + 1 : -1]
+        for i, total in enumerate(_column(table, "sum")):
+            assert sum(_column(table, part)[i] for part in parts) == total
+        body = [row for row in table.rows if not row.strong or "more" in row.cells[0].text]
+        assert sum(_column(table, "sum", body)) == _column(table, "sum")[-1]
+
+
+def _with_picture(section: Section | None) -> list[Any]:
+    """The five tables of the section; `None` for the picture's where there is nothing to draw."""
+    tables = _tables(section)
+    return tables if len(tables) == 5 else [tables[0], None, *tables[1:]]
+
+
+def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
+    host = HostEvent("cudaLaunchKernel", 40, 45, 0)
+    traces = [
+        _trace(
+            [DeviceEvent("k", "kernel", 0, 30, 0, 7, 0, None), DeviceEvent("k", "kernel", 60, 1_000, 0, 7, 0, host)], base_ns=b
+        )
+        for b in (0, 500)
+    ]
+    section = activity_section(_study(*traces))
+    assert section is not None
+    (figure,) = [block for block in section.blocks if isinstance(block, Figure)]
+    strip = figure.picture
+    assert isinstance(strip, Strip) and strip.length_ns == 1_500 and "one clock" in figure.title
+    assert [kind.label for kind in strip.kinds] == ["kernels", "idle: host late", "idle: launch latency"]
+    assert [lane.label for lane in strip.lanes] == ["rank 0, device 0", "rank 1, device 0"]
+    for lane, covered in zip(strip.lanes, (range(1_000), range(500, 1_500)), strict=True):
+        totals = [sum(shares) for shares in zip(*lane.permille, strict=True)]
+        assert len(totals) == MAX_BINS and max(totals) <= 1000
+        full = [b for b in range(MAX_BINS) if 1_500 * b // MAX_BINS in covered and (1_500 * (b + 1) // MAX_BINS) - 1 in covered]
+        assert all(totals[b] >= 1000 - len(strip.kinds) for b in full) and sum(totals) <= 1000 * (len(full) + 2)
+
+
+def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -> None:
+    empty = _trace([])
+    assert [section(_study(empty)) for section in _SECTIONS] == [None] * 4
+    launched = launch_section(_study(_trace([], launched={"hipGraphLaunch": (4, 4), "hipLaunchKernel": (9, 0)})))
+    (signs,) = _tables(launched)
+    assert [[cell.text for cell in row.cells if isinstance(cell, Code | Text)] for row in signs.rows] == [
+        ["rank 0", "launch calls that no device event answers to", "hipGraphLaunch", "4 of 4"]
+    ]
+    some = activity_section(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]), empty))
+    assert some is not None and some.blocks[-1] == Notes(("rank 1: no device events.",))
+
+
+def test_long_tables_end_with_what_they_leave_out() -> None:
+    events = [DeviceEvent(f"void f<{i}>(int)", "kernel", 20 * i, 20 * i + 10, 0, 7, 0, None) for i in range(12)]
+    events += [DeviceEvent(f"k{i}", "kernel", 1_000 + 20 * i, 1_000 + 20 * i + i, 0, 7, 0, None) for i in range(1, 6)]
+    table, members = _tables(kernels_section(_study(_trace(events), top=2)))
+    assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
+    assert (_column(table, "n"), _column(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
+    assert members.rows[-1].cells[1:] == (
+        Text(f"{12 - MAX_MEMBERS} more names"),
+        Count(12 - MAX_MEMBERS),
+        ExactTime(10 * (12 - MAX_MEMBERS)),
+    )
+    gaps = _tables(gaps_section(_study(_trace(events), top=2)))[0]
+    assert [row.cells[0].text for row in gaps.rows][-2:] == ["4 more pairs", "all gaps"]
+
+
+def test_p99_of_few_calls_says_how_few() -> None:
+    table, *_ = _tables(kernels_section(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
+    place = [column.title for column in table.columns].index("p99")
+    assert table.rows[0].cells[place] == Missing("max of 1", "-")
+
+
+def test_shapes_are_a_column_if_asked_for() -> None:
+    events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
+    table, *_ = _tables(kernels_section(_study(_trace(events), by="shape")))
+    assert [row.cells[1] for row in table.rows] == [Code("8x8"), Missing("the trace gives none", "-")]
+
+
+def test_a_window_is_named_and_cut_events_are_counted() -> None:
+    study = _study(_trace([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL))
+    table, *_ = _tables(kernels_section(study))
+    assert _column(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
+    devices, *_ = _tables(activity_section(study))
+    assert _EVIL in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]
+
+
+@pytest.mark.parametrize("by", ["name", "shape"])
+def test_foreign_names_are_escaped_in_every_section(by: str) -> None:
+    graph, single = HostEvent(_EVIL, 0, 2, 0), HostEvent("cudaLaunchKernel", 30, 60, 0)
+    events = [DeviceEvent(_EVIL, "kernel", 10 * i, 10 * i + 5, 0, 7, i, graph, _EVIL) for i in range(4)]
+    events += [DeviceEvent(_EVIL + "2", "comm", 58, 70, 0, 7, 0, single, _EVIL)]
+    trace = _trace(events, launched={_EVIL: (3, 1)}, window_end_ns=65)
+    found = [section(_study(trace, by=by)) for section in _SECTIONS]
+    report = Report(SCHEMA_VERSION, (), "t", "", (), (), tuple(section for section in found if section))
+    assert len(report.sections) == 4 and decode_report(encode_report(report)) == report
+    page = render_markdown(report)
+    assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;" in page

@@ -1,0 +1,284 @@
+"""The sections on steps, ranges, communication and memory: what their tables say adds up and says what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.window import Window, choose_window
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Figure,
+    Flame,
+    Frame,
+    Missing,
+    Notes,
+    Plane,
+    Report,
+    Section,
+    Table,
+    decode_report,
+    encode_report,
+)
+from strobe.perf.report.trace_page.collectives import collectives_section
+from strobe.perf.report.trace_page.memory import memory_section
+from strobe.perf.report.trace_page.ranges import MAX_FRAMES, ranges_section
+from strobe.perf.report.trace_page.steps import steps_section
+from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy, trace_labels
+from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace, read_trace
+
+_CAPTURE = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces" / "turbo.json.gz"
+_SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
+_EVIL = "</script><script>alert(1)</script>|`x`\x1b[2J\u202e"
+
+
+def _host(rows: Iterable[HostEvent]) -> HostEvents:
+    return HostEvents.from_rows(sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)))
+
+
+def _trace(
+    events: Iterable[DeviceEvent], ranges: Iterable[HostEvent] = (), modules: Iterable[HostEvent] = (), **more: Any
+) -> Trace:
+    fields = {"path": Path("t.json"), "threads": ("1/1",), "ops": HostEvents.empty(), "regions": (), **more}
+    rows = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
+    return Trace(**fields, ranges=_host(ranges), modules=_host(modules), device_events=DeviceEvents.from_rows(rows))
+
+
+def _study(*traces: Trace, window: str | None = None, **options: Any) -> TraceStudy:
+    windows = tuple(None if window is None else choose_window(trace, window) for trace in traces)
+    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=windows, options=TraceOptions(**options))
+
+
+def _event(launch: int | None, start: int, end: int, name: str = "k", kind: str = "kernel", stream: int = 7) -> DeviceEvent:
+    host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 1, 0)
+    return DeviceEvent(name, kind, start, end, 0, stream, 0, host)
+
+
+def _model(steps: int = 9, name: str = "Block") -> Trace:
+    ranges, modules, events = [], [], [_event(None, 100, 150)]
+    for step in range(steps):
+        at = 1_000 * (step + 1)
+        ranges += [HostEvent(f"ProfilerStep#{step + 5}", at, at + 1_000, 0), HostEvent("nccl:all_reduce", at + 900, at + 950, 0)]
+        modules.append(HostEvent("Model_0", at + 100, at + 800, 0))
+        for block in range(4):
+            modules.append(HostEvent(f"{name}_{block}", at + 100 + 100 * block, at + 190 + 100 * block, 0))
+            events.append(_event(at + 110 + 100 * block, at + 300 + 100 * block, at + 350 + 100 * block + 9 * (block == 0)))
+        events.append(_event(at + 960, at + 965, at + 970))
+    return _trace(events, ranges, modules)
+
+
+def _tables(section: Section | None) -> list[Table]:
+    assert section is not None
+    return [block.table if isinstance(block, Figure) else block for block in section.blocks if isinstance(block, Table | Figure)]
+
+
+def _table(section: Section | None, start: str) -> Table:
+    return next(table for table in _tables(section) if table.caption.startswith(start))
+
+
+def _values(table: Table, title: str, strong: bool | None = False) -> list[Any]:
+    place = [column.title for column in table.columns].index(title)
+    cells = [row.cells[place] for row in table.rows if strong is None or row.strong == strong]
+    return [0 if isinstance(c, Missing) else getattr(c, "ns", getattr(c, "value", getattr(c, "text", None))) for c in cells]
+
+
+def _notes(section: Section | None) -> str:
+    assert section is not None
+    found = [item for block in section.blocks if isinstance(block, Notes) for item in block.items]
+    return "\n".join([*found, *(note for table in _tables(section) for note in table.notes)])
+
+
+def test_steps_add_up_to_the_span() -> None:
+    section = steps_section(_study(_model(), top=4))
+    summary, table = _tables(section)
+    assert (_values(summary, "steps"), _values(summary, "steady"), _values(summary, "p50"), _values(summary, "kernels")) == (
+        [9], [8], [1_000], [5],
+    )  # fmt: skip
+    assert "the last one: no next step bounds it (1)" in _notes(section)
+    assert _values(table, "step") == [
+        "ProfilerStep#5",
+        "ProfilerStep#6",
+        "ProfilerStep#7",
+        "ProfilerStep#8",
+        "before the first step",
+    ]
+    *_, more, span = [row.cells[2].ns for row in table.rows if row.strong]
+    assert sum(_values(table, "length")) + more == span == 9_970 - 100
+    windowed = steps_section(_study(_model(), window="6..8"))
+    assert _values(_tables(windowed)[1], "number") == [6, 7, 8] and _values(_tables(windowed)[0], "steady") == [3]
+
+
+def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
+    events = [
+        _event(None, 20 * i + 50 * (i // 11), 20 * i + 50 * (i // 11) + 9, "embed" if i % 11 == 0 else f"k{i % 5}")
+        for i in range(88)
+    ]
+    section = steps_section(_study(_trace(events)))
+    evidence = _table(section, "Why these are steps")
+    assert [_values(evidence, title) for title in ("a period starts with", "periods", "median", "confidence")] == [
+        ["embed"], [8], [11], ["high"],
+    ]  # fmt: skip
+    refused = steps_section(_study(_trace([_event(None, 5, 9)])))
+    assert _tables(refused) == [] and "device 0: no repeating step found" in _notes(refused)
+    assert "no range that launched work and no kernel matches 'x'" in _notes(steps_section(_study(_trace(events), steps="x")))
+
+
+def _sums(frame: Frame) -> None:
+    assert sum(child.candidate_ns for child in frame.children) <= frame.candidate_ns == frame.baseline_ns
+    for child in frame.children:
+        _sums(child)
+
+
+def test_ranges_modules_layers_and_the_flame() -> None:
+    section = ranges_section(_study(_model()))
+    ranges, modules, layers = (_table(section, start) for start in ("Ranges of", "Modules", "The first layer"))
+    everything = sum(event.end_ns - event.start_ns for event in _model().device_events)
+    assert _values(ranges, "name") == ["ProfilerStep", "nccl:all_reduce"] and _values(ranges, "calls") == [9, 9]
+    assert _values(ranges, "sum") == [everything - 50, 0] and _values(ranges, "of all")[0] == pytest.approx(
+        (everything - 50) / everything
+    )
+    assert _values(modules, "name") == ["Block", "Model"] and _values(modules, "exclusive") == [9 * 209, 0]
+    assert [_values(layers, title) for title in ("layers", "in", "places", "calls", "device, first", "later")] == [
+        ["Block"], ["Model"], [4], [36], [59], [50],
+    ]  # fmt: skip
+    notes = _notes(section)
+    assert "1 events were launched before the trace" in notes and "9 calls of ranges around collectives launched nothing" in notes
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(flame, Flame) and not flame.differential and flame.root.candidate_ns == everything
+    _sums(flame.root)
+    paths = _table(section, "Paths")
+    assert sum(_values(paths, "own time")) == everything == _values(paths, "own time", strong=True)[-1]
+
+
+def test_a_wide_tree_is_drawn_with_a_bounded_number_of_frames() -> None:
+    ranges = [HostEvent(f"r{i}x", 10 * i, 10 * i + 9, 0) for i in range(900)]
+    events = [_event(10 * i + 1, 20_000 + 30 * i, 20_001 + 30 * i + i % 20) for i in range(900)]
+    section = ranges_section(_study(_trace(events, ranges), top=5))
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    _sums(flame.root)
+    assert sum(child.candidate_ns for child in flame.root.children) == flame.root.candidate_ns
+    assert len(flame.root.children) <= MAX_FRAMES + 50 and flame.root.children[-1].label.endswith(" narrower")
+    table = _table(section, "Ranges")
+    assert len(table.rows) == 6 and sum(_values(table, "exclusive", strong=None)) == flame.root.candidate_ns
+
+
+def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
+    """Three ranks; rank 2 comes 300 µs late to every all-reduce, half of which a kernel hides."""
+    traces = []
+    for rank in range(3):
+        shift = offset if rank == 1 else 0
+        comm = []
+        for i in range(5):
+            start = 1_000_000 * i + (300_000 if rank == 2 else 0) + shift
+            comm.append(_event(None, start, 1_000_000 * i + 400_000 + shift, "ncclAllReduce", "comm", 9))
+        work = [_event(None, 1_000_000 * i + 350_000 + shift, 1_000_000 * i + 600_000 + shift) for i in range(5)]
+        rows = sorted([*comm, *work], key=lambda e: (e.start_ns, -e.end_ns))
+        told = tuple(
+            Collective(
+                event=i, name="allreduce", group="tp", ranks=(0, 1, 2), sequence=n if sequence else -1, in_elements=500_000,
+                out_elements=500_000, dtype="BFloat16",
+            )
+            for n, i in enumerate(i for i, row in enumerate(rows) if row.kind == "comm")
+        )  # fmt: skip
+        traces.append(_trace(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))
+    return traces
+
+
+def test_communication_alone_and_across_ranks() -> None:
+    alone = collectives_section(_study(_ranks()[0]))
+    assert [len(_tables(alone)), _values(_tables(alone)[0], "union"), _values(_tables(alone)[0], "exposed")] == [
+        2, [5 * 400_000], [5 * 350_000],
+    ]  # fmt: skip
+    section = collectives_section(_study(*_ranks()))
+    members, kinds = _table(section, "Waiting and moving"), _table(section, "Skew against")
+    assert _values(members, "device") == ["rank 0, device 0", "rank 1, device 0", "rank 2, device 0"]
+    assert (_values(members, "last"), _values(members, "cost")) == ([0, 0, "5"], [0, 0, 5 * 300_000])
+    assert (_values(members, "waited"), _values(members, "transferred")) == ([1_500_000, 1_500_000, 0], [500_000] * 3)
+    assert _values(kinds, "rate") == [10.0]  # 1 MB in 100 µs
+    notes = _notes(section)
+    assert "wait most often for rank 2, device 0: it starts 5 of 5 collectives last" in notes
+    assert "5 collectives were found on every rank that has a trace, by sequence." in notes
+    assert "by order." in _notes(collectives_section(_study(*_ranks(sequence=False))))
+
+
+def test_clocks_that_differ_stop_the_split() -> None:
+    section = collectives_section(_study(*_ranks(offset=500_000)))
+    assert len(_tables(section)) == 2
+    assert "Clocks of ranks not aligned: 5 of 5 collectives" in _notes(section)
+    assert "by up to 0.1000 ms (rank 1, device 0 is ahead of rank 0, device 0)" in _notes(section)
+
+
+def test_memory_over_time() -> None:
+    track = MemoryTrack(
+        device="cuda:0", step_ns=1_000_000, start_ns=(0, 1_000_000, 2_000_000), allocated_bytes=(1 << 20, 5 << 20, 2 << 20),
+        reserved_bytes=(0, 8 << 20, 8 << 20),
+    )  # fmt: skip
+    trace = _trace([], [HostEvent("forward", 500_000, 1_500_000, 0)], memory=(track,))
+    section = memory_section(_study(trace))
+    peaks, course = _tables(section)
+    assert [_values(peaks, title) for title in ("peak allocated", "at", "in", "peak reserved")] == [
+        [5.0],
+        [1_000_000],
+        ["forward"],
+        [8.0],
+    ]
+    assert _values(course, "allocated") == [1.0, 5.0, 2.0]
+    (picture,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(picture, Plane) and len(picture.marks) == 6
+
+
+def test_nothing_to_say() -> None:
+    assert [section(_study(_trace([]))) for section in _SECTIONS] == [None] * 4
+    assert ranges_section(_study(_trace([_event(None, 1, 2)]))) is None
+
+
+def _report(study: TraceStudy) -> Report:
+    sections = tuple(found for section in _SECTIONS if (found := section(study)) is not None)
+    return Report(v=SCHEMA_VERSION, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=sections)
+
+
+def test_names_of_others_stay_text() -> None:
+    evil = [event._replace(name=_EVIL) for event in _model(name=_EVIL).device_events]
+    report = _report(
+        _study(_trace(evil, [HostEvent(f"{_EVIL}#{i}", 1_000 * i, 1_000 * i + 999, 0) for i in range(1, 10)]), *_ranks())
+    )
+    page, text = render_html(report), render_markdown(report)
+    assert "<script>alert" not in page and "\x1b" not in page + text and "\u202e" not in page + text
+    assert decode_report(encode_report(report)) == report
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 60), st.integers(0, 9), st.booleans()), min_size=1, max_size=12),
+    st.integers(1, 4),
+)
+def test_any_trace_has_sections_that_close(work: list[tuple[int, int, int, bool]], top: int) -> None:
+    ranges = [HostEvent(f"ProfilerStep#{n}", 20 * n, 20 * n + 20, 0) for n in range(3)]
+    events = [_event(launch if linked else None, launch + delay, launch + delay + n) for launch, delay, n, linked in work]
+    trace = _trace(events, ranges, [HostEvent("Block_1", 5, 70, 0)])
+    for window in (None, Window(start_ns=20, end_ns=90, label="w")):
+        study = TraceStudy(traces=(trace,), labels=("t",), windows=(window,), options=TraceOptions(top=top))
+        section = ranges_section(study)
+        if section is not None and any(isinstance(block, Figure) for block in section.blocks):
+            paths = _table(section, "Paths")
+            busy = _values(paths, "own time", strong=True)[-1]
+            assert sum(_values(paths, "own time", strong=None)) == 2 * busy
+        if window is None:
+            steps = steps_section(study)
+            for table in _tables(steps)[1:]:
+                assert sum(_values(table, "length", strong=None)) == 2 * _values(table, "length", strong=True)[-1]
+
+
+def test_our_own_capture() -> None:
+    study = _study(read_trace(_CAPTURE, ops=False))
+    report = _report(study)
+    steps, ranges = report.sections
+    assert _values(_table(steps, "Length"), "a step starts with") == ["ProfilerStep#N ranges"]
+    assert _values(_table(ranges, "The first layer"), "layers")[:2] == ["strobe::denoise_step", "strobe::attention"]
+    assert len(render_html(report)) < 300_000 and render_markdown(report)

@@ -1,0 +1,54 @@
+"""The sections of `strobe trace --section`: the definition, the figures, what was skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
+from strobe.perf.report.trace_page.sections import SECTION_COLUMNS, sections_section
+from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
+
+ROWS = [
+    ("copy", "memcpy", 0, 10), ("flash", "kernel", 20, 50), ("gather", "kernel", 60, 70),
+    ("copy", "memcpy", 100, 110), ("flash", "kernel", 112, 150), ("gather", "kernel", 150, 160),
+    ("flash", "kernel", 200, 210),
+]  # fmt: skip
+
+
+def study(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> TraceStudy:
+    events = [DeviceEvent(name, kind, start, end, 0, 7, 0, None) for name, kind, start, end in rows]
+    trace = Trace(
+        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events)
+    )  # fmt: skip
+    return TraceStudy(traces=(trace,), labels=("t",), windows=(None,), options=TraceOptions(sections=sections))
+
+
+def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Table:
+    section = sections_section(study(*sections, rows=rows))
+    assert section is not None and section.id == "sections"
+    (found,) = section.blocks
+    assert isinstance(found, Table) and all(
+        len(row.cells) == len(found.columns) == len(SECTION_COLUMNS) + 2 for row in found.rows
+    )
+    return found
+
+
+def test_one_row_for_each_definition_and_device() -> None:
+    found = table("memcpy:end -> flash -> gather:end", "flash:start -> gather -> copy:start")
+    first = found.rows[0].cells
+    assert first[2:] == (
+        Code("memcpy:end -> flash -> gather:end"), Count(2), ExactTime(50), ExactTime(60), ExactTime(55), ExactTime(50),
+        Missing("", "-"), ExactTime((40 + 48) // 2), ExactTime((20 + 2) // 2), ExactTime(34), Number(2.0, 1), Count(1),
+    )  # fmt: skip
+    assert found.notes[0].endswith("skipped of 3 focal calls: 1 no gather:end after it")
+    assert found.rows[1].cells[3] == Count(1) and found.rows[1].cells[-1] == Count(1)
+
+
+def test_what_is_not_there_is_said() -> None:
+    none = table("memcpy:end -> flush -> gather:end").rows[0].cells
+    assert none[3] == Missing("no device event matches 'flush'", "none")
+    skipped = table("memset:end -> flash -> gather:end").rows[0].cells
+    assert skipped[3] == Missing("3 no memset:end before it", "none") and skipped[-1] == Count(3)
+    assert sections_section(study()) is None
+    assert sections_section(study("a:end -> b -> c:end", rows=[])) is None

@@ -1,0 +1,236 @@
+"""What is kept of a trace, and what is not: categories, names and arguments of every vendor and year."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layouts import compact, shuffled, write
+from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
+from synthetic import META, START, event, instant, kernel, launch, sample
+
+NS = START * 1000
+
+
+def _read(tmp_path: Path, events: list[dict[str, Any]], meta: dict[str, Any] | None = None, **options: Any) -> Trace:
+    return read_trace(write(tmp_path / "t.json", compact(events, META if meta is None else meta)), **options)
+
+
+def test_metadata(tmp_path: Path) -> None:
+    trace = _read(tmp_path, sample(), META | {"with_stack": 1, "trace_id": "AB", "INFO": ["x"], "cupti": {"version": 22, "more": []}})
+    assert (trace.base_ns, trace.rank, trace.world_size) == (META["baseTimeNanoseconds"], 3, 8)
+    assert trace.devices == (
+        Device(index=0, name='GPU "A"', memory_bytes=85_018_279_936, num_sms=132, compute_capability="9.0"),
+        Device(index=1, name="B"),
+    )
+    assert trace.metadata == {
+        "schemaVersion": "1", "with_stack": "1", "trace_id": "AB", "cupti.version": "22",
+        "distributedInfo.rank": "3", "distributedInfo.world_size": "8", "distributedInfo.backend": "nccl",
+    }  # fmt: skip
+    assert trace.window_end_ns == NS + 9_000_125
+
+
+@pytest.mark.parametrize("meta", [{}, {"distributedInfo": None}, {"distributedInfo": {"rank": True}, "deviceProperties": {}}])
+def test_metadata_that_says_nothing(meta: dict[str, Any], tmp_path: Path) -> None:
+    trace = _read(tmp_path, sample(), meta)
+    assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, ())
+
+
+def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
+    trace = _read(tmp_path, sample())
+    assert [(r.name, r.index, r.start_ns - NS, r.end_ns - NS) for r in trace.regions] == [
+        ("frame_block", 3, 3, 5_000_503),
+        ('a user\'s "span"', None, 7, 12_352),
+    ]
+    assert [r.name for r in trace.ranges] == ["ProfilerStep#3", "strobe::frame_block#3", 'strobe::a user\'s "span"']
+    assert [(m.name, m.start_ns - NS) for m in trace.modules] == [('}, {"ph": "X"', 3)]
+    assert [(a - NS, b - NS) for a, b in trace.overhead] == [(50_000, 65_500)]
+
+
+def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
+    trace = _read(tmp_path, sample())
+    thread = trace.threads.index("4/17")
+    graph = [one for one in trace.device_events if one.host is not None and one.host.name == "cudaGraphLaunch"]
+    assert [one.ordinal for one in graph] == [0, 1, 2, 3, 4]
+    assert {one.host for one in graph} == {HostEvent("cudaGraphLaunch", NS + 20_000, NS + 25_250, thread)}
+    copy, nccl = (next(e for e in trace.device_events if e.name.startswith(name)) for name in ("Memcpy", "nccl"))
+    assert (copy.host, copy.kind, copy.ordinal, copy.shape) == (None, "memcpy", 0, "4096 B")  # launched before the window: kept
+    assert nccl.kind == "comm" and nccl.start_ns == nccl.end_ns and (nccl.device, nccl.stream) == (1, 20)
+    assert nccl.host is not None and nccl.host.name == "cudaLaunchKernelExC"  # the driver call lies inside it
+    assert trace.launched == {"cudaGraphLaunch": (1, 0), "cudaLaunchKernelExC": (1, 0)}
+
+
+def test_a_kernel_may_start_before_its_launch_call_returns(tmp_path: Path) -> None:
+    trace = _read(tmp_path, [launch("10.000", "700.000", 1), kernel("k", "12.500", "3.000", 1)])
+    (one,) = trace.device_events
+    assert one.host is not None and one.start_ns - one.host.end_ns == -697_500
+
+
+def test_launches_without_a_device_event_are_counted(tmp_path: Path) -> None:
+    calls = [launch(str(i), "0.5", i) for i in range(5)] + [launch("9", "0.5", 9, "cudaMemcpyAsync")]
+    silent = [launch("7", "1", 7, name) for name in ("cudaStreamIsCapturing", "cudaFree", "cuModuleLoadData")]
+    trace = _read(tmp_path, [*calls, *silent, kernel("k", "20", "1", 1), kernel("k", "22", "1", 3), kernel("k", "24", "1", 55)])
+    assert trace.launched == {"cudaLaunchKernel": (5, 3), "cudaMemcpyAsync": (1, 1)}
+    assert [one.host is None for one in trace.device_events] == [False, False, True]
+
+
+def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:
+    place = {"device": 0, "stream": 7, "correlation": 1}
+    others = ["cuda_sync", "cuda_event", "gpu_user_annotation", "Trace", "mtia_insight", "collective_comm", "cuda_profiler_range"]
+    triton = event("cpu_op", "triton_poi_fused_0", "1", "5", stream=0, grid="grid(1,)", kernel_backend="triton", device=0)
+    events = [event(category, "k", "1", "5", **place) for category in [*others, "unheard_of"]]
+    counter = {"ph": "C", "cat": "hardware_counters", "name": "power", "pid": "GPU 0 Counters", "tid": 0, "ts": "1", "args": {"W": 1}}
+    begin = event("kernel", "k", "1", "5", **place) | {"ph": "B"}
+    trace = _read(tmp_path, [*events, triton, counter, begin, kernel("k", "1", "5", 1)])
+    assert [(one.name, one.stream) for one in trace.device_events] == [("k", 7)]
+    assert [op.name for op in trace.ops] == ["triton_poi_fused_0"]
+    assert trace.counts.clean
+
+
+@pytest.mark.parametrize(
+    ("runtime", "call", "category", "name", "kind"),
+    [
+        ("cuda_runtime", "hipExtModuleLaunchKernel", "kernel", "Cijk_Ailk_Bljk", "kernel"),
+        ("cuda_runtime", "hipMemcpyWithStream", "gpu_memcpy", "Memcpy HtoD (Host -> Device)", "memcpy"),
+        ("cuda_runtime", "hipGraphLaunch", "kernel", "rcclGenericKernel", "comm"),
+        ("cuda_driver", "cuLaunchKernelEx", "kernel", "triton_", "kernel"),
+        ("Runtime", "cudaLaunchKernel", "Kernel", "volta_sgemm", "kernel"),
+        ("Runtime", "cudaMemsetAsync", "Memset", "Memset (Device)", "memset"),
+        ("Runtime", "cudaMemcpyAsync", "Memcpy", "Memcpy DtoD", "memcpy"),
+        ("mtia_runtime", "launch", "mtia_ccp_events", "aten::mm", "kernel"),
+        ("mtia_runtime", "launch", "mtia_ccp_events", "hccl::allreduce", "comm"),
+        ("xpu_runtime", "urEnqueueKernelLaunch", "kernel", "gemm_kernel", "kernel"),
+        ("hpu_op", "launch", "kernel", "k", "kernel"),
+        ("privateuse1_runtime", "LaunchKernel", "kernel", "k", "kernel"),
+        ("cuda_runtime", "cudaLaunchKernel", "kernel", "void vllm::cross_device_reduce_1stage<half, 8>(...)", "comm"),
+        ("cuda_runtime", "cudaLaunchKernel", "kernel", "void at::native::reduce_kernel<512>(...)", "kernel"),
+    ],
+)
+def test_other_vendors_and_older_files(runtime: str, call: str, category: str, name: str, kind: str, tmp_path: Path) -> None:
+    device = event(category, name, "15", "3", device=2, stream=3, correlation=1)
+    trace = _read(tmp_path, [event(runtime, call, "10", "2", correlation=1), device])
+    (one,) = trace.device_events
+    assert (one.name, one.kind, one.start_ns, one.end_ns, one.device, one.stream) == (name, kind, 15_000, 18_000, 2, 3)
+    assert one.host is not None and one.host.name == call
+    assert trace.launched == {call: (1, 0)}
+
+
+def test_missing_and_odd_arguments(tmp_path: Path) -> None:
+    bare = {"ph": "X", "cat": "kernel", "name": "bare", "ts": "20", "dur": "1"}
+    events = [
+        event("kernel", "text", "10", "1", device="1", stream="20", correlation="5"),
+        event("kernel", "placed", "15", "1") | {"pid": 2, "tid": 30, "args": None},
+        bare,
+        event("kernel", "far", "30", "1", device=70_000, stream=2**33, correlation=2**40),
+        event("kernel", "farther", "31", "1", device=0, stream=2**33 + 1, correlation=-1),
+        launch("5", "1", 5), launch("6", "1", 2**40, "cuLaunchKernel"),
+    ]  # fmt: skip
+    trace = _read(tmp_path, events)
+    assert [(e.name, e.device, e.host and e.host.name) for e in trace.device_events] == [
+        ("text", 1, "cudaLaunchKernel"), ("placed", 2, None), ("bare", -1, None), ("far", -1, "cuLaunchKernel"), ("farther", 0, None),
+    ]  # fmt: skip
+    assert [e.stream for e in trace.device_events][:3] == [20, 30, -1]
+    far, farther = (e.stream for e in list(trace.device_events)[3:])
+    assert far != farther  # streams are never pooled
+
+
+def test_a_cpu_trace_has_operators_in_any_case(tmp_path: Path) -> None:
+    events = [one for one in sample() if one.get("cat") in ("cpu_op", "user_annotation")]
+    with_ops, without = (_read(tmp_path, events, ops=ops) for ops in (True, False))
+    assert with_ops == without and len(without.ops) == 40
+
+
+def test_equal_times_are_ordered_the_same_way_in_every_file(tmp_path: Path) -> None:
+    events = [event("kernel", f"k{i % 3}", "5", f"{i % 2}.5", device=i % 4, stream=i % 5, correlation=i % 6) for i in range(60)]
+    events += [event("user_annotation", f"r{i % 2}", "5", "1") | {"tid": i % 3} for i in range(12)]
+    events += [launch("1", "1", i) | {"tid": i % 2} for i in range(6)] + [launch("1", "2", i, "cuLaunchKernel") for i in range(6)]
+    first = _read(tmp_path, events)
+    for seed in range(3):
+        assert _read(tmp_path, shuffled(events, seed)) == first
+    assert [(e.end_ns, e.name) for e in first.device_events] == sorted(
+        ((e.end_ns, e.name) for e in first.device_events), key=lambda e: (-e[0], e[1])
+    )
+
+
+def test_shapes(tmp_path: Path) -> None:
+    sizes = [[1, 512], [], 3, [[4, 1], [4, 8]], [[], [2, 2]]]
+    events = [
+        event("cpu_op", "aten::mm", "1", "1", **{"External id": 9, "Input Dims": sizes}),
+        event("cpu_op", "aten::item", "2", "1", **{"External id": 8, "Input Dims": []}),
+        kernel("a", "3", "1", 1, **{"External id": 9, "grid": [2, 3, 4], "block": [128, 1, 1]}),
+        kernel("b", "4", "1", 2, **{"External id": 8, "grid": [2, 3, 4], "block": [128, 1, 1]}),
+        kernel("c", "5", "1", 3, grid="grid(3,)"),
+        event("gpu_memcpy", "d", "6", "1", **{"device": 0, "stream": 7, "external id": 9, "bytes": 64}),
+    ]
+    plain, sized = (_read(tmp_path, events, shapes=shapes, ops=False) for shapes in (False, True))
+    assert [e.shape for e in plain.device_events] == ["grid 2x3x4 block 128x1x1", "grid 2x3x4 block 128x1x1", "", "64 B"]
+    text = "1x512, (4x1, 4x8), (2x2)"
+    assert [e.shape for e in sized.device_events] == [text, "grid 2x3x4 block 128x1x1", "", text]
+    assert len(sized.ops) == 0
+
+
+def test_module_paths_of_graph_kernels(tmp_path: Path) -> None:
+    events = [kernel(f"k{i}", str(100 - i), "1", 1, **({"module_fqn": f"blocks.{i}"} if i % 3 == 0 else {})) for i in range(10)]
+    trace = _read(tmp_path, [launch("1", "1", 1, "cudaGraphLaunch"), *events])
+    assert trace.module_paths == {9 - i: f"blocks.{i}" for i in (9, 6, 3, 0)}
+    assert all(trace.device_events[at].name == f"k{path.removeprefix('blocks.')}" for at, path in trace.module_paths.items())
+
+
+def test_collectives(tmp_path: Path) -> None:
+    said = {
+        "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": 12,
+        "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16",
+    }  # fmt: skip
+    op = event("cpu_op", "record_param_comms", "1", "1", **{"External id": 4, **said, "Seq": 13, "Process Group Ranks": "[0, ..., 31]"})
+    events = [
+        op,
+        kernel("ncclDevKernel_AllReduce", "30", "1", 1, **said),
+        kernel("ncclDevKernel_SendRecv", "40", "1", 2, **{"External id": 4}),
+        kernel("ncclDevKernel_Broadcast", "50", "1", 3),
+        kernel("custom", "60", "1", 4, **said | {"Seq": None, "External id": 4}),
+        kernel("gemm", "20", "1", 5),
+    ]
+    trace = _read(tmp_path, events, ops=False)
+    assert [e.kind for e in trace.device_events] == ["kernel", "comm", "comm", "comm", "comm"]
+    assert [(c.event, c.name, c.ranks, c.sequence, c.in_elements) for c in trace.collectives] == [
+        (1, "allreduce", (0, 1, 2, 3), 12, 1024),
+        (2, "allreduce", (0, 31), 13, 1024),
+        (3, "", (), -1, -1),
+        (4, "allreduce", (0, 1, 2, 3), 13, 1024),
+    ]
+    assert {(c.group, c.out_elements, c.dtype) for c in trace.collectives if c.name} == {("0", 2048, "BFloat16")}
+    assert len(trace.ops) == 0
+
+
+def _allocation(at_ns: int, allocated: int, reserved: int | None = None, **more: object) -> dict[str, Any]:
+    args = {"Total Allocated": allocated, "Device Type": 1, "Device Id": 0, **({} if reserved is None else {"Total Reserved": reserved})}
+    return instant("[memory]", f"{at_ns // 1000}.{at_ns % 1000:03d}", cat="cpu_instant_event", args=args | more)
+
+
+def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAX_STRETCHES", 16)
+    values = [(NS + 977 * i, (i * 7919) % 1000, (i * 104_729) % 2000) for i in range(400)]
+    events = [_allocation(*value) for value in values]
+    events += [_allocation(NS, 5, **{"Device Type": 0, "Device Id": -1}), _allocation(NS, 6, **{"Device Type": 6, "Device Id": 2})]
+    events += [_allocation(NS, 9, **{"Total Allocated": None}), _allocation(NS, 7) | {"name": "other"}]
+    del events[0]["cat"]
+    cpu, cuda, hip = _read(tmp_path, shuffled(events)).memory
+    assert [track.device for track in (cpu, cuda, hip)] == ["cpu", "cuda:0", "hip:2"]
+    assert (cpu.allocated_bytes, hip.allocated_bytes, cpu.reserved_bytes) == ((5,), (6,), (0,))
+    assert 8 < len(cuda.start_ns) <= 16 and cuda.start_ns == tuple(sorted(cuda.start_ns))
+    for start, allocated, reserved in zip(cuda.start_ns, cuda.allocated_bytes, cuda.reserved_bytes, strict=True):
+        inside = [value for value in values if start <= value[0] < start + cuda.step_ns]
+        assert (max(v[1] for v in inside), max(v[2] for v in inside)) == (allocated, reserved)
+
+
+def test_a_counter_of_what_is_bad_in_memory_events_and_window_ends(tmp_path: Path) -> None:
+    trace = _read(tmp_path, [_allocation(NS, 5) | {"ts": "soon"}, instant("Record Window End", "later"), *sample()])
+    assert (trace.counts.lost, trace.memory, trace.window_end_ns) == (2, (), NS + 9_000_125)
+
+
+def test_more_categories_than_are_worth_knowing(tmp_path: Path) -> None:
+    noise = [event(f"category {i}", "x", "1", "1") for i in range(500)]
+    trace = _read(tmp_path, [*noise, *sample(), *noise])
+    assert (trace.counts.events, trace.counts.clean, len(trace.device_events), len(trace.ops)) == (1000 + len(sample()), True, 7, 40)
