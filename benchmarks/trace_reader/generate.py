@@ -1,8 +1,8 @@
 """Writes a large trace: a real capture over and over, each copy later than the one before.
 
 Times are shifted as the decimal numbers they are, so the copies are exact; the numbers that tie launches, operators and device
-events to each other are shifted too, so no two copies share one. What a capture has once (names of threads, the end of the window)
-is written once, at the end. Nothing is held but one capture.
+events to each other are shifted too, so no two copies share one. What a capture has once (names of threads, the end of the
+window) is written once, at the end. Nothing is held but one capture.
 
     python benchmarks/trace_reader/generate.py OUT.json[.gz] --bytes 1e9 [--source CAPTURE.json.gz]
 """
@@ -58,7 +58,7 @@ def generate(out: Path, size: int, source: Path = SOURCE) -> int:
     Returns:
         The bytes of its plain text.
     """
-    text = (gzip.open(source) if source.suffix == ".gz" else source.open("rb")).read()
+    text = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
     first = text.index(b"{", text.index(b'"traceEvents"'))
     found = _ONCE.search(text, first)
     assert found, f"{source} does not end as a capture of kineto does"

@@ -15,13 +15,16 @@ import pytest
 import torch
 
 import strobe
+from strobe.bench import runner
 from strobe.bench.case import Plan
-from strobe.bench.runner import run_case, steady_window
+from strobe.bench.runner import run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.latency import latencies
-from strobe.perf.records.record import PromptAt, Workload
+from strobe.perf.measure.profile import Capture
+from strobe.perf.records.record import Clocks, PromptAt, Workload
 from strobe.perf.records.store import read_run
+from strobe.perf.report.study import Profile, load_study
 
 
 def quiet(done: int, total: int, what: str) -> None:
@@ -135,6 +138,61 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
     assert latencies(run, "b").num_clips == 3
 
 
+def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
+    said: list[tuple[int, int, str]] = []
+    case, plan = fake("a"), Plan(palindromes=3, alone=True, review=False)
+    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)).folder)
+    assert (run.header.order, run.header.baseline, run.gates) == (("a",), "a", ())
+    assert [clip.phase for clip in run.clips] == ["warmup", "timed", "timed", "timed", "traced"]
+    assert latencies(run, "a").num_clips == 3
+    assert [done for done, _, _ in said] == list(range(len(said))) and {total for _, total, _ in said} == {len(said)}
+    with pytest.raises(ConfigError, match="needs a candidate"):
+        run_case(fake("a"), root=tmp_path, plan=Plan(), progress=quiet)
+
+
+def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: Path, fake: Any) -> None:
+    capture = Capture(regions=("attention",))
+    plan = Plan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet).folder)
+    assert [(trace.variant, trace.path, trace.num_blocks, trace.regions, trace.options) for trace in run.traces] == [
+        row
+        for name in ("a", "b")
+        for row in (
+            (name, f"traces/{name}.json.gz", 2, ("attention",), ()),
+            (name, f"attribution/{name}.json.gz", 1, (), ("with_stack", "record_shapes")),
+        )
+    ]
+    assert "python_function" not in gzip.decompress((run.folder / "traces" / "a.json.gz").read_bytes()).decode()
+    assert "python_function" in gzip.decompress((run.folder / "attribution" / "a.json.gz").read_bytes()).decode(errors="replace")
+    study = load_study([run.folder])
+    assert all(isinstance(one.profile, Profile) and one.profile.record.path.startswith("traces/") for one in study.subjects)
+
+
+def test_what_is_attributed_needs_no_other_trace(tmp_path: Path, fake: Any) -> None:
+    plan = Plan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
+    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet).folder)
+    assert [trace.options for trace in run.traces] == [("record_shapes",)]
+
+
+def test_a_hot_gpu_gives_no_sample_and_is_waited_for(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the GPU had been throttled by heat in the second timed clip of b, and capped by power in another."""
+    at: list[tuple[str, int]] = []
+    waited: list[tuple[str, int]] = []
+
+    class Sampler(runner.ClockSampler):
+        def clocks(self) -> Clocks:
+            reasons = {("b", 1): ("hw_thermal_slowdown",), ("a", 1): ("sw_power_cap",)}
+            return Clocks(source="nvml", throttle=reasons.get(at[-1], ()))
+
+    monkeypatch.setattr(runner, "ClockSampler", Sampler)
+    monkeypatch.setattr(runner, "cool_down", lambda device: waited.append(at[-1]))
+    case = fake("a", "b", at_block=lambda name, clip, block: at.append((name, clip)))
+    run = read_run(run_case(case, root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
+    assert [(line.variant, line.indices) for line in run.excluded if line.cause == "thermal throttling"] == [("b", (1,))]
+    assert [pair.palindrome for pair in mirrored_pairs(run, "b")] == [1]
+    assert waited == [("b", 1)]
+
+
 # A child that measures a fake case and reports each step before it begins.
 CHILD = """
 import importlib.util, sys
@@ -198,6 +256,20 @@ def test_as_many_blocks_are_traced_as_the_clip_has_in_a_row() -> None:
         steady_window(workload(8, 1, 2, 3, 4, 5, 6, 7), 2)
     with pytest.raises(ConfigError):
         steady_window(workload(2), 2)
+
+
+def test_blocks_to_trace_may_be_named() -> None:
+    assert traced_window(workload(14), Plan(traced_from=4, traced_blocks=3)) == range(4, 7)
+    assert traced_window(workload(14), Plan(traced_blocks=2)) == steady_window(workload(14), 2)
+    for plan in (Plan(traced_from=12), Plan(traced_from=1, capture=Capture(warmup=2))):
+        with pytest.raises(ConfigError, match="make it longer, or wait for fewer"):
+            traced_window(workload(14), plan)
+
+
+@pytest.mark.parametrize("wrong", [{"capture": Capture(with_stack=True)}, {"attribution": Capture()}])
+def test_a_trace_has_times_or_options_that_distort_them(wrong: dict[str, Capture]) -> None:
+    with pytest.raises(ConfigError, match="with_stack"):
+        Plan(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"palindromes": 0}, {"warmup": 0}, {"traced_blocks": -1}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strobe.core.settings import read_settings
+from strobe.core.settings import read_settings, split_list
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True)])
@@ -21,3 +21,17 @@ def test_no_color_counts_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> No
     assert read_settings().no_color is False
     monkeypatch.setenv("NO_COLOR", "1")
     assert read_settings().no_color is True
+
+
+def test_where_and_what_a_profile_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STROBE_PROFILE_DIR", "STROBE_PROFILE_REGIONS"):
+        monkeypatch.delenv(name, raising=False)
+    assert (read_settings().profile_dir, read_settings().profile_regions) == ("", ())
+    monkeypatch.setenv("STROBE_PROFILE_DIR", "out dir")
+    monkeypatch.setenv("STROBE_PROFILE_REGIONS", "dit_forward, attention,")
+    assert (read_settings().profile_dir, read_settings().profile_regions) == ("out dir", ("dit_forward", "attention"))
+
+
+@pytest.mark.parametrize(("text", "words"), [("", ()), (" , ", ()), ("a", ("a",)), (" a ,b c", ("a", "b c"))])
+def test_a_list_is_split_at_commas(text: str, words: tuple[str, ...]) -> None:
+    assert split_list(text) == words

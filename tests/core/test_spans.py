@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from strobe.core import spans
-from strobe.core.spans import NAMES, set_recorder, span
+from strobe.core.errors import ConfigError
+from strobe.core.spans import NAMES, TRACEABLE, check_regions, set_recorder, span
 
 
 class Listener:
@@ -75,3 +76,12 @@ def test_every_name_is_explained_once() -> None:
     constants = {name: value for name, value in vars(spans).items() if name.isupper() and isinstance(value, str)}
     assert {name.lower() for name in constants} == set(constants.values()) == set(NAMES)
     assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_regions_to_mark_are_known_and_told_once() -> None:
+    assert check_regions(["attention", "dit_forward", "attention"]) == ("attention", "dit_forward")
+    assert check_regions([]) == () and check_regions(TRACEABLE) == TRACEABLE
+    with pytest.raises(ConfigError, match="unknown region 'dit_foward' .did you mean 'dit_forward'.*allowed: .*attention_kernel"):
+        check_regions(["attention", "dit_foward"])
+    with pytest.raises(ConfigError, match="unknown region 'e2e'"):
+        check_regions(["e2e"])

@@ -11,7 +11,23 @@ import pytest
 import strobe
 from source import PACKAGE, ROOT
 
-VERBS = ["demo", "generate", "compare", "presets", "presets show", "report", "doctor", "train-shapes", "bench", "bench shapes"]
+VERBS = [
+    "demo",
+    "generate",
+    "compare",
+    "presets",
+    "presets show",
+    "report",
+    "trace",
+    "doctor",
+    "profile",
+    "profile stream",
+    "profile attention",
+    "profile kernels",
+    "train-shapes",
+    "bench",
+    "bench shapes",
+]
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

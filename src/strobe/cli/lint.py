@@ -69,8 +69,8 @@ def lint(
     strobe lint runs/20260101T120000Z-compare-1a2b3c --json
     ```
 
-    A printed number stands for every value that prints so. Exit code 1 if anything was found. A comment before a table or paragraph,
-    `<!-- strobe lint: ignore RULE: reason -->`, takes that block out of one rule. docs/lint.md lists the rules.
+    A printed number stands for every value that prints so. Exit code 1 if anything was found. A comment before a table or a
+    paragraph, `<!-- strobe lint: ignore RULE: reason -->`, takes that block out of one rule. docs/lint.md lists the rules.
 
     Args:
         files: Markdown, report.json, records.jsonl, printed output (.txt, .log), or a run folder.

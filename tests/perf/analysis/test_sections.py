@@ -110,6 +110,11 @@ def test_ranges_and_modules_by_what_they_launched() -> None:
     }.items():
         (found,) = find_sections(trace, parse_section(text))
         assert [section[:2] for section in found.found] == [expected], text
+    twice = make_trace([*device, event("flash", 190, 195, launch=40)], ranges)  # the second one lies outside the range
+    (found,) = find_sections(twice, parse_section("range:attention:start -> flash -> range:attention:end"))
+    assert [section[:2] for section in found.found] == [(100, 160)] and dict(found.skipped) == {"in no range:attention": 1}
+    none = parse_section("range:nowhere:start -> flash -> range:nowhere:end")
+    assert dict(find_sections(twice, none)[0].skipped) == {"in no range:nowhere": 2}
     (found,) = find_sections(trace, parse_section("range:attention:end -> flash -> range:attention:start"))
     assert dict(found.skipped) == {"no range:attention:end before it": 1}
 

@@ -13,7 +13,7 @@ import torch
 
 from strobe.core.errors import ConfigError
 from strobe.core.spans import span
-from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.profile import Capture, trace_blocks
 
 CPU = torch.device("cpu")
 
@@ -47,6 +47,56 @@ def test_spans_are_free_again_afterwards(tmp_path: Path) -> None:
     assert span("x") is span("y")
 
 
+def names(path: Path, category: str = "user_annotation") -> list[str]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("cat") == category]
+
+
+def test_only_the_chosen_regions_are_marked(tmp_path: Path) -> None:
+    """Frame blocks always are: they are what the trace is cut by. The work itself is all there."""
+    path = tmp_path / "t.json.gz"
+    capture = Capture(regions=("attention",))
+    trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=path, capture=capture)
+    assert {name for name in names(path) if "strobe" in name} == {"strobe::frame_block#1", "strobe::attention"}
+    assert names(path, "cpu_op").count("aten::matmul") == 1
+
+
+def test_blocks_of_warm_up_run_under_the_profiler_and_are_not_in_the_trace(tmp_path: Path) -> None:
+    made: list[int] = []
+    path = tmp_path / "t.json.gz"
+    capture = Capture(warmup=3)
+    trace_blocks(blocks(9, made), device=CPU, first_block=4, num_blocks=1, path=path, capture=capture)
+    assert made == [0, 1, 2, 3, 4]
+    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#4"]
+    with pytest.raises(ConfigError, match="after 3 of warm-up"):
+        trace_blocks(blocks(9, made), device=CPU, first_block=2, num_blocks=1, path=path, capture=capture)
+
+
+def test_options_that_distort_times_are_named_and_do_what_they_say(tmp_path: Path) -> None:
+    capture = Capture(with_stack=True, profile_memory=True, record_shapes=True)
+    assert capture.options == ("with_stack", "profile_memory", "record_shapes") and Capture().options == ()
+    path = tmp_path / "t.json.gz"
+    trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=path, capture=capture)
+    text = gzip.decompress(path.read_bytes()).decode(errors="replace")
+    for option, sign in (("with_stack", "python_function"), ("memory", "[memory]"), ("shapes", "Input Dims")):
+        assert sign in text, option
+    plain = tmp_path / "plain.json.gz"
+    trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=plain)
+    assert not names(plain, "python_function")
+    assert b"Input Dims" not in gzip.decompress(plain.read_bytes())
+
+
+@pytest.mark.parametrize("regions", [("atention",), ("e2e",), ("attention", "mine")])
+def test_an_unknown_region_lists_the_known_ones(regions: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="unknown region .*allowed: frame_block, .*dit_forward"):
+        Capture(regions=regions)
+
+
+def test_without_warm_up_there_is_no_capture() -> None:
+    with pytest.raises(ConfigError, match="smallest: 1"):
+        Capture(warmup=0)
+
+
 @pytest.mark.parametrize(("first_block", "num_blocks"), [(0, 1), (1, 0), (3, 2)])
 def test_a_range_that_cannot_be_traced_is_refused(tmp_path: Path, first_block: int, num_blocks: int) -> None:
     with pytest.raises(ConfigError):
@@ -59,7 +109,8 @@ import sys
 from pathlib import Path
 import torch
 from strobe.perf.measure.profile import trace_blocks
-trace_blocks(iter([torch.ones(4) + 1 for _ in range(3)]), device=torch.device("cpu"), first_block=1, num_blocks=1, path=Path(sys.argv[1]))
+blocks = iter([torch.ones(4) + 1 for _ in range(3)])
+trace_blocks(blocks, device=torch.device("cpu"), first_block=1, num_blocks=1, path=Path(sys.argv[1]))
 """
 
 

@@ -47,6 +47,20 @@ def test_regions_nest_and_know_their_parent() -> None:
     assert all(region.value_ns >= 1_000_000 for region in found if region.name == "denoise_step")
 
 
+def test_layers_are_timed_if_asked_for() -> None:
+    recorder = TimingRecorder(CPU, fine=True)
+    with recording(recorder):
+        recorder.start_clip()
+        with span("denoise_step", 0):
+            for _ in range(2):
+                with span("attention"), span("attention_kernel"):
+                    pass
+    found = recorder.finish_clip()
+    assert [(region.name, region.parent) for region in found] == [
+        ("denoise_step", None), *[("attention", 0), ("attention_kernel", 0)] * 2
+    ]  # fmt: skip
+
+
 def test_layers_are_not_timed_and_own_names_are() -> None:
     recorder = TimingRecorder(CPU)
     with recording(recorder):

@@ -14,7 +14,7 @@ import pytest
 import strobe
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
 from strobe.perf.records.record import End, Header, Span
-from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run
+from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run, rotate
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
 
@@ -157,3 +157,39 @@ def test_an_absent_run_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(StrobeError, match="cannot be"):
         RunWriter(Path("/proc/strobe"))
+
+
+# ------------------------------------------------------------------------------------------------------------- rotation
+
+
+def test_a_folder_that_holds_something_is_kept_under_the_next_number(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    assert rotate(folder) is None
+    for number in (1, 2, 3):
+        folder.mkdir()
+        assert rotate(folder) is None and folder.is_dir()  # empty: nothing to keep
+        (folder / "a").write_text(f"round {number}")
+        assert rotate(folder) == tmp_path / f"traces.{number}"
+        assert not folder.exists()
+    kept = {path.name: (path / "a").read_text() for path in tmp_path.iterdir()}
+    assert kept == {"traces.1": "round 1", "traces.2": "round 2", "traces.3": "round 3"}
+
+
+def test_a_number_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "traces.1").write_text("mine")
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "a").touch()
+    assert rotate(tmp_path / "traces") == tmp_path / "traces.2"
+    assert (tmp_path / "traces.1").read_text() == "mine"
+
+
+def test_neither_a_file_nor_the_folder_one_works_in_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    inside = tmp_path / "work" / "deep"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    for path in (file, tmp_path / "work", inside.parent / "."):
+        with pytest.raises(ConfigError, match="name a folder of its own"):
+            rotate(path)
+    assert file.exists() and inside.is_dir()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import ImplUnavailableError
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.perfetto import TrackSlice, lanes_of, write_perfetto
+from strobe.perf.report.perfetto import TrackSlice, in_lanes, write_perfetto
 from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
@@ -157,8 +157,10 @@ ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, m
 def test_lanes_hold_everything_and_nothing_crosses(rows: list[tuple[int, int]], nested: bool) -> None:
     ordered = sorted((start, -(start + length)) for start, length in rows)
     slices = [TrackSlice(start, -end, str(n), "c") for n, (start, end) in enumerate(ordered)]
-    lanes = lanes_of(slices, nested=nested)
-    assert sorted(piece for lane in lanes for piece in lane) == sorted(slices)
+    placed = list(in_lanes(slices, nested=nested))
+    assert [piece for _, piece in placed] == slices
+    lanes = [[piece for place, piece in placed if place == lane] for lane in range(1 + max(place for place, _ in placed))]
+    assert all(lanes)
     for lane in lanes:
         for n, one in enumerate(lane):
             for other in lane[n + 1 :]:

@@ -127,6 +127,20 @@ def test_the_picture_of_a_step_tiles_it() -> None:
     assert whole[Text("idle: host late")] == ExactTime(592_000) and whole[Text("in all")] == ExactTime(1_000_000)
 
 
+def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.perf.report.trace_page.timeline.MAX_SLICES", 6)
+    lengths = [7 * n * n % 83 + 5 for n in range(20)]  # nothing repeats
+    events = [DeviceEvent(f"k{n}", "kernel", 1000 * n, 1000 * n + lengths[n], 0, 7, 0, None) for n in range(20)]
+    (figure,) = section(build_trace_report(study_of(trace_of(events))), "timeline").blocks
+    assert isinstance(figure, Figure) and isinstance(figure.picture, Timeline)
+    (lane,) = figure.picture.lanes
+    names = [figure.picture.names[name] for name in lane.name]
+    assert names[1::2] == ["idle: cause unknown"] * 3 or names[::2] == ["idle: cause unknown"] * 3
+    first = int(next(name for name in names if name.startswith("k"))[1:])
+    assert [name for name in names if name.startswith("k")] == [f"k{first + n}" for n in range(3)] and 7 <= first <= 9
+    assert " ms of the whole trace" in lane.label
+
+
 def test_labels_tell_the_traces_apart(tmp_path: Path) -> None:
     def at(path: str, rank: int | None) -> Trace:
         return trace_of((), path=tmp_path / path, rank=rank)

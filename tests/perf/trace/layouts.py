@@ -40,7 +40,7 @@ def kineto(events: Events, meta: dict[str, Any]) -> str:
     lines = (",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in exact(event).items()) for event in events)
     body = ",\n".join(f"  {{\n{line}\n  }}" for line in lines)
     head, tail = json.dumps(before)[:-1], json.dumps({**after, "traceName": "out/a.json"})[1:]
-    return _digits(f"{head}{',' if before else ''}\n  \"traceEvents\": [\n{body}\n  ],\n{tail}\n")
+    return _digits(f'{head}{"," if before else ""}\n  "traceEvents": [\n{body}\n  ],\n{tail}\n')
 
 
 def compact(events: Events, meta: dict[str, Any]) -> str:

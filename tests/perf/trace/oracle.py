@@ -11,12 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 DEVICE = {
-    "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset",
-    "mtia_ccp_events": "kernel",
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "mtia_ccp_events": "kernel",
+    "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset",
 }  # fmt: skip
 HOST_CALLS = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime")
 
@@ -47,7 +48,7 @@ def union(intervals: Iterable[tuple[int, int]]) -> int:
     """Length of what at least one interval covers, counted edge by edge."""
     edges = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     covered = depth = 0
-    for (at, step), (after, _) in zip(edges, edges[1:], strict=False):
+    for (at, step), (after, _) in pairwise(edges):
         depth += step
         covered += (after - at) if depth else 0
     return covered

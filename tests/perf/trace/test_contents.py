@@ -19,7 +19,9 @@ def _read(tmp_path: Path, events: list[dict[str, Any]], meta: dict[str, Any] | N
 
 
 def test_metadata(tmp_path: Path) -> None:
-    trace = _read(tmp_path, sample(), META | {"with_stack": 1, "trace_id": "AB", "INFO": ["x"], "cupti": {"version": 22, "more": []}})
+    trace = _read(
+        tmp_path, sample(), META | {"with_stack": 1, "trace_id": "AB", "INFO": ["x"], "cupti": {"version": 22, "more": []}}
+    )
     assert (trace.base_ns, trace.rank, trace.world_size) == (META["baseTimeNanoseconds"], 3, 8)
     assert trace.devices == (
         Device(index=0, name='GPU "A"', memory_bytes=85_018_279_936, num_sms=132, compute_capability="9.0"),
@@ -81,7 +83,15 @@ def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:
     others = ["cuda_sync", "cuda_event", "gpu_user_annotation", "Trace", "mtia_insight", "collective_comm", "cuda_profiler_range"]
     triton = event("cpu_op", "triton_poi_fused_0", "1", "5", stream=0, grid="grid(1,)", kernel_backend="triton", device=0)
     events = [event(category, "k", "1", "5", **place) for category in [*others, "unheard_of"]]
-    counter = {"ph": "C", "cat": "hardware_counters", "name": "power", "pid": "GPU 0 Counters", "tid": 0, "ts": "1", "args": {"W": 1}}
+    counter = {
+        "ph": "C",
+        "cat": "hardware_counters",
+        "name": "power",
+        "pid": "GPU 0 Counters",
+        "tid": 0,
+        "ts": "1",
+        "args": {"W": 1},
+    }
     begin = event("kernel", "k", "1", "5", **place) | {"ph": "B"}
     trace = _read(tmp_path, [*events, triton, counter, begin, kernel("k", "1", "5", 1)])
     assert [(one.name, one.stream) for one in trace.device_events] == [("k", 7)]
@@ -129,7 +139,8 @@ def test_missing_and_odd_arguments(tmp_path: Path) -> None:
     ]  # fmt: skip
     trace = _read(tmp_path, events)
     assert [(e.name, e.device, e.host and e.host.name) for e in trace.device_events] == [
-        ("text", 1, "cudaLaunchKernel"), ("placed", 2, None), ("bare", -1, None), ("far", -1, "cuLaunchKernel"), ("farther", 0, None),
+        ("text", 1, "cudaLaunchKernel"), ("placed", 2, None), ("bare", -1, None), ("far", -1, "cuLaunchKernel"),
+        ("farther", 0, None),
     ]  # fmt: skip
     assert [e.stream for e in trace.device_events][:3] == [20, 30, -1]
     far, farther = (e.stream for e in list(trace.device_events)[3:])
@@ -183,7 +194,9 @@ def test_collectives(tmp_path: Path) -> None:
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": 12,
         "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16",
     }  # fmt: skip
-    op = event("cpu_op", "record_param_comms", "1", "1", **{"External id": 4, **said, "Seq": 13, "Process Group Ranks": "[0, ..., 31]"})
+    op = event(
+        "cpu_op", "record_param_comms", "1", "1", **{"External id": 4, **said, "Seq": 13, "Process Group Ranks": "[0, ..., 31]"}
+    )
     events = [
         op,
         kernel("ncclDevKernel_AllReduce", "30", "1", 1, **said),
@@ -205,7 +218,12 @@ def test_collectives(tmp_path: Path) -> None:
 
 
 def _allocation(at_ns: int, allocated: int, reserved: int | None = None, **more: object) -> dict[str, Any]:
-    args = {"Total Allocated": allocated, "Device Type": 1, "Device Id": 0, **({} if reserved is None else {"Total Reserved": reserved})}
+    args = {
+        "Total Allocated": allocated,
+        "Device Type": 1,
+        "Device Id": 0,
+        **({} if reserved is None else {"Total Reserved": reserved}),
+    }
     return instant("[memory]", f"{at_ns // 1000}.{at_ns % 1000:03d}", cat="cpu_instant_event", args=args | more)
 
 
@@ -213,7 +231,10 @@ def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(memory, "MAX_STRETCHES", 16)
     values = [(NS + 977 * i, (i * 7919) % 1000, (i * 104_729) % 2000) for i in range(400)]
     events = [_allocation(*value) for value in values]
-    events += [_allocation(NS, 5, **{"Device Type": 0, "Device Id": -1}), _allocation(NS, 6, **{"Device Type": 6, "Device Id": 2})]
+    events += [
+        _allocation(NS, 5, **{"Device Type": 0, "Device Id": -1}),
+        _allocation(NS, 6, **{"Device Type": 6, "Device Id": 2}),
+    ]
     events += [_allocation(NS, 9, **{"Total Allocated": None}), _allocation(NS, 7) | {"name": "other"}]
     del events[0]["cat"]
     cpu, cuda, hip = _read(tmp_path, shuffled(events)).memory
@@ -233,4 +254,9 @@ def test_a_counter_of_what_is_bad_in_memory_events_and_window_ends(tmp_path: Pat
 def test_more_categories_than_are_worth_knowing(tmp_path: Path) -> None:
     noise = [event(f"category {i}", "x", "1", "1") for i in range(500)]
     trace = _read(tmp_path, [*noise, *sample(), *noise])
-    assert (trace.counts.events, trace.counts.clean, len(trace.device_events), len(trace.ops)) == (1000 + len(sample()), True, 7, 40)
+    assert (trace.counts.events, trace.counts.clean, len(trace.device_events), len(trace.ops)) == (
+        1000 + len(sample()),
+        True,
+        7,
+        40,
+    )

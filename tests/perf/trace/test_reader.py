@@ -122,7 +122,9 @@ def test_broken_events_are_counted_and_the_others_read(what: str, tmp_path: Path
     assert (trace.base_ns, trace.rank) == (META["baseTimeNanoseconds"], 3)
 
 
-@pytest.mark.parametrize("filler", ['"text": ' + json.dumps('x}, {"ph": "X' * 1000), '"list": [' + '{"ph": "X"}, ' * 1000 + "{}]"])
+@pytest.mark.parametrize(
+    "filler", ['"text": ' + json.dumps('x}, {"ph": "X' * 1000), '"list": [' + '{"ph": "X"}, ' * 1000 + "{}]"]
+)
 def test_an_event_longer_than_a_chunk_is_read(filler: str, tmp_path: Path, chunk_bytes: int) -> None:
     text = compact(sample(), META).replace('"correlation":78', f'{filler},"correlation":78')
     trace = read_trace(write(tmp_path / "t.json", text))

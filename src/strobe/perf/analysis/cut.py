@@ -79,6 +79,7 @@ class TracedSide:
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
         inclusive: time that each label covers by itself, whatever else ran, over all tiles.
+        focal_names: normalised names of the focal kernels, those with most calls first.
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
         sections: those of the counted calls; `None` if none were asked for.
@@ -91,6 +92,7 @@ class TracedSide:
     tiles: tuple[Tile, ...]
     calls: Mapping[str, tuple[int, int]]
     inclusive: Mapping[Label, int]
+    focal_names: tuple[str, ...]
     focal: tuple[tuple[int, ...], ...]
     counted: tuple[int, ...]
     sections: Sections | None
@@ -186,11 +188,20 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
         ),
         calls=calls,
         inclusive=_inclusive(work, _Marks(focal, member & ~focal), areas, tiles),
+        focal_names=_focal_names(trace, work, focal),
         focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
         counted=tuple((work.end - work.start)[focal & counted].tolist()),
         sections=sections,
         pieces=pieces._replace(event=np.where(pieces.event >= 0, work.position[pieces.event], -1)),
     )
+
+
+def _focal_names(trace: Trace, work: Work, focal: NDArray[np.bool_]) -> tuple[str, ...]:
+    calls: Counter[str] = Counter()
+    ids, counts = np.unique(work.name[focal], return_counts=True)
+    for name, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        calls[kernel_name(trace.device_events.names[name]).group] += count
+    return tuple(name for name, _ in calls.most_common())
 
 
 def _tiles(work: Work, steps: Steps | NoSteps) -> Intervals:

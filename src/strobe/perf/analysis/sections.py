@@ -68,6 +68,12 @@ class SectionDefinition:
     right: Edge
 
     @property
+    def is_one_call(self) -> bool:
+        """Both boundaries are those of one call of a range or module: of the one around the focal event."""
+        scopes = [(edge.source, edge.what) for edge in (self.left, self.right)]
+        return scopes[0] == scopes[1] and scopes[0][0] in _NUMBERED and (self.left.at, self.right.at) == ("start", "end")
+
+    @property
     def boundaries(self) -> str:
         """The definition without the focal event: what two sides of a comparison must have in common."""
         return f"{self.left} -> {self.right}"
@@ -178,8 +184,9 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
     """Find the sections around the focal events of every device that has some.
 
     A boundary of kind or name belongs to the nearest event that started before (right: after) the focal event in the order of
-    start; one of a range or module is the nearest moment not after the focal event's start (right: not before its end). A focal
-    event that misses a boundary, or whose boundaries cross, is skipped and counted.
+    start; one of a range or module is the nearest moment not after the focal event's start (right: not before its end). Start and
+    end of the same range or module are those of the call around the focal event. A focal event that misses a boundary, or whose
+    boundaries cross, is skipped and counted.
 
     Args:
         trace: the trace.
@@ -206,11 +213,16 @@ def sections_of(
     for stream in np.unique(work.stream[anchors]).tolist():
         lane = np.flatnonzero(work.stream == stream)
         own = anchors[work.stream[anchors] == stream]
-        left = _boundaries(definition.left, trace, work, lane, own, before=True)
-        right = _boundaries(definition.right, trace, work, lane, own, before=False)
+        if definition.is_one_call:
+            left, right = _around(definition, trace, work, lane, own)
+            reasons = (f"in no {definition.left.source}:{definition.left.what}", "")
+        else:
+            left = _boundaries(definition.left, trace, work, lane, own, before=True)
+            right = _boundaries(definition.right, trace, work, lane, own, before=False)
+            reasons = (f"no {definition.left} before it", f"no {definition.right} after it")
         whole = left.known & right.known & (left.moment <= right.moment)
-        skipped[f"no {definition.left} before it"] += int((~left.known).sum())
-        skipped[f"no {definition.right} after it"] += int((left.known & ~right.known).sum())
+        skipped[reasons[0]] += int((~left.known).sum())
+        skipped[reasons[1]] += int((left.known & ~right.known).sum())
         skipped[CROSSED] += int((left.known & right.known & ~whole).sum())
         bounds = np.unique(np.stack((left.moment[whole], right.moment[whole])), axis=1)
         merged += int(whole.sum()) - bounds.shape[1]
@@ -274,6 +286,19 @@ def _boundaries(edge: Edge, trace: Trace, work: Work, lane: Ints, anchors: Ints,
     return _Boundaries(known, moment)
 
 
+def _around(
+    definition: SectionDefinition, trace: Trace, work: Work, lane: Ints, anchors: Ints
+) -> tuple[_Boundaries, _Boundaries]:
+    """Find the call of a range or module that each focal event lies in: of several, the one that started last."""
+    wide = definition.left.any_stream or definition.right.any_stream
+    spans = _scope_times(definition.left, trace, work, np.arange(len(work)) if wide else lane)
+    order = np.argsort(spans.start, kind="stable")
+    start, end = np.append(spans.start[order], 0), np.append(spans.end[order], 0)
+    place = np.searchsorted(start[:-1], work.start[anchors], "right") - 1
+    known = (place >= 0) & (end[place] >= work.end[anchors])
+    return _Boundaries(known, start[place]), _Boundaries(known, end[place])
+
+
 def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Intervals:
     """Device time of every call of a range or module: first start to last end of what it launched among some events."""
     scopes = trace.ranges if edge.source == "range" else trace.modules
@@ -291,17 +316,19 @@ def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Interval
 
 def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
     """Runs of events that one graph launch made under one module path."""
-    runs: list[list[int]] = []
+    runs: list[list[int]] = [[]]
     before: tuple[int, str] | None = None
     for position in positions.tolist() if trace.module_paths else ():
         parts = trace.module_paths.get(position, "").split(".")
         prefixes = (".".join(parts[: depth + 1]) for depth in range(len(parts)))
         inside = next((prefix for prefix in prefixes if prefix and _spells(edge, prefix)), None)
         now = None if inside is None else (trace.device_events.host[position], inside)
+        if now != before:
+            runs.append([])
         if now is not None:
-            runs = [*runs[:-1], [*runs[-1], position]] if now == before else [*runs, [position]]
+            runs[-1].append(position)
         before = now
-    return [np.array(run, np.int64) for run in runs]
+    return [np.array(run, np.int64) for run in runs if run]
 
 
 def _spells(edge: Edge, name: str) -> bool:

@@ -46,7 +46,7 @@ class Capture:
         regions: regions to mark, names of `strobe.core.spans.TRACEABLE`; empty: all. Frame blocks are always marked. All work of
             the kept frame blocks is in the trace, whatever is marked.
         with_stack: Python frames and module calls.
-        profile_memory: every allocation.
+        profile_memory: every allocation; then only the thread that makes the frame blocks is recorded.
         record_shapes: input sizes of every operator.
 
     Raises:
@@ -123,7 +123,8 @@ def trace_blocks(
         with_stack=capture.with_stack,
         profile_memory=capture.profile_memory,
         record_shapes=capture.record_shapes,
-        experimental_config=_ExperimentalConfig(profile_all_threads=True),  # a decoder's worker thread too
+        # a decoder's worker thread too; but with it torch 2.13 records no allocation
+        experimental_config=_ExperimentalConfig(profile_all_threads=not capture.profile_memory),
     )
     done = 0
     with recording(_Regions(capture.regions)), profiling as profiler:

@@ -6,18 +6,20 @@ The viewer's JSON importer drops events that overlap on one track, as kernels of
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
 
 from strobe.core.errors import ImplUnavailableError
 from strobe.perf.analysis.device import BUSY, DeviceView, device_views
 from strobe.perf.analysis.idle import CAUSES
+from strobe.perf.analysis.intervals import Ints, column
+from strobe.perf.analysis.window import Window
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
-
-if TYPE_CHECKING:
-    from strobe.perf.analysis.window import Window
+from strobe.perf.trace.events import DEVICE_KINDS
 
 _CLEARED: Final = 1  # TracePacket.SequenceFlags
 _NEEDS_STATE: Final = 2
@@ -68,23 +70,20 @@ def _first_ns(trace: Trace) -> int:
     return trace.base_ns + min((min(column) for column in columns if len(column)), default=0)
 
 
-def lanes_of(slices: Iterable[TrackSlice], *, nested: bool) -> list[list[TrackSlice]]:
-    """Spread slices, in order of start, over as few lanes as keep them apart.
+def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:
+    """Spread slices, in order of start, over as few lanes as keep them apart; yield the lane of each.
 
     Args:
         slices: an enclosing one before what it encloses.
         nested: a slice may lie inside another one of its lane, as calls do on a thread.
     """
-    lanes: list[list[TrackSlice]] = []
     open_ends: list[list[int]] = []  # of each lane
     for piece in slices:
-        place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(lanes))
-        if place == len(lanes):
-            lanes.append([])
+        place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(open_ends))
+        if place == len(open_ends):
             open_ends.append([])
-        lanes[place].append(piece)
         open_ends[place].append(piece.end_ns)
-    return lanes
+        yield place, piece
 
 
 def _fits(ends: list[int], piece: TrackSlice, nested: bool) -> bool:
@@ -94,33 +93,37 @@ def _fits(ends: list[int], piece: TrackSlice, nested: bool) -> bool:
 
 
 def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | None) -> None:
-    process, launches = writer.process(label), set[int]()
+    process, launches = writer.process(label), list[Ints]()
     for view in device_views(trace, window):
         group = writer.track(f"device {view.device}", process)
-        writer.lanes("idle", group, [list(_idle(view))], trace.base_ns)
-        kept = view.work.position[view.inside].tolist()
-        launches.update(trace.device_events.host[i] for i in kept)
-        for stream in sorted({trace.device_events.stream[i] for i in kept}):
-            own = (i for i in kept if trace.device_events.stream[i] == stream)
-            slices = (_device_slice(trace.device_events, i, writer.first_flow) for i in own)
-            writer.lanes(f"stream {stream}", group, lanes_of(slices, nested=False), trace.base_ns)
-    _write_host(writer, process, trace, sorted(launches - {-1}), window)
+        writer.lanes("idle", group, _idle(view), trace.base_ns)
+        stream, host = view.work.stream[view.inside], view.work.host[view.inside]
+        for number in np.unique(stream).tolist():
+            chosen = view.work.position[view.inside[stream == number]].tolist()
+            slices = (_device_slice(trace.device_events, i, writer.first_flow) for i in chosen)
+            writer.lanes(f"stream {number}", group, slices, trace.base_ns)
+        launches.append(np.unique(host[host >= 0]))
+    called = np.unique(np.concatenate(launches)) if launches else np.empty(0, np.int64)
+    _write_host(writer, process, trace, called, window)
     writer.first_flow += len(trace.device_events.hosts)
 
 
-def _write_host(writer: _Writer, process: int, trace: Trace, launches: Sequence[int], window: Window | None) -> None:
+def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, window: Window | None) -> None:
     """Launch calls of the window's work, and the ranges of the time in which it was launched and ran."""
-    hosts, host = trace.device_events.hosts, writer.track("host", process)
-    start = min([*(hosts.start_ns[i] for i in launches), *([window.start_ns] if window else [])], default=0)
-    end = max([*(hosts.end_ns[i] for i in launches), *([window.end_ns] if window else [])], default=0)
-    for thread, name in enumerate(trace.threads):
-        calls = (_host_slice(hosts, i, "launch", writer.first_flow) for i in launches if hosts.thread[i] == thread)
-        writer.lanes(f"launch calls of {name}", host, lanes_of(calls, nested=True), trace.base_ns)
-        mine = (i for i in range(len(trace.ranges)) if trace.ranges.thread[i] == thread)
-        ranges = (_host_slice(trace.ranges, i, "range") for i in mine)
-        if window is not None:
-            ranges = (piece for piece in ranges if piece.start_ns < end and piece.end_ns > start)
-        writer.lanes(f"ranges of {name}", host, lanes_of(ranges, nested=True), trace.base_ns)
+    hosts, ranges, host = trace.device_events.hosts, trace.ranges, writer.track("host", process)
+    thread = column(hosts.thread)[called]
+    for number in np.unique(thread).tolist():
+        calls = (_host_slice(hosts, i, "launch", writer.first_flow) for i in called[thread == number].tolist())
+        writer.lanes(f"launch calls of {trace.threads[number]}", host, calls, trace.base_ns, nested=True)
+    shown = np.ones(len(ranges), np.bool_)
+    if window is not None:
+        start = min(window.start_ns, *column(hosts.start_ns)[called].tolist())
+        end = max(window.end_ns, *column(hosts.end_ns)[called].tolist())
+        shown = (column(ranges.start_ns) < end) & (column(ranges.end_ns) > start)
+    for number in np.unique(column(ranges.thread)).tolist():
+        mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
+        spans = (_host_slice(ranges, i, "range") for i in mine)
+        writer.lanes(f"ranges of {trace.threads[number]}", host, spans, trace.base_ns, nested=True)
 
 
 def _idle(view: DeviceView) -> Iterator[TrackSlice]:
@@ -132,8 +135,8 @@ def _idle(view: DeviceView) -> Iterator[TrackSlice]:
 
 def _device_slice(events: DeviceEvents, i: int, first_flow: int) -> TrackSlice:
     flow = 0 if events.host[i] < 0 else first_flow + events.host[i]
-    name, shape = events.names[events.name[i]], events.shapes[events.shape[i]]
-    return TrackSlice(events.start_ns[i], events.end_ns[i], name, events[i].kind, flow, shape)
+    name, kind, shape = events.names[events.name[i]], DEVICE_KINDS[events.kind[i]], events.shapes[events.shape[i]]
+    return TrackSlice(events.start_ns[i], events.end_ns[i], name, kind, flow, shape)
 
 
 def _host_slice(events: HostEvents, i: int, category: str, first_flow: int = 0) -> TrackSlice:
@@ -146,13 +149,13 @@ class _Writer:
 
     def __init__(self, protos: Any, file: BinaryIO, shift_ns: int) -> None:
         self.num_slices, self.first_flow, self._shift_ns = 0, 1, shift_ns
-        self._file, self._batch, self._packets = file, protos.Trace(), 0
-        self._uuid, self._names, self._categories, self._shapes = 0, dict[str, int](), dict[str, int](), dict[str, int]()
+        self._file, self._protos, self._batch, self._packets = file, protos, protos.Trace(), 0
+        self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
 
     def process(self, name: str) -> int:
         """Begin a process and return its track."""
         descriptor = self._descriptor(name, None)
-        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, name
+        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
         return self._uuid
 
     def track(self, name: str, parent: int) -> int:
@@ -160,19 +163,28 @@ class _Writer:
         self._descriptor(name, parent)
         return self._uuid
 
-    def lanes(self, name: str, parent: int, lanes: Sequence[Sequence[TrackSlice]], base_ns: int) -> None:
-        """Write the lanes as tracks below `parent`; those after the first hold what overlaps."""
-        for number, lane in enumerate(lanes):
-            track = self.track(f"{name}, overlap {number}" if number else name, parent)
-            for when, piece in _edges(lane):
-                self._event(track, base_ns + when + self._shift_ns, piece)
-            self.num_slices += len(lane)
+    def lanes(self, name: str, parent: int, slices: Iterable[TrackSlice], base_ns: int, *, nested: bool = False) -> None:
+        """Write slices as tracks below `parent`; those after the first hold what overlaps. Times are `base_ns` later."""
+        tracks, open_ends = list[int](), list[list[int]]()
+        later = base_ns + self._shift_ns
+        for lane, piece in in_lanes(slices, nested=nested):
+            if lane == len(tracks):
+                tracks.append(self.track(f"{name}, overlap {lane}" if lane else name, parent))
+                open_ends.append([])
+            ends = open_ends[lane]
+            while ends and ends[-1] <= piece.start_ns:
+                self._end(tracks[lane], later + ends.pop())
+            self._begin(tracks[lane], later + piece.start_ns, piece)
+            ends.append(piece.end_ns)
+            self.num_slices += 1
+        for track, ends in zip(tracks, open_ends, strict=True):
+            while ends:
+                self._end(track, later + ends.pop())
 
     def flush(self) -> None:
         """Write out what is waiting."""
         self._file.write(self._batch.SerializeToString(deterministic=True))
-        self._batch.Clear()
-        self._packets = 0
+        self._batch, self._packets = self._protos.Trace(), 0  # a cleared message would keep its memory
 
     def _packet(self) -> Any:
         if self._packets == _FLUSH:
@@ -186,46 +198,38 @@ class _Writer:
     def _descriptor(self, name: str, parent: int | None) -> Any:
         descriptor = self._packet().track_descriptor
         self._uuid += 1
-        descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, name, _EXPLICIT
+        descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
         descriptor.sibling_order_rank = self._uuid
         if parent is not None:
             descriptor.parent_uuid = parent
         return descriptor
 
-    def _event(self, track: int, when: int, piece: TrackSlice | None) -> None:
+    def _end(self, track: int, when: int) -> None:
+        packet = self._packet()
+        packet.timestamp = when
+        packet.track_event.track_uuid, packet.track_event.type = track, _END
+
+    def _begin(self, track: int, when: int, piece: TrackSlice) -> None:
         packet = self._packet()
         packet.timestamp = when
         event = packet.track_event
-        event.track_uuid = track
-        if piece is None:
-            event.type = _END
-            return
-        event.type = _BEGIN
-        event.name_iid = _interned(piece.name, self._names, packet.interned_data.event_names)
-        event.category_iids.append(_interned(piece.category, self._categories, packet.interned_data.event_categories))
+        event.track_uuid, event.type = track, _BEGIN
+        event.name_iid = self._names.get(piece.name) or _interned(piece.name, self._names, packet.interned_data.event_names)
+        category = self._categories.get(piece.category)
+        event.category_iids.append(category or _interned(piece.category, self._categories, packet.interned_data.event_categories))
         if piece.flow:
             event.flow_ids.append(piece.flow)
         if piece.shape:
-            shape = event.debug_annotations.add()
-            shape.name = "shape"
-            shape.string_value = piece.shape
+            event.debug_annotations.add(name="shape", string_value=_text(piece.shape))
 
 
 def _interned(text: str, known: dict[str, int], new: Any) -> int:
-    number = known.get(text)
-    if number is None:
-        number = known[text] = len(known) + 1
-        new.add(iid=number, name=text.encode("utf-8", "replace").decode())
+    """Number a text that is new and say so in the packet."""
+    number = known[text] = len(known) + 1
+    new.add(iid=number, name=_text(text))
     return number
 
 
-def _edges(lane: Iterable[TrackSlice]) -> Iterator[tuple[int, TrackSlice | None]]:
-    """Begin and end of every slice in order of time; `None` ends the innermost open one."""
-    open_ends: list[int] = []
-    for piece in lane:
-        while open_ends and open_ends[-1] <= piece.start_ns:
-            yield open_ends.pop(), None
-        yield piece.start_ns, piece
-        open_ends.append(piece.end_ns)
-    while open_ends:
-        yield open_ends.pop(), None
+def _text(text: str) -> str:
+    """A text the format can hold: half characters become question marks."""
+    return text.encode("utf-8", "replace").decode()

@@ -31,6 +31,7 @@ _BOUNDARY: Final = rb"\}(\s*+,\s*+)\{\s*+"
 _ANY_BOUNDARY: Final = re.compile(_BOUNDARY + rb'["}]')
 _EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + rb'"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"')
 _CLOSING: Final = re.compile(rb"\}\s*+,?\s*+\]")
+_MAYBE_CLOSING: Final = re.compile(rb"\]\s*+\}?+\s*+")
 _INNER_CLOSING: Final = re.compile(rb"\]\s*+\}\s*+[,}]")
 _SEPARATOR: Final = re.compile(rb"[\s,]*+")
 _SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
@@ -139,6 +140,8 @@ class _Cutter:
         """Go to the next event; whether the array of events ends there, and not one inside a damaged event."""
         separator = _SEPARATOR.match(self._text, self._at)
         self._at = separator.end() if separator else self._at
+        while not self._ended and _MAYBE_CLOSING.fullmatch(self._text, self._at):
+            self._read_on()
         return self._text.startswith(b"]", self._at) and not _INNER_CLOSING.match(self._text, self._at)
 
     def _piece(self) -> bool:
@@ -203,11 +206,13 @@ class _Cutter:
         self._go_to(end)
 
     def _damaged(self) -> bool:
-        """Take what reaches to the next event as one; False if there is no next one in the text yet."""
-        boundary = _EVENT_BOUNDARY.search(self._text, self._at, self._at + _MIN_SLICE) or _ANY_BOUNDARY.search(
-            self._text, self._at
-        )
-        if boundary is None and not self._ended and len(self._text) - self._at <= MAX_EVENT_BYTES:
+        """Take what reaches to the next event as one; False if that one may not be in the text yet."""
+        ahead = len(self._text) - self._at
+        if not self._ended and ahead < _MIN_SLICE:
+            return False
+        near = self._at + _MIN_SLICE
+        boundary = _EVENT_BOUNDARY.search(self._text, self._at, near) or _ANY_BOUNDARY.search(self._text, self._at)
+        if boundary is None and not self._ended and ahead <= MAX_EVENT_BYTES:
             return False
         found = boundary or _CLOSING.search(self._text, self._at)
         self._take(found.start() + 1 if found else len(self._text))

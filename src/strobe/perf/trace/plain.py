@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator
 from types import ModuleType
@@ -15,7 +16,7 @@ except ImportError:
 BLOCK_BYTES: Final = 4 << 20
 _GZIP: Final = zlib.MAX_WBITS | 16
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_SMALL: Final = 1 << 6
+_STEP: Final = 4 << 10
 
 
 class PlainBlocks:
@@ -68,13 +69,24 @@ class PlainBlocks:
         self.damaged = True
         self._file.seek(member)
         inflate = zlib.decompressobj(_GZIP)
-        while data := inflate.unconsumed_tail or self._file.read(_SMALL):
+        while data := inflate.unconsumed_tail or self._file.read(_STEP):
+            before = inflate.copy()
             try:
-                block = inflate.decompress(data, given or _SMALL)
+                block = inflate.decompress(data, given or _STEP)
             except zlib.error:
+                yield _bytewise(before, data)[given:]
                 return
             if given:
                 given -= len(block)
             elif block:
                 yield block
         yield inflate.flush()[given:]
+
+
+def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
+    """What comes out before the damage."""
+    text = bytearray()
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            text += inflate.decompress(data[at : at + 1])
+    return bytes(text)

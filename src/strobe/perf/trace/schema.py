@@ -202,13 +202,11 @@ class Decoder:
                 found.setdefault(group, []).append(raw)
         for group, kept in found.items():
             batch.lost += _decode_all(group, kept, batch.of[group])
+        self._learn({stub.cat for stub in stubs if type(stub.cat) is str} - self._categories.keys())
 
     def _group(self, stub: _Stub) -> Group | None:
-        category = stub.cat
-        if type(category) is str:
-            if category not in self._categories:
-                self._learn(category)
-            return self._categories.get(category)
+        if type(stub.cat) is str:
+            return self._categories.get(stub.cat)
         if stub.ph in ("i", "I"):
             found = _INSTANTS.get(stub.name) if isinstance(stub.name, str) else None
             return found if found in self._wanted else None
@@ -218,9 +216,10 @@ class Decoder:
         group = _GROUPS.get(category)
         return group if group in self._wanted else None
 
-    def _learn(self, category: str) -> None:
-        if len(self._categories) < _MAX_CATEGORIES:
-            self._categories[category] = None
+    def _learn(self, categories: set[str]) -> None:
+        new = sorted(categories)[: _MAX_CATEGORIES - len(self._categories)]
+        if new:
+            self._categories |= dict.fromkeys(new)
             self._fast, self._group_of = _build(tuple(self._categories.items()))
 
 

@@ -128,6 +128,17 @@ def test_a_figure_has_a_unit(head: str, cell: str, caption: str, missing: bool, 
     assert found.corrected.startswith(f"{head} (")
 
 
+@pytest.mark.parametrize(("line", "missing"), [("vsa time: 9.5", True), ("vsa time: 9.5 ms", False), ("time steps: 4", False)])
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_printed_time_has_a_unit(line: str, missing: bool, printed: bool, page: Any, only: Any, clean: Any) -> None:
+    made = page(0)
+    made.say("```", line, "blocks: 3", "```") if printed else made.say(f"- {line}", "- blocks: 3")
+    if not missing:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("no-unit", made.line_of(line), line.partition(":")[0])
+
+
 # ------------------------------------------------------------------------------------------------------------- percentiles
 
 

@@ -194,8 +194,8 @@ def column_units(header: Iterable[str], hints: Iterable[str]) -> list[Unit | Non
 
 
 _CAPTION_UNIT: Final = re.compile(
-    r"(?i)\b(?:times?|latenc(?:y|ies)|durations?|values?|numbers?|figures|all|measured|everything)\b[^.;|]*?\bin (?P<unit>[A-Za-zµμ]+)\b|"
-    r"[(\[](?P<tail>ns|µs|us|ms|s)[)\]]"
+    r"(?i)\b(?:times?|latenc(?:y|ies)|durations?|values?|numbers?|figures|all|measured|everything)\b[^.;|]*?\bin "
+    r"(?P<unit>[A-Za-zµμ]+)\b|[(\[](?P<tail>ns|µs|us|ms|s)[)\]]"
 )
 _NOT_TIMED: Final = re.compile(
     r"(?i)%|\b(?:calls?|count|n|num|samples?|fps|speed-?up|change|ratio|share|memory|note|notes|variant|steps?|shape|batch|size)\b|#"

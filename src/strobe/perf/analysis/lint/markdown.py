@@ -29,6 +29,7 @@ def plain(text: str) -> str:
     text = re.sub(r"(?<!\\)(`+)(.+?)\1", lambda found: _hide(found[2].strip()), text)
     text = re.sub(r"!?\[([^\]]*)\]\((?:<[^>]*>|[^)\s]*)(?:\s+\"[^\"]*\")?\)", r"\1", text)
     text = re.sub(r"\[\^[^\]]+\]", "", text)
+    text = re.sub(r"\$?\\pm\$?", "±", text)
     text = re.sub(r"<br\s*/?>", " ", text)
     text = re.sub(r"</?(?:b|i|em|strong|sub|sup|code|u|span|kbd|small|center|p|div|a|img)\b[^>]*>", "", text)
     text = re.sub(r"(?<!\\)(\*\*|__)(?=\S)(.+?)(?<=\S)(?<!\\)\1", r"\2", text)

@@ -61,7 +61,8 @@ def listed(text: str) -> frozenset[str]:
 
 _STOP: Final = listed(
     "the a an of and or in on per for with to from by is are at as it its this that all each only via using ms us µs ns s gb mb "
-    "gib mean avg average median p50 p90 p95 p99 max maximum min minimum std total sum time latency preset config configuration value"
+    "gib mean avg average median p50 p90 p95 p99 max maximum min minimum std total sum time latency preset config configuration "
+    "value"
 )
 TOTAL: Final = re.compile(
     r"(?i)^(?:grand\s+|sub-?)?totals?\b(?!\s*(?:variation|order))|\s(?:total|(?-i:Sum))$|^sum of\b|^(?-i:Sum|SUM)$|^overall$|"

@@ -278,7 +278,7 @@ def _mark(sign: str, before: str) -> Mark:
 
 
 def printed(value: Fraction, like: Quantity, *, more: int = 1) -> str:
-    """Print a value as `like` is printed, with `more` digits after the point: a corrected figure can be told from a rounded one."""
+    """Print a value as `like` is printed, with `more` digits after the point, to tell a corrected figure from a rounded one."""
     scale = like.unit.scale if like.unit else Fraction(1)
     decimals = max(0, like.decimals + more)
     sign = "+" if like.signed and value > 0 else ""

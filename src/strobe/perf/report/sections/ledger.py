@@ -84,6 +84,8 @@ def waterfall(
     largest = sorted(lines, key=lambda line: (-abs(line[1]), line[0]))[:MAX_BARS]
     shown = [line for line in lines if line in largest and abs(line[1]) > MIN_SHARE * moved]
     small = [line for line in lines if line not in shown]
+    if len(small) == 1:
+        shown, small = list(lines), []
     if any(saved for _, saved in small):
         shown.append((f"{len(small)} smaller lines", sum((saved for _, saved in small), Fraction(0))))
     at = baseline[1]

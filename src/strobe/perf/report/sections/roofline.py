@@ -7,10 +7,11 @@ import statistics
 
 from strobe.core.costs import Cost, DevicePeaks, device_peaks
 from strobe.core.errors import DataError
+from strobe.core.spans import ATTENTION_KERNEL
 from strobe.perf.analysis.compare import timed_clips
 from strobe.perf.analysis.latency import latencies
 from strobe.perf.analysis.roofline import Roofline, roofline
-from strobe.perf.records.record import SpanCost, Variant
+from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.model import (
     Block,
@@ -28,7 +29,8 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.study import Study, Subject
+from strobe.perf.report.sections.attention import extents
+from strobe.perf.report.study import Profile, Study, Subject
 
 _ACHIEVED = (
     Column("TFLOP/s", numeric=True, hint="FLOPs of matrix products / time"),
@@ -84,13 +86,14 @@ def device_note(name: str, peaks: DevicePeaks | None) -> str:
 def roofline_section(study: Study) -> Section | None:
     """Every timed stage whose cost is known; None if no record says one."""
     blocks: list[Block] = []
+    head = (Column("stage"), Column("how"), Column("n", numeric=True), Column("mean", "ms", True))
     for subject in study.subjects:
         rows, anomalies = _rows(subject)
         if rows:
             name = subject.run.header.machine.device_name
             notes = (device_note(name, device_peaks(name)), *anomalies)
-            columns = (Column("stage"), Column("n", numeric=True), Column("mean", "ms", True), *rate_columns(device_peaks(name)))
-            blocks.append(Table(f"{subject.label}: steady stages, {subject.settings.dtype}.", columns, rows, notes))
+            caption = f"{subject.label}: steady stages, {subject.settings.dtype}."
+            blocks.append(Table(caption, (*head, *rate_columns(device_peaks(name))), rows, notes))
     if not blocks:
         return None
     note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
@@ -103,20 +106,32 @@ def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     rows, anomalies = [], []
     peaks = device_peaks(subject.run.header.machine.device_name)
     for cost in subject.settings.costs:
-        times = _steady_ns(subject.run, subject.settings, cost)
-        if not times:
+        measured = _measured(subject, cost.span)
+        if measured is None:
             continue
-        mean = statistics.fmean(times)
+        count, mean, where = measured
         dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
         spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
         found = roofline(mean, spent, peaks, subject.settings.dtype, dense=dense)
-        rows.append(Row((Code(cost.span), Count(len(times)), Time(mean), *rate_cells(found))))
+        rows.append(Row((Code(cost.span), Text(where, "muted"), Count(count), Time(mean), *rate_cells(found))))
         if found.anomaly:
             anomalies.append(f"ANOMALY, {cost.span}: {found.anomaly}.")
     return tuple(rows), tuple(anomalies)
 
 
-def _steady_ns(run: RunRecords, variant: Variant, cost: SpanCost) -> list[int]:
+def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
+    """How often a region was measured, its mean, and how: timed in steady frame blocks; one inside a pass, traced."""
+    times = _steady_ns(subject.run, subject.settings, name)
+    if times:
+        return len(times), statistics.fmean(times), "timed"
+    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile):
+        extent = extents(subject.profile).get(name)
+        if extent is not None and extent.kernel_ns:
+            return extent.calls, extent.kernel_ns / extent.calls, "traced"
+    return None
+
+
+def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
     """Times of a region in the steady frame blocks of the timed clips; of one beside them, in all."""
     try:
         steady = latencies(run, variant.name).steady.kept
@@ -124,4 +139,4 @@ def _steady_ns(run: RunRecords, variant: Variant, cost: SpanCost) -> list[int]:
         return []
     orders = {clip.order for clip in timed_clips(run) if clip.variant == variant.name}
     blocks = {*steady, None}  # None: on another thread
-    return [span.value_ns for span in run.spans if span.name == cost.span and span.order in orders and span.parent in blocks]
+    return [span.value_ns for span in run.spans if span.name == name and span.order in orders and span.parent in blocks]

@@ -47,16 +47,11 @@ def _subtitle(study: SpeedupStudy) -> str:
 
 
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
-    def cell(ratio: float | None, reason: str) -> Cell:
-        return Missing(reason, "missing") if ratio is None else Number(ratio, 4, "x")
-
-    return tuple(
-        Fact(
-            LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else ""),
-            cell(None if figure.ratio is None else float(figure.ratio), figure.missing),
-        )
-        for figure in study.levels
-    )
+    found = []
+    for figure in study.levels:
+        value: Cell = Missing("", "missing") if figure.ratio is None else Number(float(figure.ratio), 4, "x")
+        found.append(Fact(LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else ""), value))
+    return tuple(found)
 
 
 def _stages(study: SpeedupStudy) -> Section:

@@ -11,7 +11,7 @@ from strobe.perf.analysis.sections import Sections
 from strobe.perf.analysis.speedup import LevelFigure, Measured
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
 from strobe.perf.report.speedup_page.ledger import line_title
-from strobe.perf.report.speedup_page.levels import LINE_LEVELS
+from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
 from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
@@ -73,7 +73,7 @@ def _account(account: Account) -> dict[str, Any]:
         "saved_ns": per_unit(ledger.saved_ns),
         "kernel_saved_ns": per_unit(ledger.kernel_saved_ns),
         "ideal_ns": per_unit(ledger.ideal_ns),
-        "realised_share": ledger.realised_share if ledger.kernel_saved_ns > 0 else None,
+        "realised_share": ledger.realised_share if kernel_moved(account) else None,
         "lost_ns": per_unit(ledger.lost_ns),
         "lines": [
             {

@@ -18,7 +18,7 @@ def kernels_section(study: SpeedupStudy) -> Section:
         Column("side"),
         Column("trace"),
         Column("device", numeric=True),
-        Column("focal kernel"),
+        Column("focal kernels"),
         Column("occurrences", numeric=True),
         Column("min", "ms", True),
         Column("max", "ms", True),
@@ -43,7 +43,7 @@ def _side_rows(side: Loaded, width: int) -> Iterator[Row]:
         return
     for own in side.side.traced:
         calls = distribution(np.array(own.counted, np.int64))
-        head = (name, Text(own.label), Count(own.device), Code(side.request.focal or ""))
+        head = (name, Text(own.label), Count(own.device), Code(", ".join(own.focal_names)))
         if calls is None:
             reason = "no pattern given" if side.request.focal is None else "every call lies in a step that is left out"
             yield Row((*head, Missing(reason, "none"), *(Text("") for _ in range(width - 5))))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
 from strobe.perf.analysis.foreign_ledger import Account
 from strobe.perf.analysis.ledger import Level
-from strobe.perf.analysis.speedup import DRIFT, LevelFigure
+from strobe.perf.analysis.speedup import DRIFT, MAX_REALISED, LevelFigure
 from strobe.perf.report.extract import unit_notes
 from strobe.perf.report.model import (
     Block,
@@ -45,6 +45,7 @@ LINE_LEVELS: Final = {
     Level.KERNEL: "kernel", Level.SECTION: "section", Level.CALL: "attention", Level.STEP: "step", Level.STAGE: "stage",
     Level.E2E: "e2e",
 }  # fmt: skip
+_WHOLES: Final = {Level.KERNEL: "kernel", Level.SECTION: "section", Level.CALL: "attention call", Level.STAGE: "stage"}
 
 
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
@@ -139,8 +140,7 @@ def _level_row(figure: LevelFigure, width: int) -> Row:
 
 
 def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
-    ledger = account.ledger
-    unit = "one stage" if account.unit == "stage" else "one attention call"
+    ledger, unit = account.ledger, _unit(account)
     columns = (
         Column("line"),
         Column("baseline", "ms", True),
@@ -167,7 +167,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
 def _line(account: Account, name: str, both: tuple[int, int], *, strong: bool = False) -> Row:
     b, c = (account.per_unit(ns) for ns in both)
     kernel = account.per_unit(account.ledger.kernel_saved_ns)
-    share: Cell = Share(float((b - c) / kernel)) if kernel > 0 else Missing("the kernel saved nothing", "-")
+    share: Cell = Share(float((b - c) / kernel)) if kernel_moved(account) else Missing("", "-")
     return Row((Text(name), *(ExactTime(round(each)) for each in (b, c, b - c)), share), strong)
 
 
@@ -175,13 +175,16 @@ def _eaten(account: Account) -> Iterator[str]:
     """What became of the kernel's saving, in words."""
     ledger = account.ledger
     kernel = account.per_unit(ledger.kernel_saved_ns)
+    saved, unit = account.per_unit(ledger.saved_ns), _unit(account)
     if kernel <= 0:
         yield "The focal kernel saved nothing, so there is no ideal to compare with."
         return
-    saved, unit = account.per_unit(ledger.saved_ns), "stage" if account.unit == "stage" else "attention call"
+    if not kernel_moved(account):
+        yield f"The focal kernel saved {ms(kernel)} of the {ms(saved)} that {unit} moved by: other lines did it."
+        return
     ideal = account.per_unit(ledger.baseline_ns) / account.per_unit(ledger.ideal_ns) if ledger.ideal_ns > 0 else None
     yield (
-        f"Ideal by Amdahl: if nothing but the kernel had changed, one {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
+        f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
         f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
     )
     grew = sorted((line for line in ledger.lines if line.saved_ns < 0), key=lambda line: line.saved_ns)
@@ -192,11 +195,17 @@ def _eaten(account: Account) -> Iterator[str]:
         )
 
 
+def kernel_moved(account: Account) -> bool:
+    """Whether what the whole saved can be held against what the kernel saved."""
+    ledger = account.ledger
+    return ledger.kernel_saved_ns > 0 and abs(ledger.saved_ns) <= MAX_REALISED * ledger.kernel_saved_ns
+
+
+def _unit(account: Account) -> str:
+    """What the account adds up to."""
+    return f"one {_WHOLES[account.ledger.levels[-1].level]}"
+
+
 def ms(ns: Fraction) -> str:
     """Milliseconds with six decimals."""
     return f"{float(ns) / 1e6:.6f} ms"
-
-
-def missing_notes(reasons: Sequence[tuple[str, str]]) -> Notes:
-    """Levels that could not be computed."""
-    return Notes(tuple(f"{level}: {reason}" for level, reason in reasons))

@@ -29,10 +29,7 @@ def settings_section(study: SpeedupStudy) -> Section:
 
 
 def _row(check: Check) -> Row:
-    sides = (
-        Missing("nobody recorded it", "not recorded") if value is None else Text(value)
-        for value in (check.baseline, check.candidate)
-    )
+    sides = (Missing("", "not recorded") if value is None else Text(value) for value in (check.baseline, check.candidate))
     if check.weight == "told":
         return Row((Text(check.title), *sides, Text("")))
     word, tone = _SAID[check.verdict]

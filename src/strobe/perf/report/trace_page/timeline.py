@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from strobe.perf.analysis.device import BUSY, DeviceView
+from strobe.perf.analysis.hotspots import hot_table
 from strobe.perf.analysis.idle import CAUSES
 from strobe.perf.analysis.names import kernel_name
 from strobe.perf.analysis.steps import Step, Steps, find_steps
@@ -34,6 +35,8 @@ from strobe.perf.trace.events import DEVICE_KINDS
 
 MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
+MAX_SLICES: Final = 50_000
+"""Slices of a lane that is not a step."""
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 
@@ -51,16 +54,20 @@ def timeline_section(study: TraceStudy) -> Section | None:
     if not stretches:
         return None
     shown = stretches[:MAX_LANES]
-    focal = Kind(f"top kernel: {_top_group(shown)}", "focal")
+    top = _top_group(shown)
+    focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
     lanes = [
-        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, _top_group(shown))))
+        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, top)))
         for n, one in enumerate(shown)
     ]
     picture = draw_lanes(lanes, kinds, focal, by_class=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
-    lead = "The step of median length of each device, or the chosen window; where no steps were found, the whole trace."
+    lead = (
+        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace, or the "
+        "middle of a long one."
+    )
     if len(stretches) > len(shown):
         lead += f" {len(stretches) - len(shown)} more devices are not drawn."
     return Section("timeline", "One step", lead, (Figure(title, alt, picture, _table(lanes, picture)),))
@@ -77,9 +84,21 @@ def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
-            yield _Stretch(name, step.label, view.within(chosen))
-        elif view.span_ns:
-            yield _Stretch(name, during(view), view)
+            stretch = _Stretch(name, step.label, view.within(chosen))
+        else:
+            stretch = _middle(name, view)
+        if stretch.view.span_ns:
+            yield stretch
+
+
+def _middle(name: str, view: DeviceView) -> _Stretch:
+    """All of the view, or as many slices around its middle as can be drawn in time."""
+    rest = len(view.slices.start) - MAX_SLICES
+    if rest <= 0:
+        return _Stretch(name, during(view), view)
+    first, last = view.slices.start[rest // 2].item(), view.slices.end[rest // 2 + MAX_SLICES - 1].item()
+    label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {during(view)}"
+    return _Stretch(name, label, view.within(Window(start_ns=first, end_ns=last, label=label)))
 
 
 def _median(steps: Sequence[Step]) -> Step:
@@ -91,23 +110,20 @@ def _top_group(stretches: Sequence[_Stretch]) -> str:
     """The group of kernels that owns the most time of all lanes."""
     owned: Counter[str] = Counter()
     for one in stretches:
-        slices, names = one.view.slices, one.view.trace.device_events.names
-        busy = slices.cause == BUSY
-        for event, length in zip(slices.event[busy].tolist(), slices.length[busy].tolist(), strict=True):
-            if DEVICE_KINDS[one.view.work.kind[event]] == "kernel":
-                owned[kernel_name(names[one.view.work.name[event]]).group] += length
+        owned.update({row.group: row.exclusive_ns for row in hot_table(one.view).rows if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 
 def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
-    slices, names, work = view.slices, view.trace.device_events.names, view.work
+    slices, work = view.slices, view.work
+    groups = [kernel_name(name).group for name in view.trace.device_events.names]
     columns = (slices.start.tolist(), slices.end.tolist(), slices.event.tolist(), slices.cause.tolist())
     for start, end, event, cause in zip(*columns, strict=True):
         if cause != BUSY:
             kind = _KINDS[CAUSES[cause]]
             yield Piece(start - view.begin_ns, end - view.begin_ns, kind.label, kind)
             continue
-        name, what = kernel_name(names[work.name[event]]).group, DEVICE_KINDS[work.kind[event]]
+        name, what = groups[work.name[event]], DEVICE_KINDS[work.kind[event]]
         is_top = what == "kernel" and name == group
         yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
 

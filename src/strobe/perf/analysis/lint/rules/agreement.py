@@ -17,8 +17,8 @@ from strobe.perf.analysis.lint.views import View
 
 MAJORITY: Final = Fraction(3, 5)
 HEDGE: Final = re.compile(
-    r"(?i)\b(?:theoretical\w*|expect\w*|target\w*|previous\w*|before|earlier|was|were|used to|goal|budget|limit|would|could|should|if|"
-    r"paper|published|claim\w*|estimate\w*|ideal\w*|predict\w*|at least|at most|instead of|example|e\.g\.)\b"
+    r"(?i)\b(?:theoretical\w*|expect\w*|target\w*|previous\w*|before|earlier|was|were|used to|goal|budget|limit|would|could|"
+    r"should|if|paper|published|claim\w*|estimate\w*|ideal\w*|predict\w*|at least|at most|instead of|example|e\.g\.)\b"
 )
 """Words that say that a figure is not what this document measured."""
 
@@ -211,7 +211,8 @@ def _step_counts(study: Study) -> dict[tuple[int, ...], int]:
     """Sections whose heading, settings or text give one number of denoise steps, in that order of trust."""
     counts: dict[tuple[int, ...], int] = {}
     sections = {sentence.section.path: sentence.section for sentence in study.document.sentences}
-    sections |= {part.section.path: part.section for part in (*study.document.code, *study.document.tables)}
+    sections |= {line.section.path: line.section for line in study.document.code}
+    sections |= {table.section.path: table.section for table in study.document.tables}
     for path, section in sections.items():
         heading = _STEPS.search(section.title)
         listed = [

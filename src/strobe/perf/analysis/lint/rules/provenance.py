@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
@@ -60,19 +61,26 @@ def copied_row(study: Study) -> Iterator[Claim]:
     """Find two configurations with the same times, digit for digit, in every column."""
     for view in study.views:
         times = [series for series in view.of_kind("time") if series.metric.statistic != "spread"]
-        if view.table.origin != "table" or len(times) < 2 or _rates_only(times):
+        if view.table.origin != "table" or len(times) < 2:
             continue
-        rows = [(entry, [each.of(entry.position) for each in times]) for entry in times[0].entries]
-        for (one, first), (two, second) in combinations(rows, 2):
-            pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
-            digits = sum({a.value: a.digits for a, _ in pairs}.values())
-            equal = len({a.value for a, _ in pairs}) >= 2 and all(a.text == b.text for a, b in pairs) and digits >= COPIED_DIGITS
-            if equal and key(one.key) != key(two.key):
-                yield _copied(study, view, times[0], (one, two))
+        firsts: dict[tuple[str, ...], Entry] = {}
+        for entry in times[0].entries:
+            figures = tuple(figure for each in times if (figure := each.of(entry.position)) is not None)
+            digits = sum({figure.value: figure.digits for figure in figures}.values())
+            if len({figure.value for figure in figures}) < 2 or digits < COPIED_DIGITS or _CHOSEN.search(entry.key):
+                continue
+            first = firsts.setdefault(tuple(figure.text for figure in figures), entry)
+            if first is not entry and not _names(first.key, entry.key):
+                yield _copied(study, view, times[0], (first, entry))
 
 
-def _rates_only(times: list[Series]) -> bool:
-    return all(series.metric.title.lower().startswith("per ") for series in times)
+_CHOSEN: Final = re.compile(r"(?i)\b(?:best|worst|slowest|fastest|median|selected|chosen|default|recommended|same)\b")
+"""Labels of rows that repeat another one by their nature."""
+
+
+def _names(one: str, two: str) -> bool:
+    """One label is or contains the other."""
+    return key(one) in key(two) or key(two) in key(one)
 
 
 def _copied(study: Study, view: View, series: Series, entries: tuple[Entry, Entry]) -> Claim:

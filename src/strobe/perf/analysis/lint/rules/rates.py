@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,6 +22,8 @@ CHANCE: Final = 0.01
 FLOOR: Final = Fraction(1, 100)
 """A rate within 1 % of what the latency gives is not called wrong: a mean of rates is not the rate of the mean."""
 MAJORITY: Final = Fraction(3, 5)
+_PER_FRAME: Final = re.compile(r"(?i)\b(?:per|between|inter)[ -](?:\w+ )?frames?\b|/ ?frame\b")
+"""A time of one frame is not that of a block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +73,7 @@ def _pairs(view: View) -> Iterator[_Pair]:
     sizes = _batches(view)
     for series in view.of_kind("rate"):
         for latency in view.of_kind("time"):
-            if latency.metric.statistic in ("spread", "sum"):
+            if latency.metric.statistic in ("spread", "sum") or _PER_FRAME.search(latency.metric.title):
                 continue
             for entry, rate in series.figures:
                 time = latency.of(entry.position)
@@ -149,7 +152,8 @@ def fps_latency(study: Study) -> Iterator[Claim]:
     for pairs in tables.values():
         for label, group in _by_rate(pairs):
             options = _allowed(study, group[0].series)
-            agreed = _consensus(group) or (_given(group, options) if options else document[label])
+            own = None if len(options) == 1 else _consensus(group)  # a column of pixel or latent FPS is held to what is given
+            agreed = own or (_given(group, options) if options else document[label])
             if agreed:
                 wrong += [
                     (pair, agreed.frames, group)

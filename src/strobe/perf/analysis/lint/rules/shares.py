@@ -27,34 +27,28 @@ def _rows(series: Series) -> list[tuple[Entry, Quantity]]:
 def share_sum(study: Study) -> Iterator[Claim]:
     """Add up the columns of shares: with a total of 100 %, or near enough to it to be meant so."""
     for view in study.views:
-        if not view.by_columns or explained(view) or view.table.origin == "list":
+        nested = view.table.origin == "table" and any(row.depth for row in view.table.rows)
+        if not view.by_columns or view.table.origin == "list" or nested or explained(view):
             continue
         for series in view.of_kind("share"):
             rows = _rows(series)
-            totals = [(entry, figure) for entry, figure in series.figures if is_total(entry.key)]
-            if (
-                len(rows) < 2
-                or any(not figure.plain for _, figure in rows)
-                or any(row.depth for row in view.table.rows if view.table.origin == "table")
-            ):
-                continue
-            added = sum((figure.bounds for _, figure in rows), exactly(0))
-            whole = next((figure.bounds for _, figure in totals), exactly(HUNDRED))
-            complete = bool(totals) or added.low > HUNDRED
-            if (
-                complete
-                and not added.overlaps(whole)
-                and abs(added.middle - whole.middle) <= NEAR
-                and not _of_other(view, series)
-            ):
-                place = study.figure_place(view, series, totals[0][0] if totals else rows[-1][0])
-                like = rows[0][1]
-                said = (
-                    f"{series.metric.title}: {totals[0][1].text}"
-                    if totals
-                    else f"{series.metric.title}: {len(rows)} rows of one whole"
-                )
-                yield Claim(place=place, said=said, corrected=printed(added.middle, like, more=0), why=_sum_text(rows, added))
+            if len(rows) >= 2 and all(figure.plain for _, figure in rows) and not _of_other(view, series):
+                yield from _hundred(study, view, series, rows)
+
+
+def _hundred(study: Study, view: View, series: Series, rows: Sequence[tuple[Entry, Quantity]]) -> Iterator[Claim]:
+    """Shares with a total that is not their sum, or that add up to somewhat more than 100 %."""
+    total = next(((entry, figure) for entry, figure in series.figures if is_total(entry.key)), None)
+    added = sum((figure.bounds for _, figure in rows), exactly(0))
+    whole = total[1].bounds if total else exactly(HUNDRED)
+    meant = total is not None or added.low > HUNDRED
+    if meant and not added.overlaps(whole) and abs(added.middle - whole.middle) <= NEAR:
+        yield Claim(
+            place=study.figure_place(view, series, total[0] if total else rows[-1][0]),
+            said=f"{series.metric.title}: {total[1].text if total else f'{len(rows)} rows of one whole'}",
+            corrected=printed(added.middle, rows[0][1], more=0),
+            why=_sum_text(rows, added),
+        )
 
 
 def _sum_text(rows: Sequence[tuple[Entry, Quantity]], added: Bounds) -> str:
@@ -180,14 +174,16 @@ def _products(study: Study, view: View, columns: tuple[Series, Series, Series]) 
 
 def detail_total(study: Study) -> Iterator[Claim]:
     """Compare a row of a budget with the table that breaks it down, by the words of its label and that table's heading."""
-    budgets = [view for view in study.views if view.by_columns and any(is_total(name) for name in view.keys)]
-    for budget in budgets:
+    for budget in study.views:
         times = [series for series in budget.of_kind("time") if additive(budget, series)]
-        for series in times[:1]:
-            for entry, figure in series.figures:
-                for detail in study.views:
-                    if detail is not budget and not is_total(entry.key) and _details(detail, entry.key):
-                        yield from _compare(study, (budget, series, entry, figure), detail)
+        if not times or not any(is_total(name) for name in budget.keys):
+            continue
+        for entry, figure in times[0].figures:
+            details = [
+                view for view in study.views if view is not budget and not is_total(entry.key) and _details(view, entry.key)
+            ]
+            for detail in details:
+                yield from _compare(study, (budget, times[0], entry, figure), detail)
 
 
 _GENERIC: Final = listed(

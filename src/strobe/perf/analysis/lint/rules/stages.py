@@ -17,7 +17,8 @@ _STAGE: Final = re.compile(r"(?i)(?<![A-Za-z])(?:stages?|denois\w+|e2e|end[- ]to
 _CALL: Final = re.compile(r"(?i)(?<![A-Za-z])(?:attention|attn|kernels?|sections?|per call|one call)(?![A-Za-z])")
 _COUNTED: Final = re.compile(
     r"(?i)\b\d[\d,]*\s+(?:attention |kernel )?(?:calls|launches|invocations)\b|\b(?:calls|launches|invocations|"
-    r"calls[_ ]per[_ ]stage|n)\s*[=:|]\s*\d|\b\d+\s+(?:layers?|blocks?)\s*[x×*]\s*\d+|\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
+    r"calls[_ ]per[_ ]stage|n)\s*[=:|]\s*\d|\b\d+\s+(?:layers?|blocks?)\s*[x×*]\s*\d+|"
+    r"\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
 )
 APART: Final = 20
 """A stage of at least this many calls."""

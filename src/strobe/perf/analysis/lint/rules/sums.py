@@ -25,6 +25,8 @@ NOT_ADDITIVE: Final = re.compile(
 _ADDITIVE: Final = frozenset({"time", "memory", "count", "work"})
 _SUMMABLE: Final = frozenset({"", "mean", "sum"})
 _WALL: Final = re.compile(r"(?i)\b(?:wall|elapsed|end[- ]to[- ]end|e2e|span)\b")
+_RUNNING: Final = re.compile(r"(?i)\b(?:excluding|without|until|till|up to|cumulative|running|remaining|including)\b")
+"""Heads of columns whose rows overlap: each is the whole without or up to something."""
 _MORE: Final = re.compile(r"(?i)^(?:\.\.\.|…|etc)")
 HUNDRED: Final = Fraction(100)
 MOST_ROWS: Final = 3
@@ -106,7 +108,7 @@ def additive(view: View, series: Series) -> bool:
     metric = series.metric
     if metric.kind not in _ADDITIVE or metric.statistic not in _SUMMABLE or not view.by_columns:
         return False
-    return metric.kind != "memory" or "peak" not in metric.title.lower()
+    return not _RUNNING.search(metric.title) and (metric.kind != "memory" or "peak" not in metric.title.lower())
 
 
 def explained(view: View) -> bool:

@@ -19,6 +19,8 @@ _TIMED: Final = re.compile(r"(?i)\b(?:latency|latencies|duration|elapsed|runtime
 _NOT_TIMED: Final = re.compile(
     r"(?i)^(?:no|without|num|number of|#)\b|\b(?:complexity|steps?|times|date|stamp|zone|per|/|o\()\b|%|\bof day\b"
 )
+_LABELLED: Final = re.compile(r"(?i)(?:^|[\s_])(?:latency|duration|elapsed|runtime|time)$")
+"""A label of printed output or a list that ends in the word for a time."""
 _STORED: Final = re.compile(r"(?i)\b(?:memory|vram|footprint)\b")
 
 
@@ -26,22 +28,26 @@ def no_unit(study: Study) -> Iterator[Claim]:
     """Find columns or rows of times or memory whose figures have no unit: not in the cells, the head or the caption."""
     for view in study.views:
         for series in view.series:
-            missing = _missing(view, series)
             bare = [(entry, figure) for entry, figure in series.figures if figure.unit is None]
-            if missing and bare and len(bare) == len(series.figures):
+            if view.table.origin != "table":
+                bare = [(entry, figure) for entry, figure in bare if series.metric.title == VALUE and _LABELLED.search(entry.key)]
+                title, missing = (bare[0][0].key, "ms, µs or s") if bare else ("", "")
+            else:
+                title, missing = series.metric.title, _missing(view, series) if len(bare) == len(series.figures) else ""
+            if missing and bare:
                 entry, figure = bare[0]
                 yield Claim(
                     place=study.figure_place(view, series, entry),
-                    said=f"{series.metric.title}: {figure.text}",
-                    corrected=f"{series.metric.title} ({missing})",
-                    why=f"{len(bare)} figures, and neither cells, head nor caption names a unit",
+                    said=f"{title}: {figure.text}",
+                    corrected=f"{title} ({missing})",
+                    why=f"no unit beside the figure, in its head or in the caption ({len(bare)} without one)",
                 )
 
 
 def _missing(view: View, series: Series) -> str:
     """What unit a series needs, or empty."""
     title, context = series.metric.title, f"{view.table.caption} {view.table.section.title}"
-    if series.metric.kind in ("count", "rate", "share", "change", "quality") or view.table.origin == "list":
+    if series.metric.kind in ("count", "rate", "share", "change", "quality"):
         return ""
     if _TIMED.search(title) and not _NOT_TIMED.search(title):
         return "ms, µs or s"

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from strobe.core.errors import ConfigError
+from strobe.perf.measure.isolated import time_isolated
+
+CPU = torch.device("cpu")
+
+
+def test_every_call_is_a_sample_and_warm_up_is_none() -> None:
+    calls: list[float] = []
+
+    def run() -> None:
+        calls.append(time.perf_counter())
+        time.sleep(0.002 if len(calls) > 2 else 0.05)
+
+    found = time_isolated(run, iterations=5, device=CPU, warmup=2)
+    assert len(calls) == 7 and len(found.times_ns) == 5
+    assert all(ns >= 2_000_000 for ns in found.times_ns)
+    assert min(found.times_ns) < 50_000_000  # the slow calls of the warm-up are not among them
+    assert (found.clock, found.cold, found.queued) == ("perf_counter", False, False)
+
+
+def test_a_cpu_has_no_cold_calls() -> None:
+    assert not time_isolated(lambda: None, iterations=1, device=CPU, cold=True).cold
+
+
+@pytest.mark.parametrize(("iterations", "warmup"), [(0, 1), (1, 0)])
+def test_no_calls_are_refused(iterations: int, warmup: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1 of each"):
+        time_isolated(lambda: None, iterations=iterations, device=CPU, warmup=warmup)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cold", [False, True])
+def test_queued_calls_have_no_launch_gaps(cold: bool) -> None:
+    """A tiny kernel takes a few microseconds on the GPU; launching it from Python takes longer than that."""
+    device = torch.device("cuda", 0)
+    x = torch.ones(1024, device=device)
+    found = time_isolated(lambda: x.add_(1), iterations=120, device=device, cold=cold)
+    assert (len(found.times_ns), found.clock, found.cold, found.queued) == (120, "cuda_event", cold, True)
+    assert sorted(found.times_ns)[60] < 20_000
+    assert time_isolated(lambda: x.sum().item(), iterations=3, device=device, waits=True).queued is False
