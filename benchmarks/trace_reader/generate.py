@@ -5,6 +5,8 @@ events to each other are shifted too, so no two copies share one. What a capture
 window) is written once, at the end. Nothing is held but one capture.
 
     python benchmarks/trace_reader/generate.py OUT.json[.gz] --bytes 1e9 [--source CAPTURE.json.gz]
+
+It prints the bytes of the plain text.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -82,4 +85,4 @@ if __name__ == "__main__":
     parser.add_argument("--bytes", type=float, default=1e9)
     parser.add_argument("--source", type=Path, default=SOURCE)
     given = parser.parse_args()
-    generate(given.out, int(given.bytes), given.source)
+    sys.stdout.write(f"{generate(given.out, int(given.bytes), given.source)}\n")

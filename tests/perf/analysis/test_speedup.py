@@ -73,6 +73,16 @@ def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
         timings(tmp_path, stages.replace("DenoisingStage2", "UpDenoisingStage"))
 
 
+def test_records_of_several_variants_are_told_apart_by_name() -> None:
+    """Our own records as a log: `variant/span`."""
+    log = read_log(Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "records.jsonl")
+    several = timings_of(log, Wanted())
+    assert isinstance(several.e2e, str) and "choose one with --baseline-name" in several.e2e
+    one = timings_of(log, Wanted(timer="^quality/"))
+    assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds) == 17
+    assert not isinstance(one.step, str) and one.step.series.name == "quality/denoise_step"
+
+
 def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
     baseline = Side(name="baseline", traced=(traced(tmp_path, fa_layers() * 2, FA),), timings=timings(tmp_path, log(14, 100)))
     candidate = Side(name="candidate", traced=(traced(tmp_path, vsa_layers() * 2, VSA),), timings=timings(tmp_path, log(7, 90)))

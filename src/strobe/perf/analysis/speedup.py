@@ -23,6 +23,7 @@ from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_int
 LevelName = Literal["kernel", "section", "attention", "step", "stage", "e2e"]
 LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step", "stage", "e2e")
 DRIFT: Final = "unpaired, drift unknown"
+NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
 MAX_REALISED: Final = 10
 """A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
@@ -72,7 +73,7 @@ class Side:
             return str(self.traced)
         n = len(own.counted)
         if not n:
-            return f"no focal kernel in {own.label}"
+            return f"every focal call of {own.label} lies in a step that is left out" if own.focal_names else NO_FOCAL[self.name]
         groups = tuple(sum(calls) / len(calls) for calls in own.focal if calls)
         return Measured(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
 

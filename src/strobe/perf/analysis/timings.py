@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -9,7 +10,7 @@ from typing import Final, Literal
 from strobe.core.errors import DataError
 from strobe.perf.analysis.log_metrics import SeriesSummary, attention_summary, slowest, summarise
 from strobe.perf.analysis.log_rounds import STAGE, LogRequest, StageRounds, calls_of_rounds, calls_per_stage, stage_rounds
-from strobe.perf.logs import Constraint, Log, Unit
+from strobe.perf.logs import Constraint, Log, Series, Unit
 
 NO_LOG: Final = "no log given"
 NO_CALLS: Final = "calls per stage not recorded: give --calls-per-stage"
@@ -21,7 +22,8 @@ class Wanted:
 
     Args:
         stage: regular expression of the stage's name.
-        timer: the same for the attention timer; needed if the log has several.
+        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
+            `variant/span`.
         unit: of the timer's values as written.
         min_ns: shorter calls are left out.
         max_ns: longer calls are left out.
@@ -79,7 +81,7 @@ def timings_of(log: Log | None, wanted: Wanted, constraints: Sequence[Constraint
         return Timings(
             timers=(), attention=NO_LOG, rounds=(), stage=NO_LOG, step=NO_LOG, e2e=NO_LOG, calls=calls, calls_from=calls_from
         )
-    stage = _one(log, wanted.stage, "stage")
+    stage = _stage(log, wanted.stage)
     timers = _attention(log, wanted, constraints)
     attention = slowest(timers) if timers else "the log times no attention call"
     rounds: tuple[range, ...] = ()
@@ -87,14 +89,14 @@ def timings_of(log: Log | None, wanted: Wanted, constraints: Sequence[Constraint
         rounds = calls_of_rounds(log, attention.series, stage)
         if calls is None:
             calls, calls_from = _counted(log, attention, stage, wanted.processes)
-    steps = log.of("step")
+    steps = _named(log, "step", wanted.timer)
     return Timings(
         timers=timers,
         attention=attention,
         rounds=rounds,
         stage=stage,
-        step=slowest([summarise(LogRequest(log=log), each) for each in steps]) if steps else "the log times no step",
-        e2e=_one(log, "", "e2e"),
+        step=steps if isinstance(steps, str) else slowest([summarise(LogRequest(log=log), each) for each in steps]),
+        e2e=_whole(log, wanted.timer),
         calls=calls,
         calls_from=calls_from,
     )
@@ -109,12 +111,32 @@ def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: 
     return found.calls, text if found.one_process or processes == 1 else f"{text}, if one process wrote it"
 
 
-def _one(log: Log, name: str, kind: Literal["stage", "e2e"]) -> StageRounds | str:
+def _named(log: Log, kind: Literal["step", "e2e"], name: str) -> tuple[Series, ...] | str:
+    """The series of a kind, one for each rank; why there are none, if it is not clear which are meant."""
+    found = log.of(kind)
+    if len({series.name for series in found}) > 1 and name:
+        found = log.of(kind, name)
+    names = dict.fromkeys(series.name for series in found)
+    if len(names) > 1:
+        return f"the log times several: {', '.join(map(repr, names))}; choose one with --baseline-name or --candidate-name"
+    return found or f"the log times no {'step' if kind == 'step' else 'whole run'}"
+
+
+def _whole(log: Log, name: str) -> StageRounds | str:
+    series = _named(log, "e2e", name)
+    if isinstance(series, str):
+        return series
+    return next(
+        rounds for rounds in stage_rounds(LogRequest(log=log), re.escape(series[0].name)) if rounds.name == series[0].name
+    )
+
+
+def _stage(log: Log, name: str) -> StageRounds | str:
     """The stage that is meant; a log that times several by that name has to be asked for one."""
-    if not log.of(kind, name):
-        return f"the log times no {'stage' if kind == 'stage' else 'whole run'}{f' {name!r}' if name else ''}"
-    found = [rounds for rounds in stage_rounds(LogRequest(log=log), name) if rounds.resolved[0].series.kind == kind]
-    if len(found) > 1 and kind == "stage":
+    if not log.of("stage", name):
+        return f"the log times no stage {name!r}"
+    found = [rounds for rounds in stage_rounds(LogRequest(log=log), name) if rounds.resolved[0].series.kind == "stage"]
+    if len(found) > 1:
         names = ", ".join(repr(rounds.name) for rounds in found)
         raise DataError(f"{log.path}: {len(found)} stages match {name!r}: {names}; choose one with --stage")
     return found[0]
@@ -122,7 +144,7 @@ def _one(log: Log, name: str, kind: Literal["stage", "e2e"]) -> StageRounds | st
 
 def _attention(log: Log, wanted: Wanted, constraints: Sequence[Constraint]) -> tuple[SeriesSummary, ...]:
     if not log.of("attention", wanted.timer):
-        if wanted.timer:
+        if wanted.timer and not any(re.search(wanted.timer, series.name, re.IGNORECASE) for series in log.series):
             raise DataError(f"{log.path}: no attention timer {wanted.timer!r}; {log.content}")
         return ()
     request = LogRequest(

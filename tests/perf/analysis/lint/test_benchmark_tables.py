@@ -290,6 +290,15 @@ def test_two_rows_with_the_same_times(seed: int, page: Any) -> None:
     assert found[0].corrected.endswith("it is Fast")
 
 
+@pytest.mark.parametrize("label", ["Fast (again)", "Best", "Recommended"])
+def test_a_row_that_repeats_another_by_its_nature(label: str, page: Any, clean: Any) -> None:
+    made = page(0)
+    presets(made)
+    row = next(line for line in made.lines if line.startswith("| Fast |"))
+    made.lines.insert(made.lines.index(row) + 4, row.replace("| Fast |", f"| {label} |"))
+    clean(made)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "wording",

@@ -242,3 +242,26 @@ def test_a_reason_for_a_total_that_is_no_sum(reason: str, page: Any, clean: Any)
     made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
     made.say(reason)
     clean(made)
+
+
+@pytest.mark.parametrize("busy", ["5.4 %", "50.4 %"])
+def test_a_share_of_its_own_row_is_not_one_of_the_column(busy: str, page: Any, clean: Any) -> None:
+    made = page(0).say("# Steps")
+    rows = [
+        ["step 7", "28.924030", "1.547624", busy],
+        ["step 8", "29.676638", "1.648073", "5.6 %"],
+        ["step 9", "31.668612", "1.548584", "4.9 %"],
+    ]
+    made.table(("Step", "length (ms)", "busy (ms)", "busy share"), rows)
+    clean(made)
+
+
+def test_columns_of_the_whole_without_a_part_do_not_add_up(page: Any, clean: Any) -> None:
+    made = page(0).say("# Steps of a kernel")
+    rows = [
+        ["load", "2.3540 $\\pm$ 0.0032"],
+        ["compute", "1.6491 $\\pm$ 0.0118"],
+        ["store", "2.5471 $\\pm$ 0.0035"],
+        ["Total", "2.5566 $\\pm$ 0.0056"],
+    ]
+    clean(made.table(("Step", "Excluding this step (ms)"), rows))

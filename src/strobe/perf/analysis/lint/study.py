@@ -11,7 +11,7 @@ from typing import Final
 from strobe.core.costs import DevicePeaks, TransformerShape, parse_dtype
 from strobe.perf.analysis.lint.devices import device_named, only_device
 from strobe.perf.analysis.lint.document import Document, Place, Section
-from strobe.perf.analysis.lint.names import key, words
+from strobe.perf.analysis.lint.names import key
 from strobe.perf.analysis.lint.quantity import Quantity
 from strobe.perf.analysis.lint.views import Entry, Series, View, view_of
 from strobe.perf.records.record import Record
@@ -160,10 +160,3 @@ class Study:
         """The place of one figure."""
         row, column = view.where(series, entry)
         return self.document.place(entry.cell.line, view.table, row, column)
-
-
-def mentions(text: str, label: str) -> bool:
-    """Every telling word of a label occurs in a text."""
-    pool = set(words(text))
-    own = words(label)
-    return bool(own) and all(word in pool for word in own)

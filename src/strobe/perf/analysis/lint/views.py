@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strobe.perf.analysis.lint.document import Cell, Row, Table
-from strobe.perf.analysis.lint.names import Metric, is_metric, is_total, metric_of
+from strobe.perf.analysis.lint.names import Metric, is_metric, metric_of
 from strobe.perf.analysis.lint.quantity import Quantity, Unit
 
 _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
@@ -185,9 +185,3 @@ def _by_rows(table: Table) -> View:
     )
     keys = tuple(title for title in columns if title not in change)
     return View(table=table, by_columns=False, series=tuple(series), keys=keys, derived=derived)
-
-
-def parts(view: View, series: Series) -> tuple[list[Entry], list[Entry]]:
-    """Entries of a column apart from its totals, and the totals."""
-    ordinary = [entry for entry in series.entries if not is_total(entry.key)]
-    return ordinary, [entry for entry in series.entries if is_total(entry.key)]

@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.perf.analysis.foreign_ledger import Account
 from strobe.perf.analysis.idle import IDLE
-from strobe.perf.analysis.ledger import Line
+from strobe.perf.analysis.ledger import Level, Line
 from strobe.perf.analysis.timeline import Label
 from strobe.perf.report.model import (
     Block,
@@ -52,6 +52,11 @@ def label_title(label: Label) -> str:
 def line_title(line: Line) -> str:
     """A line in words."""
     return label_title(Label(line.path, line.activity)) if line.path else line.name
+
+
+def level_title(account: Account, level: Level) -> str:
+    """The name of a level; what lies around the section is a step only if steps were found."""
+    return account.unit if level == Level.STEP and account.unit in ("call", "window") else LINE_LEVELS[level]
 
 
 def ledger_section(study: SpeedupStudy) -> Section:
@@ -98,7 +103,7 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     rows = [_line_row(account, line) for line in ledger.lines]
     whole = (account.per_unit(ns) for ns in (ledger.baseline_ns, ledger.candidate_ns, ledger.saved_ns))
     share: Cell = Share(1.0) if ledger.saved_ns else Missing("", "-")
-    top = LINE_LEVELS[ledger.levels[-1].level]
+    top = level_title(account, ledger.levels[-1].level)
     rows.append(
         Row((Text(top), Text("sum of all lines"), *(ExactTime(round(ns)) for ns in whole), share, Text(""), Text("")), True)
     )
@@ -123,7 +128,7 @@ def _line_row(account: Account, line: Line) -> Row:
     share: Cell = Missing("", "-") if line.share is None else Share(line.share)
     both = account.inclusive.get(Label(line.path, line.activity)) if line.path else None
     covers = (Text(""), Text("")) if both is None else tuple(ExactTime(round(ns)) for ns in both)
-    return Row((Text(LINE_LEVELS[line.level]), Text(line_title(line)), *times, share, *covers))
+    return Row((Text(level_title(account, line.level)), Text(line_title(line)), *times, share, *covers))
 
 
 def _effects(account: Account) -> Block:

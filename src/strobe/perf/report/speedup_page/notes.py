@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from strobe.perf.analysis.ledger import DILATION
 from strobe.perf.analysis.speedup import DRIFT
@@ -100,6 +101,13 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
 def _side_notes(side: Loaded) -> Iterator[str]:
     own, name = side.side, side.request.name
     yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
+    logged, chosen = own.timings.step, own.chosen
+    if not isinstance(logged, str) and chosen is not None and own.timed().step_ns is None:
+        mean = ms(Fraction(logged.calls.sum_ns, logged.calls.n))
+        yield (
+            f"Steps, {name}: the log's step {logged.series.title!r} of {mean} cannot be "
+            f"the trace's of {ms(chosen.mean_ns)}, so it does not tell what profiling added."
+        )
     if not isinstance(own.traced, str):
         for traced in own.traced:
             if isinstance(traced.steps, NoSteps):

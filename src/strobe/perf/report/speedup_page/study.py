@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -261,7 +262,8 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, s
     facts = trace_facts(traces)
     if side.log is not None and side.log.name == "records.jsonl":
         run = read_run(side.log.parent)
-        facts |= record_facts(run.header, run.variants[0] if len(run.variants) == 1 else None)
+        meant = [variant for variant in run.variants if re.search(side.timer, f"{variant.name}/")]
+        facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)
     if own.timings.calls is not None:
         facts["calls"] = str(own.timings.calls)
     chosen = own.chosen

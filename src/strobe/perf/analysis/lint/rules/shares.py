@@ -16,6 +16,10 @@ from strobe.perf.analysis.lint.views import Entry, Series, View
 
 ROUNDED: Final = Fraction(1, 2)
 """A share is not called wrong within half a percentage point of what it should be, beyond its printed digits."""
+COMPLETE: Final = Fraction(1, 20)
+"""Rows that add up to the implied total within 5 % are all there are."""
+MANY: Final = 5
+"""Of a list that leaves rows out, so many must agree on a total."""
 NEAR: Final = Fraction(12)
 """Shares that add up to within 12 points of 100 % are meant to be shares of one whole."""
 
@@ -64,51 +68,51 @@ def _of_other(view: View, series: Series) -> bool:
 def share_of_total(study: Study) -> Iterator[Claim]:
     """Compare every share with part / total of the figures beside it."""
     for view in study.views:
-        if not view.by_columns:
-            continue
-        for series in view.of_kind("share"):
-            candidates = [
-                (_off(view, series, values), values) for values in view.series if additive(view, values) and _fits(series, values)
-            ]
-            if not candidates or any(off == [] for off, _ in candidates):
+        for series in view.of_kind("share") if view.by_columns else ():
+            columns = [values for values in view.series if additive(view, values) and _whole(series, values) is not None]
+            found = [_off(view, series, values) for values in columns]
+            if not found or [] in found or _of_the_row(view, series):
                 continue
-            for off, values in candidates[:1]:
-                for entry, said, right in off or []:
-                    yield Claim(
-                        place=study.figure_place(view, series, entry),
-                        said=f"{entry.key}: {said.text}",
-                        corrected=printed(right.middle, said, more=0),
-                        why=f"{values.metric.title} of this row over that of all rows is {printed(right.middle, said)}",
-                    )
+            for entry, said, right in found[0] or []:
+                yield Claim(
+                    place=study.figure_place(view, series, entry),
+                    said=f"{entry.key}: {said.text}",
+                    corrected=printed(right.middle, said, more=0),
+                    why=f"{columns[0].metric.title} of this row over that of all rows is {printed(right.middle, said)}",
+                )
 
 
-def _fits(shares: Series, values: Series) -> bool:
-    """The values can be what the shares are of: at least half of the rows fit one total."""
-    return _whole(shares, values) is not None
+def _of_the_row(view: View, shares: Series) -> bool:
+    """Each share is that of two figures of its own row, such as busy of length."""
+    columns = view.of_kind("time", "memory", "count", "work")
+    return any(one is not two and _quotient(shares, one, two) for one in columns for two in columns)
+
+
+def _quotient(shares: Series, one: Series, two: Series) -> bool:
+    rows = [(figure, one.of(entry.position), two.of(entry.position)) for entry, figure in _rows(shares)]
+    known = [(figure, a, b) for figure, a, b in rows if a is not None and b is not None and b.bounds.low > 0]
+    return len(known) >= 2 and all(figure.bounds.overlaps(a.bounds / b.bounds * exactly(HUNDRED)) for figure, a, b in known)
 
 
 def _whole(shares: Series, values: Series) -> Bounds | None:
-    """The total that most rows imply: value / share, or the printed total row."""
+    """The total that most rows imply by value / share, if it is the sum of the column, or most of many rows imply it."""
     pairs = [
         (figure, value)
         for entry, figure in _rows(shares)
-        if (value := values.of(entry.position)) is not None and figure.value > 0 and figure.plain
+        if (value := values.of(entry.position)) is not None and figure.bounds.low > 0 and figure.plain
     ]
     if len(pairs) < 3:
         return None
-    implied = [
-        value.bounds / Bounds(max(figure.bounds.low, Fraction(1, 10**6)), figure.bounds.high) * exactly(HUNDRED)
-        for figure, value in pairs
-    ]
-    best: tuple[int, Bounds] | None = None
-    for each in implied:
-        members = [other for other in implied if other.overlaps(each)]
-        low, high = max(other.low for other in members), min(other.high for other in members)
-        if low <= high and (best is None or len(members) > best[0]):
-            best = (len(members), Bounds(low, high))
-    if best is None or best[0] < max(2, (len(pairs) + 1) // 2) or 5 * best[0] < 3 * len(pairs):
-        return None
-    return best[1]
+    implied = [value.bounds / figure.bounds * exactly(HUNDRED) for figure, value in pairs]
+    groups = [[other for other in implied if other.overlaps(each)] for each in implied]
+    common = [(len(group), max(other.low for other in group), min(other.high for other in group)) for group in groups]
+    agreed, low, high = max(
+        ((count, low, high) for count, low, high in common if low <= high), default=(0, Fraction(0), Fraction(0))
+    )
+    added = sum((value.value for _, value in pairs), Fraction(0))
+    complete = low - added * COMPLETE <= added <= high + added * COMPLETE
+    enough = 5 * agreed >= 3 * len(pairs) and (complete or (agreed >= MANY and 5 * agreed >= 4 * len(pairs)))
+    return Bounds(low, high) if enough else None
 
 
 def _off(view: View, shares: Series, values: Series) -> list[tuple[Entry, Quantity, Bounds]] | None:

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from strobe.bench.kernels import KernelPlan, profile_kernels
+from strobe.core.errors import ConfigError
+from strobe.engine.load import Model
+from strobe.engine.presets import preset
+from strobe.perf.analysis.budget import REGIONS, KernelProfile
+
+CPU = torch.device("cpu")
+PROMPTS = ("red circle moving", "blue square")
+
+
+def profiled(tiny: Model, name: str, iterations: int, said: list[tuple[int, int, str]] | None = None) -> KernelProfile:
+    heard = [] if said is None else said
+    plan = KernelPlan(iterations=iterations, switches=2)
+    return profile_kernels(tiny, preset(name), PROMPTS, device=CPU, plan=plan, progress=lambda *step: heard.append(step))
+
+
+@pytest.mark.parametrize("name", ["ultra", "baseline"])
+def test_the_budget_adds_up_to_the_measured_step(tiny: Model, name: str) -> None:
+    said: list[tuple[int, int, str]] = []
+    found = profiled(tiny, name, 8, said)
+    step = found.step
+    assert len(step.times_ns) == len(found.fine_ns) == 8 and min(step.times_ns) > 0
+    assert sum((ns for _, ns in step.by_kind()), Fraction(0)) + step.difference_ns == Fraction(sum(step.times_ns), 8)
+    assert sum((line.in_situ_ns or 0 for line in found.by_region()), Fraction(0)) == step.mean_ns
+    for at, fine in enumerate(found.fine_ns):
+        assert 0 < sum(found.regions_ns[region][at] for region in REGIONS) < fine
+    for each in (*step.operations, *found.decode.operations, *found.reference):
+        assert len(each.times_ns) == 8 and min(each.times_ns) > 0, each.name
+    blocks = 8 // (2 if name == "ultra" else 4)
+    assert {stage: len(times) for stage, times in found.stages_ns.items()} == {
+        "frame_block": blocks, "commit": blocks, "vae_decode": blocks, "recache": 2
+    }  # fmt: skip
+    assert found.decode.times_ns == found.stages_ns["vae_decode"]
+    assert [done for done, _, _ in said] == list(range(len(said))) and {total for _, total, _ in said} == {len(said)}
+
+
+def test_a_prompt_switch_is_timed_by_itself_and_as_it_runs(tiny: Model) -> None:
+    found = profiled(tiny, "ultra", 30)
+    recache = next(each for each in found.reference if each.name == "recache")
+    assert len(recache.times_ns) == 20  # a long call: no more than that
+    assert len(found.stages_ns["recache"]) == 2
+    assert {each.name for each in found.reference} >= {"kv_local_window_read", "kv_sink_read", "kv_window_concat", "kv_open"}
+
+
+@pytest.mark.parametrize("wrong", [{"iterations": 0}, {"switches": 0}])
+def test_impossible_plans_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least 1 each"):
+        KernelPlan(**wrong)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from strobe.core.costs import Cost
+from strobe.perf.analysis.budget import REGIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.records.record import Clocks, Machine
+from strobe.perf.report.kernel_profile import Profiled, kernel_report
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import Missing, Report, Share, Table, Time, decode_report, encode_report
+
+MS = 1_000_000
+
+
+def operation(name: str, kind: str, inside: str, calls: int, *times_ns: int, **more: Any) -> Operation:
+    return Operation(name=name, what="what it is", kind=kind, inside=inside, calls=calls, times_ns=times_ns, **more)
+
+
+def profile(kernel_flops: int = 10**11, samples: int = 3) -> KernelProfile:
+    kernel = Cost(flops=kernel_flops, read_bytes=10**8)
+    operations = (
+        operation("norm_modulate", "norms, modulation, RoPE", "attention", 8, MS // 10, cost=Cost(read_bytes=10**7)),
+        operation("qkv_projection", "attention projections", "attention", 8, MS // 2),
+        operation("kv_write", "key-value cache", "attention", 8, MS // 4, waits=True),
+        operation("attention_kernel", "attention kernels", "attention", 8, *[MS] * samples, cost=kernel),
+        operation("cross_attention_kernel", "attention kernels", "cross_attention", 8, MS // 8),
+        operation("ffn_up", "feed-forward", "ffn", 8, 2 * MS),
+        operation("head", "embedding, head, schedule", REST, 1, MS),
+    )
+    return KernelProfile(
+        step=Whole(name="denoise_step", times_ns=(40 * MS, 42 * MS), operations=operations),
+        fine_ns=(44 * MS,),
+        regions_ns={"attention": (20 * MS,), "cross_attention": (2 * MS,), "ffn": (18 * MS,)},
+        decode=Whole(name="vae_decode", times_ns=(30 * MS,), operations=(operation("vae_enter", "decoder", "", 3, MS),)),
+        stages_ns={"frame_block": (250 * MS,), "commit": (35 * MS,), "vae_decode": (30 * MS,), "recache": (90 * MS, 91 * MS)},
+        reference=(operation("kv_window_concat", "key-value cache", "", 0, MS // 5),),
+    )
+
+
+def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> Profiled:
+    machine = Machine(
+        device="cpu" if device_name == "a CPU" else "cuda:0", device_name=device_name, gpu_count=0, gpu_memory_bytes=None, driver=None,
+        cuda=None, torch="2.13.0", python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None,
+        clocks=Clocks(source="none", load=load),
+    )  # fmt: skip
+    given = {"dtype": "bfloat16", "cold": False, "compiled": False, "overlapped": False} | more
+    return Profiled(facts=(("Preset", "balanced"),), machine=machine, **given)
+
+
+def table(report: Report, id: str, number: int = 0) -> Table:
+    (section,) = (section for section in report.sections if section.id == id)
+    return [block for block in section.blocks if isinstance(block, Table)][number]
+
+
+def column(found: Table, title: str) -> list[Any]:
+    at = [column.title for column in found.columns].index(title)
+    return [row.cells[at] for row in found.rows]
+
+
+def test_the_printed_budget_adds_up_to_the_measured_step() -> None:
+    found = table(kernel_report(profile(), described()), "budget")
+    *parts, total = [cell.ns for cell in column(found, "per step")]
+    assert total == 41 * MS and sum(parts) == pytest.approx(total)
+    assert [cell.text for cell in column(found, "component")] == [
+        "norms, modulation, RoPE", "attention projections", "key-value cache", "attention kernels", "feed-forward",
+        "embedding, head, schedule", "difference: as it runs - sum of the parts", "one denoise step",
+    ]  # fmt: skip
+    assert parts[3] == 9 * MS and parts[-1] == pytest.approx((41 - 0.8 - 4 - 2 - 9 - 16 - 1) * MS)
+    *shares, whole = [cell.value for cell in column(found, "share of step")]
+    assert sum(shares) == pytest.approx(1) and whole == 1
+    assert [cell.text for cell in column(found, "measured")] == ["by itself"] * 6 + ["subtracted", "as it runs, mean of 2"]
+    assert found.rows[-1].strong
+
+
+def test_the_regions_add_up_too_and_say_what_timers_cost() -> None:
+    found = table(kernel_report(profile(), described()), "regions")
+    *parts, total = [cell.ns for cell in column(found, "as it runs")]
+    assert parts == [20 * MS, 2 * MS, 18 * MS, 4 * MS, -3 * MS] and total == sum(parts) == 41 * MS
+    names = [cell.text for cell in column(found, "region of the step")]
+    assert names == [*REGIONS, REST, "plain steps - steps with timers (observer effect, noise)", "denoise_step"]
+    assert isinstance(column(found, "difference")[4], Missing)
+
+
+def test_every_operation_says_how_often_it_was_called_and_a_p99_needs_459() -> None:
+    few = table(kernel_report(profile(), described()), "details-attention")
+    many = table(kernel_report(profile(samples=459), described()), "details-attention")
+    names = [cell.text for cell in column(few, "operation")]
+    assert names == ["qkv_projection", "attention_kernel", "cross_attention_kernel"]
+    assert [cell.note for cell in column(few, "slow end")] == ["max of 1", "max of 3", "max of 1"]
+    assert [cell.note for cell in column(many, "slow end")] == ["max of 1", "p99 of 459", "max of 1"]
+    assert column(few, "per step")[1] == Time(8.0 * MS) and column(few, "share of step")[1] == Share(8 / 41)
+    assert "by itself" in few.caption
+
+
+def test_a_cpu_has_no_roofline_and_that_is_said() -> None:
+    found = table(kernel_report(profile(), described()), "details-attention")
+    assert "of peak" not in [column.title for column in found.columns]
+    assert any("No published peaks are known for a CPU" in note for note in found.notes)
+
+
+def test_a_known_gpu_has_one() -> None:
+    report = kernel_report(profile(), described("NVIDIA H100 80GB HBM3", cold=True))
+    found = table(report, "details-attention")
+    share = column(found, "of peak")[1]
+    assert isinstance(share, Share) and share.value == pytest.approx(1e11 / 1e-3 / 989.4e12)
+    assert isinstance(column(found, "of peak")[0], Missing)
+    assert any("caches overwritten before each call" in note for note in found.notes)
+    cache = table(report, "details-cache")
+    assert any("Launch gaps lie in the times of kv_write" in note for note in cache.notes)
+    assert report.banners == ()
+
+
+def test_a_rate_above_the_peak_stops_the_page() -> None:
+    report = kernel_report(profile(kernel_flops=10**13), described("NVIDIA H100 80GB HBM3"))
+    (banner,) = report.banners
+    assert banner.level == "stop" and banner.items[0].startswith("attention_kernel: 1e+04 TFLOP/s is above the bfloat16 peak")
+
+
+def test_what_is_no_part_of_a_step_is_apart() -> None:
+    found = table(kernel_report(profile(), described()), "details-cache", 1)
+    assert [cell.text for cell in column(found, "operation")] == ["kv_window_concat"]
+    assert "share of step" not in [column.title for column in found.columns] and "no part of a denoise step" in found.caption
+
+
+def test_the_decoder_is_held_against_what_it_takes() -> None:
+    report = kernel_report(profile(), described(overlapped=True))
+    parts, account = table(report, "decoder", 0), table(report, "decoder", 1)
+    assert column(parts, "per decode") == [Time(3.0 * MS)] and column(parts, "share of decode") == [Share(0.1)]
+    assert [cell.ns for cell in column(account, "per decode")] == [3 * MS, 27 * MS, 30 * MS]
+    assert any("beside the commit pass" in note for note in account.notes)
+
+
+def test_stages_have_their_samples() -> None:
+    found = table(kernel_report(profile(), described()), "stages")
+    rows = {row.cells[0].text: (row.cells[2].value, row.cells[3].ns) for row in found.rows}
+    assert rows["recache"] == (2, 90.5 * MS) and rows["denoise_step"] == (2, 41 * MS)
+
+
+def test_a_busy_machine_and_fusion_are_told() -> None:
+    report = kernel_report(profile(), described(load=9.5, compiled=True))
+    assert "load 9.5 on 2 cores" in report.banners[0].items[0]
+    assert any("fusion: the stream ran compiled" in note for note in table(report, "budget").notes)
+
+
+def test_an_outlier_is_kept_and_its_effect_said() -> None:
+    """Eleven steps of 40 ms and one of 400: the mean is 70 ms, without it 40."""
+    base = profile()
+    found = KernelProfile(
+        step=Whole(name="denoise_step", times_ns=(*[40 * MS] * 11, 400 * MS), operations=base.step.operations),
+        fine_ns=base.fine_ns, regions_ns=base.regions_ns, decode=base.decode, stages_ns=base.stages_ns,
+    )  # fmt: skip
+    notes = " ".join(table(kernel_report(found, described()), "budget").notes)
+    assert "1 of 12 steps lie outside Tukey's fences and are kept; without them the mean would change by -43 %" in notes
+    assert "p50 40 ms, max 400 ms, n = 12" in notes
+
+
+def test_the_page_and_its_twin() -> None:
+    report = kernel_report(profile(), described())
+    assert decode_report(encode_report(report)) == report
+    text = render_markdown(report)
+    assert "# Kernel profile" in text and "**one denoise step**" in text and "| attention\\_kernel |" in text
+    assert json.loads(encode_report(report))["title"] == "Kernel profile"
+    assert [section.id for section in report.sections] == [
+        "budget", "regions", "details-attention", "details-cache", "details-ffn", "details-other", "decoder", "stages"
+    ]  # fmt: skip
