@@ -126,6 +126,16 @@ def test_a_sparse_gate_sees_a_wrong_tile(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not passed and "3 tiles of the output" in rule and float(detail) > 1e-3
 
 
+@pytest.mark.gpu
+def test_a_call_is_timed_in_a_full_queue_on_a_gpu(tmp_path: Path) -> None:
+    call = AttentionCall(q_tokens=1024, kv_tokens=4096, num_heads=12, head_dim=128)
+    run = measured(tmp_path / "run", AttentionCase(call, ["sdpa", "reference"], device="cuda"), AttentionPlan(rounds=2, calls=70))
+    assert all(each.passed for each in run.gates) and {span.clock for span in run.spans} == {"cuda_event"}
+    assert {variant.dtype for variant in run.variants} == {"bfloat16"}
+    events = json.loads(gzip.decompress((run.folder / run.traces[0].path).read_bytes()))["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+
+
 @pytest.mark.parametrize("damage", [1.1, torch.nan])
 def test_a_wrong_output_is_red(damage: float) -> None:
     expected = torch.ones(3)

@@ -49,6 +49,19 @@ def test_a_prompt_switch_is_timed_by_itself_and_as_it_runs(tiny: Model) -> None:
     assert {each.name for each in found.reference} >= {"kv_local_window_read", "kv_sink_read", "kv_window_concat", "kv_open"}
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ultra", "baseline"])
+def test_the_budget_adds_up_on_a_gpu(tiny: Model, name: str) -> None:
+    plan = KernelPlan(iterations=8, switches=2, cold=True)
+    found = profile_kernels(tiny, preset(name), PROMPTS, device=torch.device("cuda", 0), plan=plan, progress=lambda *step: None)
+    assert sum((ns for _, ns in found.step.by_kind()), Fraction(0)) + found.step.difference_ns == found.step.mean_ns
+    assert sum((line.in_situ_ns or 0 for line in found.by_region()), Fraction(0)) == found.step.mean_ns
+    for at, fine in enumerate(found.fine_ns):
+        assert 0 < sum(found.regions_ns[region][at] for region in REGIONS) < fine
+    for each in (*found.step.operations, *found.decode.operations, *found.reference):
+        assert min(each.times_ns) > 0 or each.name == "conditions", each.name  # tables are looked up without the device
+
+
 @pytest.mark.parametrize("wrong", [{"iterations": 0}, {"switches": 0}])
 def test_impossible_plans_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 1 each"):

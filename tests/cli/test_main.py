@@ -14,7 +14,25 @@ from strobe.cli import main as module
 from strobe.core.errors import ImplUnavailableError, ShapeError, StrobeError
 from terminal import Strobe
 
-VERBS = ["demo", "generate", "compare", "presets show", "report", "doctor", "train-shapes", "bench shapes"]
+VERBS = [
+    "demo",
+    "generate",
+    "compare",
+    "presets show",
+    "report",
+    "trace",
+    "speedup",
+    "lint",
+    "extract stages",
+    "extract attention",
+    "extract kernels",
+    "profile stream",
+    "profile attention",
+    "profile kernels",
+    "doctor",
+    "train-shapes",
+    "bench shapes",
+]
 
 
 def test_version(strobe: Strobe) -> None:

@@ -264,6 +264,9 @@ def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
         (("--baseline", "quality", "--candidate", "quality"), "against itself"),
         (("--baseline", "quality", "--candidate", "turbo", "--section", "a:end -> b:end"), "leave out --section"),
         (("--baseline", "quality", "--candidate", "turbo", "--baseline-log", "x.log"), "leave out --baseline-log"),
+        (("--baseline", "quality", "--candidate", "turbo", "--unit", "s"), "--unit and the like"),
+        (("--baseline", "quality", "--candidate", "turbo", "--stage", "vae"), "leave out"),
+        (("--baseline", "quality", "--candidate", "turbo", "--store"), "leave out --store"),
     ],
 )
 def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: tuple[str, ...], says: str) -> None:
@@ -274,3 +277,29 @@ def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: t
 def test_nothing_to_compare(strobe: Strobe) -> None:
     result = strobe("speedup")
     assert result.code == 2 and "--baseline-log" in result.err
+
+
+@pytest.mark.parametrize("calls", [0, -3])
+def test_a_stage_has_at_least_one_call(strobe: Strobe, guide: dict[str, Path], calls: int) -> None:
+    for verb in (flags(guide), ("extract", "attention", "--candidate-log", guide["vsa_log"])):
+        result = strobe(*verb, "--calls-per-stage", calls)
+        assert result.code == 2 and f"--calls-per-stage {calls}: a stage has 1 or more" in result.err
+
+
+def test_a_report_can_be_made_again_from_what_it_stored(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
+    logs = [("--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"])]
+    kept = tmp_path / "report" / "inputs"
+    logs.append(("--baseline-log", kept / "baseline" / "fa.log", "--candidate-log", kept / "candidate" / "vsa.log"))
+    for given in logs:
+        result = strobe("speedup", *given, "-o", tmp_path / "report", "--store")
+        assert result.code == 0, result.err
+    for name, log in (("fa_log", "baseline/fa.log"), ("vsa_log", "candidate/vsa.log")):
+        assert (kept / log).read_bytes() == guide[name].read_bytes()
+
+
+def test_lines_that_match_no_pattern_are_told(strobe: Strobe, tmp_path: Path) -> None:
+    log = tmp_path / "new.log"
+    log.write_text("start\n>>>> VSA time: 12.5 parsecs\n")
+    result = strobe("speedup", "--baseline-log", log, "--candidate-log", log)
+    assert result.code == 0
+    assert "Log of the baseline: 1 lines look like a timing and match no pattern; line 2: >>>> VSA time: 12.5 parsecs" in result.out

@@ -50,6 +50,19 @@ def test_a_trace_becomes_tables_on_stdout(strobe: Strobe, tmp_path: Path) -> Non
     assert not list(tmp_path.glob("report*"))
 
 
+def test_the_terminal_answers_what_was_asked(strobe: Strobe, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_trace(tmp_path / f"r{rank}.json", rank)
+    found = "kernel:end -> evil -> memcpy:end", "kernel:end -> zzz -> link:end"
+    out = strobe("trace", tmp_path, "--section", found[0], "--section", found[1], "--steps", "nowhere").out
+    row = next(line for line in out.splitlines() if line.startswith("rank 1") and found[0] in line)
+    assert row.split()[8:12] == ["3", "0.310002", "0.310002", "0.310002"]  # from 12.000 + 100.001 to 412.002 + 10.001 µs
+    assert "rank 0, kernel:end -> zzz -> link:end: no device event matches 'zzz'" in out  # ":end:" is no picture
+    assert "rank 0, device 0 and 1 more: no range that launched work and no kernel matches 'nowhere'." in out
+    assert "Kernels of 1 more device: in the report" in out
+    assert "Length of a step" in strobe("trace", tmp_path / "r0.json").out
+
+
 def test_a_folder_gets_the_report_and_every_event(strobe: Strobe, tmp_path: Path) -> None:
     for rank in (1, 0):
         write_trace(tmp_path / f"r{rank}.json", rank)

@@ -40,12 +40,12 @@ class Output:
     def note(self, text: str) -> None:
         """Say something on stderr."""
         if not self.quiet:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
+            Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(escape(text))
 
     def show(self, *renderables: RenderableType) -> None:
         """Print tables or text on stdout, unless stdout carries JSON."""
         if not self.json:
-            console = _Stdout(highlight=False, soft_wrap=True)
+            console = _Stdout(highlight=False, emoji=False, soft_wrap=True)
             for renderable in renderables:
                 console.print(renderable)
 
@@ -65,7 +65,7 @@ class Output:
 
         A terminal gets a bar that goes away at the end, a log file a line now and then.
         """
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         if self.quiet or not console.is_terminal:
             yield _Log(title, self)
             return

@@ -64,6 +64,19 @@ class Evidence:
     range: str | None = None
     calls_per_stage: int | None = None
 
+    @property
+    def calls(self) -> int | None:
+        """Calls per stage, if they are given.
+
+        Raises:
+            ConfigError: fewer than one.
+        """
+        from strobe.core.errors import ConfigError
+
+        if self.calls_per_stage is not None and self.calls_per_stage < 1:
+            raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
+        return self.calls_per_stage
+
 
 @Parameter(name="*", group="Windows (instead of the search for the steady state)")
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +188,7 @@ def attention(
     ]  # fmt: skip
     if not any(side.log for side in asked):
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
-    patterns, unit = _prepared(flags)
+    calls, (patterns, unit) = evidence.calls, _prepared(flags)
     from strobe.perf.analysis.log_metrics import attention_summary, unsynchronised
     from strobe.perf.analysis.log_rounds import STAGE, LogRequest
     from strobe.perf.report.extract import TimerLog, attention_section, input_file
@@ -190,9 +203,7 @@ def attention(
         read.append(log)
         proof, files = _evidence(side, evidence.range, output)
         inputs += [*_log_inputs([log]), *map(input_file, files)]
-        request = LogRequest(
-            log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=evidence.calls_per_stage
-        )
+        request = LogRequest(log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=calls)
         summaries = attention_summary(request, side.name, flags.stage or STAGE)
         checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
         found.append(TimerLog(label=side.label, summaries=summaries, remarks=tuple(filter(None, checked))))

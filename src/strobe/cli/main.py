@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in tokens:
             traceback.print_exc()
         code, message = explain(error)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
+        console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        console.print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
         return code
 
 

@@ -112,8 +112,12 @@ def speedup(
 
     requirements = [parse_requirement(text) for text in result.require]
     if run:
-        if (sides, evidence, windows) != (_SIDES, _EVIDENCE, _WINDOWS):
-            raise ConfigError(f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace and the like")
+        if (sides, evidence, windows, flags) != (_SIDES, _EVIDENCE, _WINDOWS, _LOGS):
+            raise ConfigError(
+                f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
+            )
+        if result.store:
+            raise ConfigError(f"{run[0]} is where its records and traces are kept: leave out --store")
         return _of_run(run, comparing, (requirements, result.into), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
@@ -183,7 +187,7 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Wi
         unit=None if flags.unit is None else parse_unit(flags.unit),
         stage=flags.stage or STAGE,
         timed_range=evidence.range,
-        calls=evidence.calls_per_stage,
+        calls=evidence.calls,
         steps=comparing.steps,
         priority=PRIORITY if comparing.priority is None else tuple(word.strip() for word in comparing.priority.split(",")),
         vary=comparing.vary,

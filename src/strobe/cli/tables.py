@@ -13,7 +13,7 @@ MAX_ROWS: Final = 30
 MAX_NAME: Final = 64
 
 
-def table_text(table: Table, max_rows: int = MAX_ROWS) -> str:
+def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> str:
     """Caption, head, rows and notes, as rich markup; a terminal narrower than the table wraps it, only long names are cut."""
     from strobe.perf.report.text import cell_text, clean
 
@@ -31,9 +31,9 @@ def table_text(table: Table, max_rows: int = MAX_ROWS) -> str:
         for line in lines
     ]
     more = [f"{len(table.rows) - max_rows} more rows"] if len(table.rows) > max_rows else []
-    notes = [f"* {clean(note)}" for note in table.notes]
+    said = [f"* {clean(note)}" for note in table.notes] if notes else []
     head = f"[bold]{escape(padded[0])}[/]"
-    return "\n".join((escape(clean(table.caption)), head, *map(escape, (*padded[1:], *more, *notes)), ""))
+    return "\n".join((escape(clean(table.caption)), head, *map(escape, (*padded[1:], *more, *said)), ""))
 
 
 def _cut(text: str) -> str:

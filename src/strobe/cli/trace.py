@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from strobe.cli.console import Output
+from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report import model
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 
 Format = Literal["html", "md", "json"]
 _MB: Final = 1_000_000
-_SHOWN: Final = {"overview": (0,), "activity": (1,), "kernels": (0,), "operators": (0, 1)}
-"""Which tables of a section are printed: devices, causes of idle time, kernels, threads and operators."""
+_SHOWN: Final = {
+    "overview": (0,), "activity": (1,), "kernels": (0,), "operators": (0, 1), "steps": (0,), "sections": (0,),
+    "collectives": (0, 2),
+}  # fmt: skip
+"""Which tables of a section are printed: devices, causes of idle time, kernels of the first device, threads and operators, steps,
+sections, exposed communication and, across ranks, who waits for whom."""
+_NOTED: Final = ("steps", "sections", "collectives")
+"""Sections whose remarks are printed too: they say what could not be found."""
 _ROWS: Final = 15
-_NAME: Final = 60
 
 
 @Parameter(name="*", group="Analysis")
@@ -140,35 +146,19 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
 
 def _summary(report: model.Report) -> Iterator[str]:
     """What fits a terminal: the banners and the tables one looks at first."""
-    from strobe.perf.report.model import Table
+    from strobe.perf.report.model import Notes, Table
+    from strobe.perf.report.text import clean
 
     for banner in report.banners:
         yield f"[bold]{escape(banner.title)}[/]\n" + "\n".join(f"  {escape(item)}" for item in banner.items) + "\n"
     for section in report.sections:
         tables = [block for block in section.blocks if isinstance(block, Table)]
-        yield from (_text(tables[at]) for at in _SHOWN.get(section.id, ()) if at < len(tables))
-
-
-def _text(table: model.Table) -> str:
-    """A table as lines; a terminal narrower than it wraps them, nothing is cut but long names."""
-    from strobe.perf.report.text import cell_text, clean
-
-    heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
-    rows = [
-        [cell_text(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)] for row in table.rows[:_ROWS]
-    ]
-    lines = [[_cut(clean(text)) for text in row] for row in (heads, *rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    padded = [
-        "  ".join(
-            text.rjust(width) if column.numeric else text.ljust(width)
-            for text, width, column in zip(line, widths, table.columns, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
-    more = [f"{len(table.rows) - _ROWS} more rows"] if len(table.rows) > _ROWS else []
-    return "\n".join((escape(clean(table.caption)), f"[bold]{escape(padded[0])}[/]", *map(escape, (*padded[1:], *more)), ""))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _NAME else f"{text[: _NAME - 3]}..."
+        yield from (
+            table_text(tables[at], _ROWS, notes=section.id in _NOTED) for at in _SHOWN.get(section.id, ()) if at < len(tables)
+        )
+        if section.id in _NOTED:
+            said = [f"* {escape(clean(item))}" for block in section.blocks if isinstance(block, Notes) for item in block.items]
+            yield from ["\n".join((*said, ""))] if said else []
+        more = sum(table.sortable for table in tables) - 1
+        if section.id == "kernels" and more > 0:
+            yield f"Kernels of {more} more device{'s' if more > 1 else ''}: in the report, which -o FOLDER writes.\n"

@@ -69,3 +69,15 @@ def test_warm_up_clips_do_not_count(make_run: MakeRun) -> None:
 def test_a_variant_without_timed_clips_is_an_error(make_run: MakeRun) -> None:
     with pytest.raises(DataError, match="no finished timed clip of 'turbo'"):
         latencies(make_run(block_time, clips=2), "turbo")
+
+
+def test_a_stalled_block_is_kept_and_its_effect_is_known(make_run: MakeRun) -> None:
+    """One block of one clip takes four times as long: it stays in the mean, and what it does there is said."""
+    run = make_run(lambda name, order, block: 100 * MS if (name, order, block) == ("turbo", 7, 5) else 25 * MS + 1000 * order)
+    found = latencies(run, "turbo").block
+    assert found is not None and found.tail.value == 100 * MS + 100
+    assert (found.outliers.n, len(found.outliers.indices)) == (found.n, 1)
+    assert found.outliers.mean == found.mean_ns
+    without = (found.mean_ns * found.n - found.tail.value) / (found.n - 1)
+    assert found.outliers.mean_without == pytest.approx(without)
+    assert found.outliers.effect == pytest.approx(without / found.mean_ns - 1)

@@ -127,6 +127,28 @@ def test_numbers_match_what_a_window_cut_off() -> None:
     assert meetings([traces[0], traces[1], traces[2]], windows).matched == 3
 
 
+def test_two_traces_of_one_rank_are_two_runs_and_do_not_meet() -> None:
+    traces = [trace for trace in _late([2, 0]) for _ in range(2 if trace.rank == 1 else 1)]
+    found = meetings(traces)
+    assert found is not None and (found.matched, found.unmatched, found.times, found.kinds) == (0, 8, (), ())
+    assert found.problems == ("rank 1 has 2 traces, give one of each",)
+
+
+def test_what_a_window_cuts_is_matched_and_not_split() -> None:
+    traces = _late([2, 2, 2])  # rank 2 starts at 320 µs, all end at 360 µs: a window to 330 µs shows 10 µs of a transfer of 40
+    windows = [Window(start_ns=0, end_ns=1_330_000, label="")] * 3
+    found = meetings(traces, windows)
+    assert found is not None and (found.matched, found.cut, found.unmatched, found.clock.checked) == (2, 1, 0, 1)
+    assert [(kind.transfer.n, kind.transfer.sum_ns) for kind in found.kinds] == [(1, 40_000)]
+    assert [account.num_cut for account in communication(traces, windows)] == [1, 1, 1]
+    only = meetings(traces, [Window(start_ns=0, end_ns=330_000, label="")] * 3)
+    assert only is not None and (only.matched, only.cut, only.times, only.kinds) == (1, 1, (), ())
+    assert only.straggler is None
+    # each window ends elsewhere, as it does where every rank counts from its own first event
+    found = meetings(traces, [None, None, Window(start_ns=0, end_ns=2_350_000, label="")])
+    assert found is not None and (found.matched, found.cut) == (3, 1) and found.clock.aligned
+
+
 @pytest.mark.parametrize(
     ("told", "problem"),
     [

@@ -264,6 +264,7 @@ def test_no_device_events_is_no_table() -> None:
     [
         ("ProfilerStep#3", "ProfilerStep"), ("ProfilerStep # 3", "ProfilerStep"), ("Linear_12", "Linear"), ("a_1_2", "a_1"),
         ("attention", "attention"), ("#3", "#3"), ("Conv2d", "Conv2d"),
+        ("outer step 12", "outer step"), ("step 3 of 7", "step 3 of"), ("12", "12"), (" 12", " 12"),
     ],
 )  # fmt: skip
 def test_names_without_numbers(name: str, base: str) -> None:

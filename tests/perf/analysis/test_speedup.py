@@ -10,9 +10,12 @@ import pytest
 
 from artefacts import FA, VSA, fa_layers, vsa_layers, write_trace
 from strobe.core.errors import DataError
+from strobe.perf.analysis.call_ledger import call_ledger
 from strobe.perf.analysis.cut import Cut, TracedSide, cut_trace
 from strobe.perf.analysis.ledger import DILATION, OUTSIDE_WINDOW
+from strobe.perf.analysis.sections import parse_section
 from strobe.perf.analysis.speedup import LevelFigure, Side, level_figures, rank_ledgers
+from strobe.perf.analysis.steps import NoSteps
 from strobe.perf.analysis.timings import NO_CALLS, NO_LOG, Timings, Wanted, timings_of
 from strobe.perf.logs import read_log
 from strobe.perf.trace import read_trace
@@ -136,3 +139,62 @@ def test_a_timed_step_tells_the_dilation_if_it_can_be_the_traced_one(tmp_path: P
     lines = {line.name: account.per_unit(line.baseline_ns) for line in account.ledger.lines}
     assert account.unit == "stage" and lines[DILATION] == 3 * (10_000_000 - step.mean_ns)
     assert lines[OUTSIDE_WINDOW] == Fraction(300_600_000, 3) - 3 * 10_000_000
+
+
+def test_of_ranks_that_meet_the_late_one_counts(tmp_path: Path) -> None:
+    """Both steps last as long; rank 0 spends more of its own waiting in the collective."""
+    nccl = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+    ranks = [
+        traced(
+            tmp_path, [[("kernel", FA, 9_000_000), ("kernel", "gemm", gemm), ("kernel", nccl, 5_000_000 - gemm)]] * 4, FA, name
+        )
+        for name, gemm in (("rank 0", 3_000_000), ("rank 1", 3_500_000))
+    ]
+    assert ranks[0].mean_ns == ranks[1].mean_ns and ranks[1].own_ns == 12_500_000 + 10_000
+    for order in (ranks, ranks[::-1]):
+        chosen = Side(name="baseline", traced=tuple(order), timings=NONE).chosen
+        assert chosen is ranks[1]
+
+
+def test_a_rank_without_steps_is_not_the_slowest_for_its_whole_window(tmp_path: Path) -> None:
+    stepped = traced(tmp_path, fa_layers(), FA, "rank 0")
+    layers = [[("kernel", f"{name}{at}", 3_000_000), ("kernel", FA, 9_534_580)] for at, name in enumerate("ab")]
+    whole = traced(tmp_path, layers, FA, "rank 1")
+    assert isinstance(whole.steps, NoSteps) and whole.mean_ns > stepped.mean_ns
+    assert Side(name="baseline", traced=(whole, stepped), timings=NONE).chosen is stepped
+    assert Side(name="baseline", traced=(whole,), timings=timings(tmp_path, log(12, 100, step_s=0.020))).timed().step_ns is None
+
+
+def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> None:
+    """Two focal calls in each section: its saving is realised from what both of them save."""
+
+    def cut(name: str, focal: int, rest: int) -> TracedSide:
+        layer = [("kernel", FA, focal), ("kernel", FA, focal), ("kernel", "gather", rest), ("kernel", "gemm", 1_000_000)]
+        path = write_trace(tmp_path / f"{name}.json.gz", [[("gpu_memcpy", "Memcpy DtoD", 50_000), *layer]] * 4)
+        section = parse_section("memcpy:end -> gather:end", FA)
+        return cut_trace(read_trace(path), name, Cut(focal=FA, section=section))
+
+    sides = [
+        Side(name="baseline", traced=(cut("one", 4_000_000, 500_000),), timings=NONE),
+        Side(name="candidate", traced=(cut("two", 1_000_000, 1_000_000),), timings=NONE),
+    ]
+    assert [side.focal_in_section() for side in sides] == [8_000_000, 2_000_000]
+    found = by_level(level_figures(*sides))
+    assert found["kernel"].saved_ns == 3_000_000
+    assert found["section"].saved_ns == 5_500_000 and found["section"].realised == Fraction(5_500_000, 6_000_000)
+    account = call_ledger(*(side.call_times(with_section=True, kernel_is_section=False) for side in sides))
+    assert account is not None
+    lines = [(line.name, account.per_unit(line.saved_ns)) for line in account.ledger.lines]
+    assert lines == [("focal kernel", 6_000_000), ("section beyond the kernel", -500_000)]
+
+
+def test_a_whole_run_of_several_stages_is_not_one_stage_and_the_rest(tmp_path: Path) -> None:
+    def run(call_ms: float, stage_ms: float, stages: int) -> Side:
+        text = log(call_ms, stage_ms, rounds=2 * stages).split("\n")
+        each = len(text) // 2
+        lines = [*text[:each], "Pixel data generated successfully in 2.0 seconds", *text[each:]]
+        lines.append(f"Pixel data generated successfully in {stage_ms / 100} seconds")
+        return Side(name="baseline", traced=NO_LOG, timings=timings(tmp_path, "\n".join(lines)))
+
+    assert run(10, 100, 1).stages_per_run == 1 and run(10, 100, 1).timed().e2e_ns is not None
+    assert run(10, 100, 3).stages_per_run == 3 and run(10, 100, 3).timed().e2e_ns is None

@@ -195,7 +195,7 @@ _EVENTS = [
 @pytest.mark.parametrize(
     ("text", "start", "end"),
     [
-        ("ProfilerStep#1", 1_000, 1_040), ("ProfilerStep#2", 1_100, 1_500), ("attention[0]", 1_000, 1_010),
+        ("ProfilerStep#1", 1_000, 1_100), ("ProfilerStep#2", 1_100, 1_500), ("attention[0]", 1_000, 1_010),
         ("strobe::attention#1", 1_100, 1_130), ("a..b", 1_020, 1_040), ("Block_0", 1_000, 1_010),
         ("ProfilerStep#1..ProfilerStep#2", 1_000, 1_500), ("attention[0] .. a..b", 1_000, 1_040), ("1", 1_000, 1_100),
         ("1..2", 1_000, 1_500), (" 2 ", 1_100, 1_500), ("10ns..0.02us", 1_010, 1_020), ("..20 ns", 1_000, 1_020),

@@ -42,9 +42,9 @@ def profile(kernel_flops: int = 10**11, samples: int = 3) -> KernelProfile:
 
 def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> Profiled:
     machine = Machine(
-        device="cpu" if device_name == "a CPU" else "cuda:0", device_name=device_name, gpu_count=0, gpu_memory_bytes=None, driver=None,
-        cuda=None, torch="2.13.0", python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None,
-        clocks=Clocks(source="none", load=load),
+        device="cpu" if device_name == "a CPU" else "cuda:0", device_name=device_name, gpu_count=0, gpu_memory_bytes=None,
+        driver=None, cuda=None, torch="2.13.0", python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2,
+        memory_bytes=None, clocks=Clocks(source="none", load=load),
     )  # fmt: skip
     given = {"dtype": "bfloat16", "cold": False, "compiled": False, "overlapped": False} | more
     return Profiled(facts=(("Preset", "balanced"),), machine=machine, **given)
@@ -143,6 +143,16 @@ def test_a_busy_machine_and_fusion_are_told() -> None:
     report = kernel_report(profile(), described(load=9.5, compiled=True))
     assert "load 9.5 on 2 cores" in report.banners[0].items[0]
     assert any("fusion: the stream ran compiled" in note for note in table(report, "budget").notes)
+
+
+def test_clocks_that_vary_and_throttling_are_told() -> None:
+    clocks = Clocks(source="nvml", sm_mhz_min=1700, sm_mhz_max=1980, samples=9, throttle=("sw_power_cap",))
+    (banner,) = kernel_report(profile(), described(clocks=clocks)).banners
+    assert banner.items == (
+        "SM clock varied by more than 2 % while it was measured: 1700 to 1980 MHz", "the GPU was throttled: sw_power_cap"
+    )  # fmt: skip
+    steady = Clocks(source="nvml", sm_mhz_min=1950, sm_mhz_max=1980, samples=9)
+    assert kernel_report(profile(), described(clocks=steady)).banners == ()
 
 
 def test_an_outlier_is_kept_and_its_effect_said() -> None:

@@ -13,6 +13,7 @@ from strobe.perf.report.events_csv import COLUMNS, write_events
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
+    Code,
     Count,
     ExactTime,
     Figure,
@@ -92,6 +93,25 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
     assert "1 pairs of 2 events, 10.000 µs in all" in overlap
 
 
+def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
+    ranks = [busy_trace(rank=rank, path=Path(f"{rank}.json"), metadata={"rank": str(rank), "same": "x"}) for rank in range(12)]
+    report = build_trace_report(study_of(*ranks))
+    items = titles(report)["Host-bound"]
+    assert len(items) == 9 and items[7].startswith("rank 7") and items[8] == "and 4 more like these; the tables have all of them"
+    said = [block for block in section(report, "overview").blocks if isinstance(block, Table)][-1]
+    assert [row.cells for row in said.rows] == [(Code("rank"), Text("differs: 12 values", "bad")), (Code("same"), Code("x"))]
+
+
+def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
+    options = {"with_stack": "1", "profile_memory": "0", "record_shapes": "1"}
+    found = titles(build_trace_report(study_of(busy_trace(metadata=options))))
+    (said,) = found["The profiler slowed the host down"]
+    assert said.startswith("a: recorded with with_stack, record_shapes, ") and "timed run" in said
+    assert "The profiler slowed the host down" not in titles(build_trace_report(study_of(busy_trace())))
+    busy = trace_of([DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None)], metadata=options)
+    assert titles(build_trace_report(study_of(busy))) == {}
+
+
 def test_a_clean_busy_trace_has_no_banner() -> None:
     events = [
         DeviceEvent("a", "kernel", at, at + 1000, 0, 7, 0, HostEvent("launch", at - 9, at - 5, 0)) for at in range(0, 9000, 1000)
@@ -107,6 +127,9 @@ def test_no_device_events_are_a_result() -> None:
     assert isinstance(table, Table) and [row.cells[2] for row in table.rows] == [ExactTime(9_000), ExactTime(1_000)]
     lost = build_trace_report(study_of(trace_of((), launched={"cudaLaunchKernel": (12, 12)})))
     assert "12 launch calls were recorded and no device event answers" in titles(lost)["No device events"][0]
+    assert titles(build_trace_report(study_of(trace_of(()))))["No device events"] == ("a: the trace holds no events at all",)
+    cut = titles(build_trace_report(study_of(trace_of((), counts=ReadCounts(events=7, truncated=True)))))
+    assert "before the place where the file ends" in cut["No device events"][0]
     short = build_trace_report(study_of(host, top=1))
     table = section(short, "operators").blocks[1]
     assert isinstance(table, Table) and table.rows[-1].cells[:3] == (Text("1 more rows"), Count(1), ExactTime(1_000))

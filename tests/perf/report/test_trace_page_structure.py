@@ -20,6 +20,7 @@ from strobe.perf.report.model import (
     Frame,
     Missing,
     Notes,
+    Number,
     Plane,
     Report,
     Section,
@@ -29,7 +30,7 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.trace_page.collectives import collectives_section
 from strobe.perf.report.trace_page.memory import memory_section
-from strobe.perf.report.trace_page.ranges import MAX_FRAMES, ranges_section
+from strobe.perf.report.trace_page.ranges import MAX_DEPTH, MAX_FRAMES, ranges_section
 from strobe.perf.report.trace_page.steps import steps_section
 from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy, trace_labels
 from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace, read_trace
@@ -232,6 +233,40 @@ def test_memory_over_time() -> None:
     assert _values(course, "allocated") == [1.0, 5.0, 2.0]
     (picture,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
     assert isinstance(picture, Plane) and len(picture.marks) == 6
+
+
+def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
+    ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
+    study = _study(_trace([_event(4_000, 5_000, 5_600)], ranges))
+    section = ranges_section(study)
+    assert section is not None
+    (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(flame.picture, Flame) and _values(flame.table, "own time") == [600]
+    frame = flame.picture.root
+    for _ in range(MAX_DEPTH - 1):
+        (frame,) = frame.children
+    assert (frame.label, frame.baseline_ns, frame.children) == (f"r{MAX_DEPTH - 2}x", 600, ())
+    assert decode_report(encode_report(_report(study))) == _report(study) and "<svg" in render_html(_report(study))
+
+
+def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None:
+    tracks = [
+        MemoryTrack(device=device, step_ns=1_000, start_ns=(0, 1_000), allocated_bytes=(0, 1_536), reserved_bytes=(0, 0))
+        for device in ("cpu", "cuda:0")
+    ]
+    peaks, *courses = _tables(memory_section(_study(_trace([], memory=tuple(tracks)))))
+    assert [row.cells[1] for row in peaks.rows] == [Number(1.5, 3, "KiB")] * 2
+    assert [course.caption for course in courses] == [
+        f"Largest allocated memory of {device} in each part of the time." for device in ("cpu", "cuda:0")
+    ]
+
+
+def test_what_holds_for_all_devices_is_said_once() -> None:
+    ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 50, 0) for n in range(3)]
+    events = [_event(100 * n + 1, 100 * n + 5, 100 * n + 60) for n in range(3)]
+    (summary, *_) = _tables(steps_section(_study(*(_trace(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
+    assert len(summary.rows) == 3 and len(summary.notes) == len(set(summary.notes)) == 2
+    assert all(note.startswith("a, device 0 and 2 more: ") for note in summary.notes)
 
 
 def test_nothing_to_say() -> None:

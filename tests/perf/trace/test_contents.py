@@ -40,6 +40,13 @@ def test_metadata_that_says_nothing(meta: dict[str, Any], tmp_path: Path) -> Non
     assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, ())
 
 
+def test_an_only_device_has_the_number_that_its_events_carry(tmp_path: Path) -> None:
+    amd = {"deviceProperties": [{"id": 0, "name": "AMD Instinct"}]}
+    events = [kernel("k", "1", "1", 1, device=2), kernel("k", "3", "1", 2, device=2)]
+    assert _read(tmp_path, events, amd).devices == (Device(index=2, name="AMD Instinct"),)
+    assert _read(tmp_path, [*events, kernel("k", "5", "1", 3)], amd).devices == (Device(index=0, name="AMD Instinct"),)
+
+
 def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
     trace = _read(tmp_path, sample())
     assert [(r.name, r.index, r.start_ns - NS, r.end_ns - NS) for r in trace.regions] == [
@@ -62,6 +69,14 @@ def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
     assert nccl.kind == "comm" and nccl.start_ns == nccl.end_ns and (nccl.device, nccl.stream) == (1, 20)
     assert nccl.host is not None and nccl.host.name == "cudaLaunchKernelExC"  # the driver call lies inside it
     assert trace.launched == {"cudaGraphLaunch": (1, 0), "cudaLaunchKernelExC": (1, 0)}
+
+
+def test_the_nodes_of_interleaved_graph_launches_are_counted_apart(tmp_path: Path) -> None:
+    graphs = [launch(str(i), "1", i, "cudaGraphLaunch") for i in range(3)]
+    nodes = [kernel(f"{i % 3}/{i // 3}", str(10 + i), "1", i % 3) for i in range(12)]
+    trace = _read(tmp_path, [*graphs, *nodes, launch("5", "1", 9), kernel("9/0", "40", "1", 9), kernel("8/0", "50", "1", 8)])
+    assert [f"{one.name[0]}/{one.ordinal}" for one in trace.device_events] == [one.name for one in trace.device_events]
+    assert trace.launched == {"cudaGraphLaunch": (3, 0), "cudaLaunchKernel": (1, 0)}
 
 
 def test_a_kernel_may_start_before_its_launch_call_returns(tmp_path: Path) -> None:
@@ -114,6 +129,7 @@ def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:
         ("xpu_runtime", "urEnqueueKernelLaunch", "kernel", "gemm_kernel", "kernel"),
         ("hpu_op", "launch", "kernel", "k", "kernel"),
         ("privateuse1_runtime", "LaunchKernel", "kernel", "k", "kernel"),
+        ("vendor_driver", "LaunchKernel", "kernel", "k", "kernel"),
         ("cuda_runtime", "cudaLaunchKernel", "kernel", "void vllm::cross_device_reduce_1stage<half, 8>(...)", "comm"),
         ("cuda_runtime", "cudaLaunchKernel", "kernel", "void at::native::reduce_kernel<512>(...)", "kernel"),
     ],
@@ -133,18 +149,21 @@ def test_missing_and_odd_arguments(tmp_path: Path) -> None:
         event("kernel", "text", "10", "1", device="1", stream="20", correlation="5"),
         event("kernel", "placed", "15", "1") | {"pid": 2, "tid": 30, "args": None},
         bare,
+        event("kernel", "placed", "25", "1") | {"pid": 3, "tid": 30, "args": None},
+        event("cuda_runtime", "cudaLaunchKernel", "25", "1"),
         event("kernel", "far", "30", "1", device=70_000, stream=2**33, correlation=2**40),
         event("kernel", "farther", "31", "1", device=0, stream=2**33 + 1, correlation=-1),
         launch("5", "1", 5), launch("6", "1", 2**40, "cuLaunchKernel"),
     ]  # fmt: skip
     trace = _read(tmp_path, events)
     assert [(e.name, e.device, e.host and e.host.name) for e in trace.device_events] == [
-        ("text", 1, "cudaLaunchKernel"), ("placed", 2, None), ("bare", -1, None), ("far", -1, "cuLaunchKernel"),
-        ("farther", 0, None),
+        ("text", 1, "cudaLaunchKernel"), ("placed", 2, None), ("bare", -1, None), ("placed", 3, None),
+        ("far", -1, "cuLaunchKernel"), ("farther", 0, None),
     ]  # fmt: skip
     assert [e.stream for e in trace.device_events][:3] == [20, 30, -1]
-    far, farther = (e.stream for e in list(trace.device_events)[3:])
+    far, farther = (e.stream for e in list(trace.device_events)[4:])
     assert far != farther  # streams are never pooled
+    assert trace.launched == {"cuLaunchKernel": (1, 0), "cudaLaunchKernel": (1, 0)}
 
 
 def test_a_cpu_trace_has_operators_in_any_case(tmp_path: Path) -> None:

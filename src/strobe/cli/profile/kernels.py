@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,12 +73,15 @@ def kernels(
         from strobe.engine.config import resolve
         from strobe.engine.load import load
         from strobe.engine.presets import preset
+        from strobe.perf.measure.clocks import ClockSampler
 
         plan = KernelPlan(iterations=iterations, switches=what.switches, cold=what.cold)
         device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
         resolved = resolve(config, model.defaults, device)
         described = _described(model, resolved, plan.cold)
-        found = profile_kernels(model, config, PROMPTS, device=device, plan=plan, progress=advance)
+        with ClockSampler(device) as sampler:
+            found = profile_kernels(model, config, PROMPTS, device=device, plan=plan, progress=advance)
+        described = replace(described, clocks=sampler.clocks())
         from strobe.perf.report.kernel_profile import kernel_report
         from strobe.perf.report.model import Table, encode_report
 

@@ -139,9 +139,12 @@ def stream(
 
         outcome = run_case(case, root=folder, plan=plan, progress=advance, open_run=rotating(kept))
     tell_kept(kept, output)
+    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
+    for name, reason in red.items():
+        output.note(f"{name} is left out: {reason}")
     code, document = write([folder], folder, [], output)
     paths = _attribution(folder, attributed, output)
-    output.emit(document | {"kept": [str(path) for path in kept], "attribution": paths})
+    output.emit(document | {"red": red, "kept": [str(path) for path in kept], "attribution": paths})
     return GATE_FAILED if outcome.red else code
 
 

@@ -155,7 +155,11 @@ class KernelProfile:
         return (
             *lines,
             Line(name=REST, isolated_ns=self._inside(REST), in_situ_ns=rest),
-            Line(name="plain steps - steps with timers (observer effect, noise)", isolated_ns=None, in_situ_ns=self.step.mean_ns - fine),
+            Line(
+                name="plain steps - steps with timers (observer effect, noise)",
+                isolated_ns=None,
+                in_situ_ns=self.step.mean_ns - fine,
+            ),
         )
 
     def _inside(self, region: str) -> Fraction:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.perf.analysis.device import device_work
 from strobe.perf.analysis.distribution import Distribution, distribution
-from strobe.perf.analysis.intervals import Intervals, Ints, overlaps, union
+from strobe.perf.analysis.intervals import Intervals, Ints, column, overlaps, union
 from strobe.perf.analysis.scopes import part_of
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
@@ -66,6 +67,7 @@ class Communication:
         device: its number.
         span_ns: from the first event of the device to the last one's end, of any kind; the window's length if there is one.
         n: communication kernels.
+        num_cut: of these, how many the window cuts; only their part inside is counted.
         sum_ns: sum of their durations.
         union_ns: time in which at least one of them ran.
         exposed_ns: the part of it in which neither a kernel nor a memset ran.
@@ -76,6 +78,7 @@ class Communication:
     device: int
     span_ns: int
     n: int
+    num_cut: int
     sum_ns: int
     union_ns: int
     exposed_ns: int
@@ -83,13 +86,17 @@ class Communication:
 
 
 class Member(NamedTuple):
-    """The collectives of one device in order of start, on the clock of all traces; `kind` counts into `kinds`."""
+    """The collectives of one device in order of start, on the clock of all traces.
+
+    `kind` counts into `kinds`; `whole` is false where the window cuts one, so that its start or end is not its own.
+    """
 
     kinds: tuple[CollectiveKind, ...]
     kind: Ints
     sequence: Ints
     start: Ints
     end: Ints
+    whole: NDArray[np.bool_]
 
 
 def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> tuple[Communication, ...]:
@@ -124,7 +131,9 @@ def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start:
         kind.append(kinds.setdefault(what, len(kinds)))
         sequence.append(one.sequence)
     columns = np.array(kind, np.int64), np.array(sequence, np.int64)
-    return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns)
+    events = trace.device_events
+    whole = (column(events.start_ns)[position] == start) & (column(events.end_ns)[position] == end)
+    return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns, whole)
 
 
 def _account(member: Member, compute: Intervals, where: tuple[int, int, int]) -> Communication:
@@ -142,6 +151,7 @@ def _account(member: Member, compute: Intervals, where: tuple[int, int, int]) ->
         device=device,
         span_ns=span_ns,
         n=len(member.start),
+        num_cut=int((~member.whole).sum()),
         sum_ns=int((member.end - member.start).sum()),
         union_ns=everything.length_ns,
         exposed_ns=_exposed(everything, compute),

@@ -121,6 +121,12 @@ class TracedSide:
         """Mean length of a tile."""
         return Fraction(self.total_ns, len(self.tiles))
 
+    @property
+    def own_ns(self) -> Fraction:
+        """Mean length of a tile without the communication in it that nothing hides: that may be waiting for another rank."""
+        communication = sum(ns for label, ns in self.owned.items() if label.activity == "comm")
+        return Fraction(self.total_ns - communication, len(self.tiles))
+
 
 def cut_trace(trace: Trace, label: str, cut: Cut) -> TracedSide:
     """Cut the device of a trace that spends most time in focal kernels (in any kernels, if nothing is focal).

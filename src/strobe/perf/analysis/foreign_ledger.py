@@ -31,7 +31,7 @@ class Timed:
     Args:
         step_ns: mean of a step.
         stage_ns: mean of a stage.
-        e2e_ns: mean of a whole run.
+        e2e_ns: mean of a whole run, if one stage is in it.
         calls_per_stage: focal calls in a stage.
     """
 
@@ -97,7 +97,7 @@ def foreign_ledger(baseline: TracedSide, candidate: TracedSide, timed: tuple[Tim
         if timed[0].e2e_ns is not None and timed[1].e2e_ns is not None:
             anchors.append((Level.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
         else:
-            missing["e2e"] = "no log times a whole run"
+            missing["e2e"] = "no log times a whole run with one stage in it"
     return _closed(sides, unit, anchors, missing)
 
 

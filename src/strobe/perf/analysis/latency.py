@@ -12,7 +12,7 @@ from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.perf.analysis.compare import timed_clips
 from strobe.perf.analysis.steady import Exclusion, SteadyState, find_steady
-from strobe.perf.measure.stats import Tail, percentile, tail
+from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
 from strobe.perf.records.record import Span, Workload
 from strobe.perf.records.store import RunRecords
 
@@ -21,12 +21,13 @@ NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Steady samples: `n` of them, mean, median and slow end, nanoseconds."""
+    """Steady samples: `n` of them, mean, median, slow end and what outliers do to the mean, nanoseconds."""
 
     n: int
     mean_ns: float
     p50_ns: float
     tail: Tail
+    outliers: Outliers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,7 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         variant=variant,
         num_clips=len(clips),
         steady=steady,
-        block=Summary(n=len(blocks), mean_ns=mean, p50_ns=percentile(blocks, 0.5), tail=tail(blocks)) if mean else None,
+        block=_summary(blocks) if blocks else None,
         dit_block_ns=statistics.fmean(clip.dit_ns[index] for clip in clips for index in steady.kept) if mean else None,
         decode_block_ns=statistics.fmean(clip.decode_ns[index] for clip in clips for index in steady.kept) if mean else None,
         inter_latent_ns=mean / work.latents_per_block if mean else None,
@@ -128,6 +129,16 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         first_frame_ns=statistics.median(clip.blocks_ns[0] for clip in clips),
         e2e_ns=e2e_ns,
         switches=_switches(work, clips),
+    )
+
+
+def _summary(blocks: Sequence[int]) -> Summary:
+    return Summary(
+        n=len(blocks),
+        mean_ns=statistics.fmean(blocks),
+        p50_ns=percentile(blocks, 0.5),
+        tail=tail(blocks),
+        outliers=outliers(blocks),
     )
 
 

@@ -166,7 +166,7 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
 
 
 def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
-    """Return the rank that the others wait for: the largest mean."""
+    """Return the slowest rank: the largest mean."""
     return max(summaries, key=lambda summary: summary.calls.mean_ns)
 
 

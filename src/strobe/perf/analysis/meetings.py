@@ -8,11 +8,13 @@ where that happens, the clocks of the ranks differ, and neither says anything.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.perf.analysis.collectives import CollectiveKind, Member, members
 from strobe.perf.analysis.distribution import Distribution, distribution
@@ -100,17 +102,19 @@ class Meetings:
         by: how they were matched: by the number of the collective in its group, or by order, or some groups so and some so.
         matched: collectives found on every member of their group that has a trace.
         one_way: of these, those in which not all ranks wait for all others (broadcast, send): they are not split.
+        cut: of the others, those that the window cuts on some rank: their starts or ends are not known, they are not split.
         unmatched: collectives of all members that have no counterpart.
         devices: trace and number of each device that communicates.
-        times: one for each of the devices; empty if the clocks differ.
+        times: one for each of the devices; empty if the clocks differ or nothing is split.
         clock: whether the split means anything.
         kinds: by descending sum of skew and transfer; empty if the clocks differ.
-        problems: groups that could not be matched, and why.
+        problems: groups that could not be matched, and why; nothing is matched if a rank has several traces.
     """
 
     by: Literal["sequence", "order", "sequence and order"]
     matched: int
     one_way: int
+    cut: int
     unmatched: int
     devices: tuple[tuple[int, int], ...]
     times: tuple[MemberTime, ...]
@@ -126,13 +130,18 @@ class Meetings:
 
 
 class _Group(NamedTuple):
-    """The matched collectives of one group: a row for each, a column for each of the `members`."""
+    """The matched collectives of one group: a row for each, a column for each of the `members`; `whole` on all of them."""
 
     members: Ints
     kinds: tuple[CollectiveKind, ...]
     kind: Ints
     start: Ints
     end: Ints
+    whole: NDArray[np.bool_]
+
+    def of(self, which: NDArray[np.bool_]) -> _Group:
+        """The chosen collectives."""
+        return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
 
 
 def meetings(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> Meetings | None:
@@ -153,23 +162,25 @@ def meetings(traces: Sequence[Trace], windows: Sequence[Window | None] | None = 
         return None
     ranks = [traces[account.trace].rank for account, _ in found]
     matcher = _Matcher([member for _, member in found], ranks)
-    groups = matcher.groups()
-    waiting = [(group, _all_wait(group)) for group in groups]
-    split = [group._replace(kind=group.kind[which], start=group.start[which], end=group.end[which]) for group, which in waiting]
-    split = [group for group in split if len(group.start)]
+    own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
+    several = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
+    groups = [] if several else matcher.groups()
+    waiting = [group.of(_all_wait(group)) for group in groups]
+    split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
     clock = _check_clocks(split, len(found))
     devices = tuple((account.trace, account.device) for account, _ in found)
     matched = sum(len(group.start) for group in groups)
     return Meetings(
         by=matcher.by,
         matched=matched,
-        one_way=matched - sum(len(group.start) for group in split),
+        one_way=matched - sum(len(group.start) for group in waiting),
+        cut=sum(int((~group.whole).sum()) for group in waiting),
         unmatched=sum(len(member.start) for _, member in found) - sum(group.start.size for group in groups),
         devices=devices,
-        times=tuple(_times(split, devices)) if clock.aligned else (),
+        times=tuple(_times(split, devices)) if clock.aligned and split else (),
         clock=clock,
         kinds=_kinds(split) if clock.aligned else (),
-        problems=tuple(matcher.problems),
+        problems=(*several, *matcher.problems),
     )
 
 
@@ -211,11 +222,11 @@ class _Matcher:
         self._used.add("sequence" if numbered else "order")
         first = self._found[here[0]]
         kind = first.kind[places[0]]
-        columns = [
-            (self._found[number].start[place], self._found[number].end[place]) for number, place in zip(here, places, strict=True)
-        ]
-        start, end = (np.stack(side, axis=1) for side in zip(*columns, strict=True))
-        return _Group(np.array(here, np.int64), first.kinds, kind, start, end)
+        met = [(self._found[number], place) for number, place in zip(here, places, strict=True)]
+        start = np.stack([one.start[place] for one, place in met], axis=1)
+        end = np.stack([one.end[place] for one, place in met], axis=1)
+        whole = np.all([one.whole[place] for one, place in met], axis=0)
+        return _Group(np.array(here, np.int64), first.kinds, kind, start, end, whole)
 
     def _by_sequence(self, here: Sequence[int], own: Sequence[Ints]) -> list[Ints]:
         """Match what has the same name and number; of several (coalesced ones), the first with the first."""
@@ -273,10 +284,11 @@ def _bare(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def _all_wait(group: _Group) -> Ints:
-    """The collectives in which every rank waits for every other one."""
+def _all_wait(group: _Group) -> NDArray[np.bool_]:
+    """Whether each is a collective in which every rank waits for every other one."""
     waits = np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds], np.bool_)
-    return np.flatnonzero(waits[group.kind])
+    chosen: NDArray[np.bool_] = waits[group.kind]
+    return chosen
 
 
 def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:

@@ -33,7 +33,7 @@ _SAYS_NOTHING: Final = re.compile(
     r"|[Aa]rray|tuple|pair|C|Layout|OpaqueType|TensorInfo|\w*Metadata|\w*OffsetCalculator|\w*[Tt]raits|\w*Policy\w*"
     r"|ReduceOp|gpu_kernel_impl\w*|[AB]?(?:Unary|Binary|Ternary|Pointwise)(?:Op\w*)?Functor|enable_(?:if|sm)\w*|\w*TensorIterator\w*"
 )
-_TILE: Final = re.compile(r"_(?:[A-Za-z]*\d+x\d+|knob_\d)")
+_TILE: Final = re.compile(r"_(?:[A-Za-z]*\d{2,}x\d+|knob_\d)")  # not the 3x3 of a convolution
 _GENERATED: Final = re.compile(r"triton_|.*fus(?:ed|ion)")
 _COUNTER: Final = re.compile(r"[._]\d+$")
 _TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[dce]*1?[0-9dce]*$")
@@ -125,6 +125,8 @@ def _split(name: str) -> tuple[str, str]:
     for i, letter in enumerate(name):
         if letter == ">" and name[i - 1 : i] != "-":
             depth = max(0, depth - 1)
+            if not depth:
+                arguments.append(",")  # of A<b>::C<d>, b and d are two
         if depth:
             arguments.append(letter)
         elif letter == "(":

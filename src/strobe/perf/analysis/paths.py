@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
 
 import numpy as np
 
 from strobe.perf.analysis.cut import TracedSide
 from strobe.perf.analysis.names import kernel_name
-from strobe.perf.analysis.scopes import NOWHERE, launches, nest
+from strobe.perf.analysis.scopes import NOWHERE, base_of, launches, nest
 from strobe.perf.trace.events import HostEvents, Trace
-
-_NUMBER: Final = re.compile(r"(?:\s*#\s*\d+|_\d+)$")
 
 Path = tuple[str, ...]
 
@@ -61,7 +57,7 @@ def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
     """The path of each scope by its own name and those around it."""
     paths: list[Path] = []
     for parent, name in zip(parents, scopes.name, strict=True):
-        own = _NUMBER.sub("", scopes.names[name]).removeprefix("strobe::")
+        own = base_of(scopes.names[name]).removeprefix("strobe::")
         paths.append((own,) if parent == NOWHERE else (*paths[parent], own))
     return paths
 

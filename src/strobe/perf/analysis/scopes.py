@@ -25,12 +25,12 @@ ROOT: Final = 0
 WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
 """The kinds that count as kernels: not copies and memsets."""
 
-NUMBERED: Final = re.compile(r"(?P<base>.*?\S)\s*[#_]\s*\d+")
-"""A name with a number: `ProfilerStep#3`, `Linear_12`."""
+NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
+"""A name with a number: `ProfilerStep#3`, `Linear_12`, `step 7`."""
 
 
 def unnumbered(scopes: HostEvents) -> HostEvents:
-    """The same scopes under their names without numbers: `ProfilerStep#3` is `ProfilerStep`, `Linear_12` is `Linear`."""
+    """The same scopes under their names without numbers: `ProfilerStep#3` is `ProfilerStep`, `step 7` is `step`."""
     bases: dict[str, int] = {}
     number = np.array([bases.setdefault(base_of(name), len(bases)) for name in scopes.names], np.int32)
     return replace(scopes, names=tuple(bases), name=array("i", number[column(scopes.name)].tobytes() if len(number) else b""))

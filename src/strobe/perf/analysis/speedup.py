@@ -63,8 +63,13 @@ class Side:
 
     @property
     def chosen(self) -> TracedSide | None:
-        """The rank that the others wait for: the longest mean step."""
-        return None if isinstance(self.traced, str) else max(self.traced, key=lambda traced: traced.mean_ns)
+        """The rank that the others wait for, of those with steps if there are any: the longest mean step without communication.
+
+        Ranks that meet in every step have steps of one length; the one that is late has the least communication in it.
+        """
+        if isinstance(self.traced, str):
+            return None
+        return max(self.traced, key=lambda traced: (not isinstance(traced.steps, NoSteps), traced.own_ns, traced.mean_ns))
 
     def kernel(self) -> Measured | str:
         """One focal kernel."""
@@ -89,6 +94,18 @@ class Side:
         means = tuple(sum(lengths) / len(lengths) for lengths in groups if lengths)
         mean = Fraction(sum(section.length_ns for section in found), len(found))
         return Measured(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
+
+    def focal_in_section(self) -> Fraction | None:
+        """Focal time in one section; `None` without sections. It differs from the kernel's mean where focal calls lie in no
+        section, or several in one."""
+        found = () if self.chosen is None or self.chosen.sections is None else self.chosen.sections.found
+        return Fraction(sum(section.focal_ns for section in found), len(found)) if found else None
+
+    @property
+    def stages_per_run(self) -> Fraction | None:
+        """Rounds of the stage for each whole run, if the log times both."""
+        stage, whole = self.timings.stage, self.timings.e2e
+        return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds), len(whole.rounds))
 
     def call(self) -> Measured | str:
         """One attention call of the log."""
@@ -120,11 +137,12 @@ class Side:
         """A whole run as the log times it."""
         return _rounds(self.timings.e2e)
 
-    def call_times(self, *, kernel_is_section: bool) -> CallTimes:
-        """The means for the account of a call."""
+    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> CallTimes:
+        """The means for the account of a call; with sections in it, the kernel is what runs inside one of them."""
         kernel = _mean(self.kernel())
+        inside = self.focal_in_section() if with_section else None
         return CallTimes(
-            kernel_ns=kernel,
+            kernel_ns=kernel if inside is None else inside,
             section_ns=kernel if kernel_is_section else _mean(self.section()),
             call_ns=_mean(self.call()),
             stage_ns=_mean(self.timed_stage()),
@@ -137,11 +155,20 @@ class Side:
         logged = self.timings.step
         step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
         own = self.chosen
-        if step is not None and (own is None or not _LIKELY_DILATION[0] <= own.mean_ns / step <= _LIKELY_DILATION[1]):
+        if step is not None and (own is None or not _may_be(own, step)):
             step = None
         return Timed(
-            step_ns=step, stage_ns=_mean(self.timed_stage()), e2e_ns=_mean(self.whole()), calls_per_stage=self.timings.calls
+            step_ns=step,
+            stage_ns=_mean(self.timed_stage()),
+            e2e_ns=_mean(self.whole()) if self.stages_per_run == 1 else None,
+            calls_per_stage=self.timings.calls,
         )
+
+
+def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
+    """Whether a timed step can be the traced one: the trace has steps, and they are about as long."""
+    low, high = _LIKELY_DILATION
+    return not isinstance(own.steps, NoSteps) and low <= own.mean_ns / step_ns <= high
 
 
 def _mean(measured: Measured | str) -> Fraction | None:
@@ -258,22 +285,28 @@ def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tup
     """Saving of a level / saving of the kernel calls in it; `None` where their number is not known or the kernel did not move."""
     if kernel.ratio is None or isinstance(kernel.baseline, str) or isinstance(kernel.candidate, str):
         return None
-    calls: tuple[Fraction | int | None, Fraction | int | None] = (1, 1)
-    if level == "step":
-        calls = _calls_per_step(sides[0]), _calls_per_step(sides[1])
-    elif level in ("stage", "e2e"):
-        calls = sides[0].timings.calls, sides[1].timings.calls
-    if calls[0] is None or calls[1] is None:
+    inside = [_focal_inside(level, side, mean) for side, mean in zip(sides, (kernel.baseline, kernel.candidate), strict=True)]
+    if inside[0] is None or inside[1] is None:
         return None
-    moved = calls[0] * kernel.baseline.mean_ns - calls[1] * kernel.candidate.mean_ns
-    if moved <= 0 or moved < Fraction(FLOOR) * calls[0] * kernel.baseline.mean_ns or abs(saved) > MAX_REALISED * moved:
+    moved = inside[0] - inside[1]
+    if moved <= 0 or moved < Fraction(FLOOR) * inside[0] or abs(saved) > MAX_REALISED * moved:
         return None
     return saved / moved
 
 
-def _calls_per_step(side: Side) -> Fraction | None:
-    own = side.chosen
-    return None if own is None else Fraction(own.num_focal, len(own.tiles))
+def _focal_inside(level: LevelName, side: Side, kernel: Measured) -> Fraction | None:
+    """Focal time in one of a level."""
+    calls: Fraction | int | None = 1
+    if level == "section":
+        return side.focal_in_section() or kernel.mean_ns  # without sections the kernel stands for one
+    if level == "step":
+        calls = None if side.chosen is None else Fraction(side.chosen.num_focal, len(side.chosen.tiles))
+    elif level == "stage":
+        calls = side.timings.calls
+    elif level == "e2e":
+        known = side.timings.calls, side.stages_per_run
+        calls = None if known[0] is None or known[1] is None else known[0] * known[1]
+    return None if calls is None else calls * kernel.mean_ns
 
 
 def rank_ledgers(baseline: Side, candidate: Side) -> tuple[tuple[str, Account], ...]:

@@ -158,6 +158,12 @@ def find_steps(trace: Trace, starts: str | None = None) -> tuple[Steps | NoSteps
     return tuple(found)
 
 
+def names_step(name: str, starts: str | None = None) -> bool:
+    """Whether a range of this name starts a step, by the pattern or, without one, by what is usual."""
+    chosen = _NAMED.values() if starts is None else (pattern(starts),)
+    return any(named.search(name) for named in chosen)
+
+
 def _chosen_cuts(trace: Trace, work: Work, chosen: re.Pattern[str]) -> _Cuts | str:
     by_range = _by_range(trace, work, chosen, f"ranges that match {chosen.pattern!r}")
     if by_range is not None:

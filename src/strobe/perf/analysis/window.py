@@ -14,7 +14,7 @@ import numpy as np
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.intervals import Ints, column
 from strobe.perf.analysis.scopes import launches
-from strobe.perf.analysis.steps import NoSteps, find_steps
+from strobe.perf.analysis.steps import NoSteps, find_steps, names_step
 from strobe.perf.trace.events import HostEvents, Trace
 
 _UNITS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -41,7 +41,8 @@ def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
     """Find the window that a text asks for.
 
     * a range, region or module: from the first start to the last end of the device events that it launched (its host time is
-      something else). Of a name with several calls one is chosen by `name[2]` or `name#2`, counted from 0;
+      something else). Of a name with several calls one is chosen by `name[2]` or `name#2`, counted from 0. A range that alone
+      starts a step, such as `ProfilerStep#3`, is that step: until the first device event of the next one;
     * `FIRST..LAST`: from the start of one such window to the end of another;
     * `3` or `3..7`: steps by their number, as tiles of the device's timeline;
     * `100ms..200ms`, `1.5s..`, `..20us`: from the start of the first device event; units are required.
@@ -60,7 +61,7 @@ def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
         raise DataError(f"{trace.path}: no device events, so there is no window {asked!r} to choose; analyse the whole trace")
     if not asked:
         raise ConfigError(f"the window is empty; give {_FORMS}")
-    found = _find_call(trace, asked)
+    found = _find_step(trace, asked, steps) or _find_call(trace, asked)
     if found is None and ".." in asked:
         found = _stretch(trace, asked, steps)
     elif found is None and _STEP.fullmatch(asked):
@@ -87,7 +88,7 @@ def _stretch(trace: Trace, asked: str, steps: str | None) -> tuple[int, int]:
         return start, min(end, zero + _nanoseconds(moments[1])) if moments[1] else end
     sides = []
     for part in (first, last):
-        found = _find_call(trace, part) if part else None
+        found = _find_step(trace, part, steps) or _find_call(trace, part) if part else None
         if found is None:
             raise DataError(f"{trace.path}: no range or module {part!r} for the window {asked!r}{_offer(trace, part)}")
         sides.append(found)
@@ -123,6 +124,18 @@ def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[in
     ]
     if not chosen:
         raise ConfigError(f"steps {first}..{last} are none; give the earlier one first")
+    return min(step.start_ns for step in chosen), max(step.end_ns for step in chosen)
+
+
+def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int] | None:
+    """The tile of the step that a range of this name starts, on all devices; `None` if none does, or several do."""
+    if asked not in trace.ranges.names or not names_step(asked, pattern):
+        return None
+    tiled = [found for found in find_steps(trace, pattern) if not isinstance(found, NoSteps) and found.source == "range"]
+    own = [[step for step in found.steps if step.label == asked] for found in tiled]
+    chosen = [step for steps in own for step in steps]
+    if not chosen or max(map(len, own)) > 1:
+        return None
     return min(step.start_ns for step in chosen), max(step.end_ns for step in chosen)
 
 

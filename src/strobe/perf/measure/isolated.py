@@ -107,7 +107,7 @@ def _device_times(
                 run()
                 last.record()
             torch.cuda.synchronize(device)
-            times += [round(first.elapsed_time(last) * 1e6) for first, last in events]
+            times += [max(1, round(first.elapsed_time(last) * 1e6)) for first, last in events]
     return tuple(times)
 
 

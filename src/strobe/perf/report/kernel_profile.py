@@ -12,7 +12,7 @@ from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
 from strobe.perf.analysis.budget import REST, KernelProfile, Operation, Whole
 from strobe.perf.analysis.roofline import roofline
 from strobe.perf.measure.stats import outliers, percentile, tail
-from strobe.perf.records.record import Machine
+from strobe.perf.records.record import Clocks, Machine
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
@@ -34,6 +34,8 @@ from strobe.perf.report.model import (
 from strobe.perf.report.sections.roofline import device_note, rate_cells, rate_columns
 
 ISOLATED: Final = "by itself"
+VARIES: Final = 0.02
+"""Clocks that vary by more than this share of the highest are told."""
 _DIFFERENCE: Final = "difference: as it runs - sum of the parts"
 
 
@@ -48,6 +50,7 @@ class Profiled:
         cold: a GPU's cache was overwritten before each call by itself.
         compiled: the stream ran through torch.compile, the operations by themselves did not.
         overlapped: the decoder ran beside the transformer.
+        clocks: of the device while all of it was measured; None where they were not read.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -56,6 +59,7 @@ class Profiled:
     cold: bool
     compiled: bool
     overlapped: bool
+    clocks: Clocks | None = None
 
 
 def kernel_report(found: KernelProfile, what: Profiled) -> Report:
@@ -73,7 +77,7 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
         _stages(found, what),
     )
     anomalies = tuple(details.anomalies())
-    busy = _doubts(what.machine)
+    busy = tuple(_doubts(what))
     banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
     banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
     return Report(
@@ -87,10 +91,18 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
     )
 
 
-def _doubts(machine: Machine) -> tuple[str, ...]:
+def _doubts(what: Profiled) -> Iterator[str]:
+    machine, clocks = what.machine, what.clocks
     load = machine.clocks.load
-    busy = load is not None and load > machine.cores
-    return (f"the machine was busy when the profile began: load {load:g} on {machine.cores} cores",) if busy else ()
+    if load is not None and load > machine.cores:
+        yield f"the machine was busy when the profile began: load {load:g} on {machine.cores} cores"
+    if clocks is None:
+        return
+    low, high = clocks.sm_mhz_min, clocks.sm_mhz_max
+    if low and high and high - low > VARIES * high:
+        yield f"SM clock varied by more than {100 * VARIES:g} % while it was measured: {low} to {high} MHz"
+    if clocks.throttle:
+        yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
 
 
 def _is_other(each: Operation) -> bool:

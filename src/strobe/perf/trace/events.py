@@ -37,8 +37,9 @@ class DeviceEvent(NamedTuple):
 
     `kind` is one of `DEVICE_KINDS`. `host` is the call that launched it, found by correlation; `None` means that the call lies
     before the recorded window (unlinked). `ordinal` counts the events of one call in order of start: a graph launch has many.
+    `device` and `stream` are the numbers in the trace; -1 where it has none; stream numbers beyond 32 bits become -2, -3, ...
     `shape` says what one call of that name was launched with, as text: the input sizes of its operator if they were recorded and
-    asked for, else grid and block; empty where the trace says nothing.
+    asked for, else grid and block, or the bytes of a copy; empty where the trace says nothing.
     """
 
     name: str
@@ -216,7 +217,7 @@ class MemoryTrack:
 
     Args:
         device: `cuda:0`, `cpu`.
-        start_ns: start of each stretch, ascending; all stretches are `step_ns` long.
+        start_ns: start of each stretch in which something was recorded, ascending; all stretches are `step_ns` long.
         allocated_bytes: largest allocated memory in it.
         reserved_bytes: largest memory held by the allocator in it; 0 where not recorded.
     """
@@ -235,8 +236,9 @@ class ReadCounts:
     Args:
         events: events read, of every category.
         lost: events that could not be read at all.
-        mended: events kept after control characters or bad UTF-8 were replaced, or a negative duration set to 0.
-        truncated: the file ends before its JSON does.
+        mended: events kept after something in them was replaced: a control character, bad UTF-8, a stray backslash, a negative
+            duration (now 0); and parts of the metadata that are broken.
+        truncated: the file ends before its JSON does, or its packed bytes are damaged.
     """
 
     events: int = 0
@@ -262,7 +264,7 @@ class Trace:
         devices: the accelerators the trace lists.
         metadata: further top-level facts as text, such as versions and `with_stack`.
         counts: how the reading went.
-        threads: `pid/tid` of each host thread; `thread` fields count into it.
+        threads: `pid/tid` of each host thread, sorted; `thread` fields count into it.
         ops: operators of every host thread; empty unless they were asked for.
         regions: our spans, in order of start, an enclosing region before what it encloses.
         ranges: every `record_function` range of the host under its own name, ours and `ProfilerStep#N` too.
@@ -272,7 +274,8 @@ class Trace:
         collectives: what the communication kernels say of themselves, in order of `event`.
         memory: one track per device whose allocations were recorded.
         overhead: when the profiler itself held up the host: disjoint intervals in order.
-        launched: launch calls by name: how many there were, and how many of them no device event answers to.
+        launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
+            speaks of no launch, copy or memset are counted only where one of that name was answered.
         window_end_ns: end of the recorded window, where the trace says it.
     """
 

@@ -54,8 +54,8 @@ class Head:
             desperate: no more text will come, so that in a damaged head anything that looks like it will do.
         """
         if self._at == 0:
-            self._at = len(_BYTE_ORDER_MARK) if self.text.startswith(_BYTE_ORDER_MARK) else 0
-            bare = _BARE.match(self.text, self._at)
+            self.text = self.text.removeprefix(_BYTE_ORDER_MARK)
+            bare = _BARE.match(self.text)
             if bare:
                 self.is_bare = True
                 return bare.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import Progress, event_batches
 from strobe.perf.trace.device import DeviceTable
 from strobe.perf.trace.digits import nanoseconds
-from strobe.perf.trace.events import HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.events import Device, DeviceEvents, HostEvents, ReadCounts, Region, Trace
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
 from strobe.perf.trace.schema import Batch, Decoder, Group
@@ -164,7 +165,7 @@ class _Contents:
             base_ns=metadata.base_ns(found),
             rank=rank,
             world_size=world_size,
-            devices=metadata.devices(found),
+            devices=_numbered(metadata.devices(found), joined.events),
             metadata=metadata.facts(found),
             counts=counts,
             threads=threads.texts,
@@ -180,6 +181,12 @@ class _Contents:
             launched=joined.launched,
             window_end_ns=self._window_end,
         )
+
+
+def _numbered(devices: tuple[Device, ...], events: DeviceEvents) -> tuple[Device, ...]:
+    """An only device gets the number that all device events carry: AMD lists GPUs from 0 but numbers processors first."""
+    used = {number for number in set(events.device) if number >= 0}
+    return (replace(devices[0], index=used.pop()),) if len(devices) == len(used) == 1 else devices
 
 
 def _regions(ranges: HostEvents) -> Iterable[Region]:

@@ -132,19 +132,17 @@ _SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
 }  # fmt: skip
 _GROUPS: Final = {
     "kernel": Group.KERNEL, "mtia_ccp_events": Group.KERNEL, "gpu_memcpy": Group.MEMCPY, "gpu_memset": Group.MEMSET,
-    "cuda_runtime": Group.LAUNCH, "cuda_driver": Group.LAUNCH, "mtia_runtime": Group.LAUNCH, "glow_runtime": Group.LAUNCH,
-    "hpu_op": Group.LAUNCH, "xpu_runtime": Group.LAUNCH, "xpu_driver": Group.LAUNCH,
-    "privateuse1_runtime": Group.LAUNCH, "privateuse1_driver": Group.LAUNCH, "runtime": Group.LAUNCH, "driver": Group.LAUNCH,
+    "cuda_runtime": Group.LAUNCH, "cuda_driver": Group.LAUNCH, "mtia_runtime": Group.LAUNCH, "hpu_op": Group.LAUNCH,
+    "xpu_runtime": Group.LAUNCH, "runtime": Group.LAUNCH, "driver": Group.LAUNCH,
     "cpu_op": Group.OP, "user_annotation": Group.RANGE, "python_function": Group.FRAME, "overhead": Group.OVERHEAD,
     "cpu_instant_event": Group.MEMORY,
     "Kernel": Group.KERNEL, "Memcpy": Group.MEMCPY, "Memset": Group.MEMSET, "Runtime": Group.LAUNCH, "Operator": Group.OP,
 }  # fmt: skip
+_CALLS: Final = ("_runtime", "_driver")
 _OTHERS: Final = (
     "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "Trace", "cuda_sync", "cuda_event", "mtia_insight",
     "mtia_counters", "hardware_counters", "xpu_scope_profiler", "collective_comm", "cuda_profiler_range",
 )  # fmt: skip
-
-
 _INSTANTS: Final = {MEMORY_NAME: Group.MEMORY, WINDOW_END_NAME: Group.WINDOW_END}
 
 
@@ -206,20 +204,19 @@ class Decoder:
 
     def _group(self, stub: _Stub) -> Group | None:
         if type(stub.cat) is str:
-            return self._categories.get(stub.cat)
-        if stub.ph in ("i", "I"):
-            found = _INSTANTS.get(stub.name) if isinstance(stub.name, str) else None
-            return found if found in self._wanted else None
+            return self._wanted_group(stub.cat)
+        if stub.ph in ("i", "I") and type(stub.name) is str and (group := _INSTANTS.get(stub.name)) in self._wanted:
+            return group
         return None
 
     def _wanted_group(self, category: str) -> Group | None:
-        group = _GROUPS.get(category)
+        group = Group.LAUNCH if category.endswith(_CALLS) else _GROUPS.get(category)
         return group if group in self._wanted else None
 
     def _learn(self, categories: set[str]) -> None:
         new = sorted(categories)[: _MAX_CATEGORIES - len(self._categories)]
         if new:
-            self._categories |= dict.fromkeys(new)
+            self._categories |= {category: self._wanted_group(category) for category in new}
             self._fast, self._group_of = _build(tuple(self._categories.items()))
 
 

@@ -175,3 +175,35 @@ def test_a_timer_that_did_not_wait_is_told(guide: dict[str, Path], tmp_path: Pat
     report = build_speedup_report(load_speedup(replace(request(guide), candidate=slow)))
     notes = render_markdown(report)
     assert "traced section" in notes and "longer than the whole attention call" in notes
+
+
+def test_a_kernel_that_the_ledger_counts_in_fewer_steps_is_explained(guide: dict[str, Path]) -> None:
+    """The mean of three calls stands beside that of the two in steps that have an end."""
+    report = build_speedup_report(load_speedup(request(guide)))
+    ledger = next(table for table in tables(report) if table.caption == "Ledger for one step.")
+    for side in ("baseline", "candidate"):
+        said = f"{side}: the kernel's speedup is over 3 focal calls, this table over the 2 in the compared steps"
+        assert sum(note.startswith(said) for note in ledger.notes) == 1
+
+
+def test_communication_is_split_into_waiting_and_moving(tmp_path: Path) -> None:
+    """Rank 1 is late by 0.5 ms in each of four collectives of 1 ms."""
+    paths = []
+    for rank in (0, 1):
+        layer = [("kernel", "flash", 9_000_000), ("kernel", "gemm", 3_000_000 + rank * 500_000)]
+        path = write_trace(tmp_path / f"{rank}.json.gz", [[*layer, ("kernel", NCCL, 1_500_000 - rank * 500_000)]] * 4, rank)
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        for event in document["traceEvents"]:
+            if event["name"] == NCCL:
+                event["args"] |= {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+        path.write_bytes(gzip.compress(json.dumps(document).encode()))
+        paths.append(path)
+    side = SideRequest(name="baseline", traces=tuple(paths), focal="flash")
+    report = build_speedup_report(load_speedup(SpeedupRequest(baseline=side, candidate=replace(side, name="candidate"))))
+    check_whole(report)
+    table = next(table for table in tables(report) if table.caption.startswith("Communication of every rank"))
+    assert [row.cells[1:] for row in table.rows[:2]] == [
+        (Text("rank 0"), Count(4), ExactTime(2_000_000), ExactTime(4_000_000), Count(0)),
+        (Text("rank 1"), Count(4), ExactTime(0), ExactTime(4_000_000), Count(4)),
+    ]
+    assert len(table.rows) == 4

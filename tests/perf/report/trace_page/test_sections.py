@@ -51,4 +51,6 @@ def test_what_is_not_there_is_said() -> None:
     skipped = table("memset:end -> flash -> gather:end").rows[0].cells
     assert skipped[3] == Missing("3 no memset:end before it", "none") and skipped[-1] == Count(3)
     assert sections_section(study()) is None
-    assert sections_section(study("a:end -> b -> c:end", rows=[])) is None
+    found = sections_section(study("a:end -> b -> c:end", rows=[]))  # a trace of a CPU: what was asked for is answered
+    assert found is not None and isinstance(host := found.blocks[0], Table)
+    assert host.notes == ("t, a:end -> b -> c:end: no device event matches 'b'",)

@@ -98,6 +98,15 @@ def _left_out(study: Study, found: Mapping[str, Latencies | str]) -> tuple[str, 
         steady = value.steady
         kept = f"{len(steady.kept)} frame blocks of {value.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
         causes = excluded_text([(item.index, item.cause) for item in steady.excluded])
-        text = f"{kept}; excluded frame blocks: {causes}{'; ' + steady.note if steady.note else ''}"
+        text = f"{kept}; excluded frame blocks: {causes}{'; ' + steady.note if steady.note else ''}{_outliers(value)}"
         items.setdefault(text, []).append(subject.label)
     return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())
+
+
+def _outliers(found: Latencies) -> str:
+    """Steady samples outside Tukey's fences, which are kept, and what they do."""
+    if found.block is None or not found.block.outliers.indices:
+        return ""
+    outside = found.block.outliers
+    effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
+    return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"

@@ -32,7 +32,8 @@ def write_inputs(study: SpeedupStudy, folder: Path, *, store: bool) -> Path:
                 taken.add(name)
                 copy = folder / "inputs" / side.request.name / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
+                if not (copy.exists() and copy.samefile(path)):
+                    shutil.copyfile(path, copy)
                 if input_file(copy).sha256 != read.sha256:
                     raise DataError(f"{path} changed while it was copied to {copy}; run again when it is finished")
                 entry["stored"] = copy.relative_to(folder).as_posix()

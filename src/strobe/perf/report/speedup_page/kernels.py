@@ -30,7 +30,7 @@ def kernels_section(study: SpeedupStudy) -> Section:
     rows = tuple(row for side in study.sides for row in _side_rows(side, len(columns)))
     notes = (
         "Every call of the trace, in full, but for those in steps that are left out with a cause (see the notes).",
-        "The rank that the speedups are from is the one with the longest mean step.",
+        "The rank that the speedups are from is the one with the longest mean step without communication.",
     )
     lead = "The kernel that the change is about. Device time: the host has no part in it."
     return Section("kernels", "Kernel summary", lead, (Table("Focal kernels.", columns, rows, notes),))

@@ -15,6 +15,7 @@ from strobe.perf.report.model import (
     Cell,
     Code,
     Column,
+    Count,
     ExactTime,
     Figure,
     Missing,
@@ -73,6 +74,8 @@ def ledger_section(study: SpeedupStudy) -> Section:
     blocks: list[Block] = [_figure(study, name, account), _effects(account)]
     if len(study.accounts) > 2:
         blocks.append(_ranks(study))
+    if any(side.met for side in study.sides):
+        blocks.append(_waiting(study))
     return Section("ledger", title, lead, tuple(blocks))
 
 
@@ -116,11 +119,23 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
         "'covers' do not depend on it.",
         f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
         f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}.",
+        *_other_calls(study),
         *(f"Missing, {level}: {reason}" for level, reason in account.missing.items()),
     ]
     if account.unit == "stage":
         notes += loud_units(study)
     return Table(f"Ledger for {UNITS[account.unit]}.", columns, tuple(rows), tuple(notes))
+
+
+def _other_calls(study: SpeedupStudy) -> Iterator[str]:
+    """Why the focal kernel of the ledger is not that of the speedups: a step without an end has calls and no length."""
+    for side in study.sides:
+        own = side.side.chosen
+        if own is not None and own.num_focal != len(own.counted):
+            yield (
+                f"{side.request.name}: the kernel's speedup is over {len(own.counted)} focal calls, this table over the "
+                f"{own.num_focal} in the compared steps; the others are in no step, or in the last one, which nothing bounds."
+            )
 
 
 def _line_row(account: Account, line: Line) -> Row:
@@ -183,6 +198,33 @@ def _ranks(study: SpeedupStudy) -> Table:
     units = dict.fromkeys(UNITS[account.unit] for _, account in study.accounts)
     notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
     return Table(f"Every rank, for {' or '.join(units)}.", columns, tuple(rows), notes)
+
+
+def _waiting(study: SpeedupStudy) -> Table:
+    """Every rank of both sides: what its communication was spent on."""
+    columns = (
+        Column("side"),
+        Column("trace"),
+        Column("collectives", numeric=True, hint="found on all ranks, in which all wait for all"),
+        Column("waited", "ms", True, "sum of the times from its own start to the last rank's"),
+        Column("moved data", "ms", True, "sum of the times from the last rank's start to its own end"),
+        Column("started last", numeric=True, hint="times that the others waited for it alone"),
+    )
+    rows, notes = (
+        [],
+        ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."],
+    )
+    for side in study.sides:
+        met = side.met
+        if met is None:
+            continue
+        if not met.clock.aligned:
+            notes.append(f"{side.request.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
+        notes += [f"{side.request.name}: {problem}." for problem in met.problems]
+        for each in met.times:
+            times = ExactTime(each.wait_ns), ExactTime(each.transfer_ns)
+            rows.append(Row((Text(side.request.name), Text(side.labels[each.trace]), Count(each.n), *times, Count(each.last))))
+    return Table("Communication of every rank: waiting for the last one, or moving data.", columns, tuple(rows), tuple(notes))
 
 
 def _unmatched(study: SpeedupStudy) -> Iterator[str]:

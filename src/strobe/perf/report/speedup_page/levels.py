@@ -154,6 +154,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[Level(level)]}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
+        *(_other_calls(study) if Level.SECTION in (level.level for level in ledger.levels) else ()),
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", columns, tuple(rows), tuple(notes))
@@ -162,6 +163,18 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
     title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
     return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+
+
+def _other_calls(study: SpeedupStudy) -> Iterator[str]:
+    """Where the focal time inside the sections is not the mean of all focal calls: the line is not the level above."""
+    for side in study.sides:
+        inside, kernel, own = side.side.focal_in_section(), side.side.kernel(), side.side.chosen
+        if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
+            continue
+        yield (
+            f"The focal kernel here is what runs inside one section of the {side.request.name}, {ms(inside)} over "
+            f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
+        )
 
 
 def _line(account: Account, name: str, both: tuple[int, int], *, strong: bool = False) -> Row:

@@ -100,13 +100,20 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
 
 def _side_notes(side: Loaded) -> Iterator[str]:
     own, name = side.side, side.request.name
+    if side.log is not None and side.log.similar:
+        first = side.log.similar[0]
+        yield (
+            f"Log of the {name}: {side.log.counts.similar} lines look like a timing and match no pattern; line {first.line}: "
+            f"{first.text.strip()}"
+        )
     yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
     logged, chosen = own.timings.step, own.chosen
     if not isinstance(logged, str) and chosen is not None and own.timed().step_ns is None:
         mean = ms(Fraction(logged.calls.sum_ns, logged.calls.n))
+        known = "has none" if isinstance(chosen.steps, NoSteps) else f"has one of {ms(chosen.mean_ns)}"
         yield (
             f"Steps, {name}: the log's step {logged.series.title!r} of {mean} cannot be "
-            f"the trace's of {ms(chosen.mean_ns)}, so it does not tell what profiling added."
+            f"the trace's, which {known}, so it does not tell what profiling added."
         )
     if not isinstance(own.traced, str):
         for traced in own.traced:

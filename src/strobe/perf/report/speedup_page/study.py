@@ -17,6 +17,7 @@ from strobe.perf.analysis.focal import TraceEvidence, trace_evidence
 from strobe.perf.analysis.foreign_ledger import Account, same_steps
 from strobe.perf.analysis.log_metrics import unsynchronised
 from strobe.perf.analysis.log_rounds import STAGE
+from strobe.perf.analysis.meetings import Meetings, meetings
 from strobe.perf.analysis.sections import SectionDefinition, check_alike
 from strobe.perf.analysis.speedup import LevelFigure, Side, level_figures, rank_ledgers
 from strobe.perf.analysis.timings import Wanted, timings_of
@@ -92,6 +93,7 @@ class Loaded:
     Args:
         remarks: findings about the log's timers.
         facts: what is known of the run, stated by the user or found.
+        met: what the collectives of its ranks were spent on; `None` if fewer than two devices communicate.
     """
 
     request: SideRequest
@@ -101,6 +103,7 @@ class Loaded:
     remarks: tuple[str, ...]
     side: Side
     facts: Mapping[str, str]
+    met: Meetings | None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -169,7 +172,11 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         unlike = _stands_in(baseline.side, candidate.side, asked[0])
     lacking = [isinstance(each.side.section(), str) for each in (baseline, candidate)]
     stands = [bool(unlike) and none for none in lacking]
-    times = [each.side.call_times(kernel_is_section=stand) for each, stand in zip((baseline, candidate), stands, strict=True)]
+    cut = [not none or stand for none, stand in zip(lacking, stands, strict=True)]
+    times = [
+        each.side.call_times(with_section=all(cut), kernel_is_section=stand)
+        for each, stand in zip((baseline, candidate), stands, strict=True)
+    ]
     return SpeedupStudy(
         request=request,
         baseline=baseline,
@@ -236,6 +243,7 @@ def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None)
         remarks=_remarks(own, evidence),
         side=own,
         facts=_facts(side, traces, own),
+        met=meetings(traces),
     )
 
 

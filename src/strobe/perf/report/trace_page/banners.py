@@ -5,45 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from strobe.perf.analysis.device import DeviceView, device_views
 from strobe.perf.analysis.idle import HOST_LATE
 from strobe.perf.analysis.launch import integrity
 from strobe.perf.report.model import Banner
 from strobe.perf.report.text import shorten
-from strobe.perf.report.trace_page.seen import Seen, seen_devices
+from strobe.perf.report.trace_page.seen import Seen, seen_devices, whole_views
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace import Trace
 
 _NOTHING_NS = 1_000
 """A device event that ends up to 1 µs after the window does not say that others were dropped."""
 
+_SLOW = ("with_stack", "profile_memory", "record_shapes")
+"""Options of the profiler, in its own words, that cost the host time in every operator."""
+MAX_ITEMS = 8
+"""Items of one banner."""
+
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """The banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
     seen = seen_devices(study)
+    late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
         ("caution", "Events mended", (text for one in told for text in _mended(*one))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", "The trace may not hold all that ran", (text for one in told for text in _loss(*one, _whole(study, one[0])))),
+        ("caution", "The trace may not hold all that ran", (text for one in told for text in _loss(*one, study))),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
         ),
-        ("caution", "Host-bound", (text for one in seen for text in _host_bound(one))),
+        ("caution", "Host-bound", late),
+        ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
-    banners = (Banner(level, title, tuple(items)) for level, title, items in found)
+    banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
     return tuple(banner for banner in banners if banner.items)
 
 
-def _whole(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
-    """The devices of a trace during all of it."""
-    if study.options.window is not None:
-        return device_views(trace)
-    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
+def _few(items: Sequence[str]) -> Iterator[str]:
+    """The items, or the first ones and how many there are besides: a job of many ranks has one for each."""
+    yield from items[:MAX_ITEMS]
+    if len(items) > MAX_ITEMS:
+        yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
 
 
 def _truncated(trace: Trace, label: str) -> Iterator[str]:
@@ -68,11 +74,16 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
     launched = sum(n for n, _ in trace.launched.values())
     if launched:
         yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
+    elif not (trace.counts.events or len(trace.ops)):
+        yield f"{label}: the trace holds no events at all"
+    elif trace.counts.truncated:
+        yield f"{label}: none stands before the place where the file ends; it may have held some"
     else:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 
 
-def _loss(trace: Trace, label: str, views: Sequence[DeviceView]) -> Iterator[str]:
+def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
+    views = whole_views(study, trace)
     if not views:
         return
     found = integrity(trace, views)
@@ -108,3 +119,9 @@ def _host_bound(seen: Seen) -> Iterator[str]:
             f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
             f"a launch starts {median / 1e3:.1f} µs after its call (median)"
         )
+
+
+def _slowed(trace: Trace, label: str) -> Iterator[str]:
+    found = [key for key in _SLOW if trace.metadata.get(key) == "1"]
+    if found:
+        yield f"{label}: recorded with {', '.join(found)}, which holds up the host at every operator: check against a timed run"

@@ -85,6 +85,9 @@ def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Ta
     rows = [_kind_row(name, kind) for name, kind in told[:top]]
     rest = [kind for _, kind in told[top:]]
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
+    cut = sum(one.num_cut for one in found)
+    if cut:
+        notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
     if rest:
         left = sum(kind.exposed_ns for kind in rest)
         notes.append(f"{len(rest)} more rows are left out, with {time_text(left)} ms exposed together.")
@@ -108,6 +111,8 @@ def _across(names: Sequence[str], together: Meetings, top: int) -> Iterator[Bloc
         notes.append(f"{together.unmatched} have no counterpart in the other traces and are not split.")
     if together.one_way:
         notes.append(f"{together.one_way} go one way (not all ranks wait for all others) and are not split.")
+    if together.cut:
+        notes.append(f"{together.cut} are cut by the edges of the window and are not split.")
     notes += [f"{problem}." for problem in together.problems]
     if clock.checked and clock.aligned:
         seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"

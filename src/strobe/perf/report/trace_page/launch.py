@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strobe.perf.analysis.device import device_views
 from strobe.perf.analysis.idle import HOST_LATE
 from strobe.perf.analysis.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Delays, Launch, integrity
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
 from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, share_cell, spread_cells
-from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.seen import seen_devices, whole_views
 from strobe.perf.report.trace_page.study import TraceStudy
 
 _MEANING: Final = {
@@ -129,7 +128,7 @@ def _signs(study: TraceStudy) -> Table | None:
     """What the profiler lost without saying so, of whole traces."""
     rows = []
     for trace, label in zip(study.traces, study.labels, strict=True):
-        found = integrity(trace, device_views(trace))
+        found = integrity(trace, whole_views(study, trace))
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
         for graph in found.short_graphs:

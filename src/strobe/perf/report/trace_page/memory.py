@@ -66,7 +66,8 @@ def _peak(use: MemoryUse) -> Iterator[Cell]:
 
 
 def _mib(value: int) -> Number:
-    return Number(value / _MIB, 1, "MiB")
+    """Mebibytes, kibibytes where that would be nearly nothing."""
+    return Number(value / _MIB, 1, "MiB") if abs(value) >= _MIB or not value else Number(value / 1024, 3, "KiB")
 
 
 def _reserved(value: int) -> Cell:
@@ -85,7 +86,10 @@ def _course(name: str, use: MemoryUse) -> Figure:
         series=("allocated", "reserved") if reserved else ("allocated",),
     )
     return Figure(
-        f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same.", picture, _table(use)
+        f"Memory of {name} over time.",
+        "Allocated and reserved memory over time; the table has the same.",
+        picture,
+        _table(name, use),
     )
 
 
@@ -93,7 +97,7 @@ def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
     return Mark(x=float(point.start_ns - use.first.start_ns), y=value / _MIB, series=series)
 
 
-def _table(use: MemoryUse) -> Table:
+def _table(name: str, use: MemoryUse) -> Table:
     columns = (Column("from", "ms", True), Column("allocated", numeric=True), Column("reserved", numeric=True))
     step = -(-len(use.points) // MAX_ROWS)
     rows = []
@@ -102,4 +106,4 @@ def _table(use: MemoryUse) -> Table:
         highest = max(part, key=lambda point: point.allocated_bytes)
         cells = (Time(part[0].start_ns - use.first.start_ns), _mib(highest.allocated_bytes), _reserved(highest.reserved_bytes))
         rows.append(Row(cells))
-    return Table("Largest allocated memory in each part of the time.", columns, tuple(rows))
+    return Table(f"Largest allocated memory of {name} in each part of the time.", columns, tuple(rows))

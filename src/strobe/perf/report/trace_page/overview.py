@@ -114,8 +114,7 @@ def _metadata(study: TraceStudy) -> Table | None:
     for key in keys:
         found = {trace.metadata.get(key) for trace in study.traces}
         value = found.pop() if len(found) == 1 else None
-        differs = Text(f"differs: {len(found) + 1} values" if value is None else "", "bad")
-        rows.append(Row((Code(key), differs if value is None else Code(value))))
+        rows.append(Row((Code(key), Text(f"differs: {len(found)} values", "bad") if value is None else Code(value))))
     return Table("What the traces say of themselves.", (Column("key"), Column("value")), tuple(rows), collapsed=True)
 
 

@@ -33,6 +33,8 @@ from strobe.perf.report.trace_page.study import TraceStudy
 
 MAX_FRAMES: Final = 300
 """Frames of one flame graph; the narrowest are drawn as one beside each other."""
+MAX_DEPTH: Final = 100
+"""Frames of a flame graph on top of each other; what lies deeper belongs to the last of them."""
 _TITLES: Final[dict[Kind, str]] = {
     "range": "Ranges of the host",
     "module": "Modules",
@@ -117,22 +119,18 @@ def _row(row: RangeRow, whole_ns: int) -> Row:
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
-    widths = sorted((node.total_ns for node in _nodes(root)), reverse=True)
+    widths = sorted((root.total_ns, *(node.total_ns for _, node in _spelled(root))), reverse=True)
     narrowest = max(1, widths[MAX_FRAMES]) if len(widths) > MAX_FRAMES else 1
     title = f"Where the busy time of {name} was launched from."
     alt = "Flame graph of busy time by ranges and modules; the table lists the paths with the most time of their own."
     return Figure(title, alt, Flame(_frame(root, name, narrowest), differential=False), _paths(root, top))
 
 
-def _nodes(node: CallNode) -> Iterator[CallNode]:
-    yield node
-    for child in node.children:
-        yield from _nodes(child)
-
-
-def _frame(node: CallNode, label: str, narrowest: int) -> Frame:
+def _frame(node: CallNode, label: str, narrowest: int, depth: int = MAX_DEPTH) -> Frame:
+    if depth == 1:
+        return Frame(label, node.total_ns, node.total_ns)
     wide = [child for child in node.children if child.total_ns >= narrowest]
-    frames = [_frame(child, child.name, narrowest) for child in wide]
+    frames = [_frame(child, child.name, narrowest, depth - 1) for child in wide]
     narrow = [child.total_ns for child in node.children if 0 < child.total_ns < narrowest]
     if narrow:
         frames.append(Frame(f"{len(narrow)} narrower", sum(narrow), sum(narrow)))
@@ -146,7 +144,7 @@ def _paths(root: CallNode, top: int) -> Table:
         Column("of busy", numeric=True), Column("total", "ms", True, "with the calls inside"),
         Column("host", "ms", True, "the calls themselves"),
     )  # fmt: skip
-    found = sorted(_spelled(root, ()), key=lambda item: (-item[1].self_ns, item[0]))
+    found = sorted(_spelled(root), key=lambda item: (-item[1].self_ns, item[0]))
     owners = [item for item in found if item[1].self_ns]
     rows = [_path_row(" / ".join(path), node, root.total_ns) for path, node in owners[:top]]
     rest = owners[top:]
@@ -158,10 +156,14 @@ def _paths(root: CallNode, top: int) -> Table:
     return Table("Paths by the time of their own; it adds up to the busy time.", columns, tuple(rows), collapsed=True)
 
 
-def _spelled(node: CallNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], CallNode]]:
-    for child in node.children:
-        yield (*path, child.name), child
-        yield from _spelled(child, (*path, child.name))
+def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
+    """Every node below the root with its path, however deep calls lie in each other."""
+    waiting: list[tuple[tuple[str, ...], CallNode]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        below = [((*path, child.name), child) for child in node.children]
+        yield from below
+        waiting += below
 
 
 def _path_row(path: str, node: CallNode, busy_ns: int) -> Row:

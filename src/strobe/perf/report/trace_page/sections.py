@@ -29,8 +29,8 @@ SECTION_COLUMNS: Final = (
 
 
 def sections_section(study: TraceStudy) -> Section | None:
-    """One row per definition and device; `None` if none was asked for or no trace has device events."""
-    if not study.options.sections or not any(len(trace.device_events) for trace in study.traces):
+    """One row per definition and device, one that says so for a trace without any match; `None` if none was asked for."""
+    if not study.options.sections:
         return None
     rows, notes = [], []
     for text in study.options.sections:
@@ -42,8 +42,9 @@ def sections_section(study: TraceStudy) -> Section | None:
                 notes += [f"{label}, device {sections.device}, {definition}: {note}" for note in section_notes(sections)]
             if not found:
                 blank = (Text("") for _ in SECTION_COLUMNS[2:])
-                reason = Missing(f"no device event matches {definition.focal!r}", "none")
-                rows.append(Row((Text(label), Text(""), Code(str(definition)), reason, *blank)))
+                reason = f"no device event matches {definition.focal!r}"
+                rows.append(Row((Text(label), Text(""), Code(str(definition)), Missing(reason, "none"), *blank)))
+                notes.append(f"{label}, {definition}: {reason}")
     lead = (
         "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
         "stream unless the boundary says @any."

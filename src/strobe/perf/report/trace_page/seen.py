@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from strobe.perf.analysis.device import DeviceView
+from strobe.perf.analysis.device import DeviceView, device_views
 from strobe.perf.analysis.launch import Launch, launch
 from strobe.perf.report.trace_page.devices import named_views
 from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.trace import Trace
 
 
 class Seen(NamedTuple):
@@ -27,3 +28,10 @@ def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
     if study not in _KNOWN:
         _KNOWN[study] = tuple(Seen(name, view, launch(view)) for name, view in named_views(study))
     return _KNOWN[study]
+
+
+def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
+    """The devices of a trace during all of it, whatever the window."""
+    if study.options.window is not None:
+        return device_views(trace)
+    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)

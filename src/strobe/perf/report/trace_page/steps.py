@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -44,19 +44,19 @@ Found = Sequence[tuple[str, Steps, Window | None]]
 def steps_section(study: TraceStudy) -> Section | None:
     """The steps of every device; `None` if no trace has device events."""
     found: list[tuple[str, Steps, Window | None]] = []
-    without: list[str] = []
+    without: dict[str, list[str]] = {}
     for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
         for steps in find_steps(trace, study.options.steps):
             name = device_name(study, label, steps.device)
             if isinstance(steps, NoSteps):
-                without.append(f"{name}: {steps.reason}.")
+                without.setdefault(steps.reason, []).append(name)
             else:
                 found.append((name, steps, window))
     blocks: list[Block] = []
     if found:
         blocks = [_summary(found), *_evidence(found), *(_table(*one, study.options.top) for one in found)]
     if without:
-        blocks.append(Notes(tuple(without)))
+        blocks.append(Notes(tuple(_spoken(without))))
     if not blocks:
         return None
     lead = (
@@ -74,16 +74,23 @@ def _summary(found: Found) -> Table:
         Column("kernels", numeric=True, hint="of a step, the median"),
         Column("host p50", "ms", True, "length of the step's range on the host"),
     )  # fmt: skip
-    rows, notes = [], []
+    rows = []
+    told: dict[str, list[str]] = {}
     for name, steps, window in found:
         kept = [step for step in steps.kept() if _inside(step, window)]
         rows.append(Row((Code(name), Code(steps.starts), Count(len(steps.steps)), Count(len(kept)), *_cells(kept))))
         causes = Counter(item.cause for item in steps.steady.excluded)
         excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
-        notes += [f"{name}: {note}." for note in (f"left out of the times: {excluded}" if excluded else "", *steps.notes) if note]
-        if steps.steady.note:
-            notes.append(f"{name}: {steps.steady.note}.")
-    return Table("Length of a step, over the steady ones.", columns, tuple(rows), tuple(notes))
+        for note in (f"left out of the times: {excluded}" if excluded else "", *steps.notes, steps.steady.note):
+            if note:
+                told.setdefault(note, []).append(name)
+    return Table("Length of a step, over the steady ones.", columns, tuple(rows), tuple(_spoken(told)))
+
+
+def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is said of devices, the same thing once for all of them."""
+    for note, names in told.items():
+        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {note}."
 
 
 def _inside(step: Step, window: Window | None) -> bool:

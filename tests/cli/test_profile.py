@@ -1,0 +1,181 @@
+"""`strobe profile stream | attention | kernels` from the command to the page."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.cli.main import main
+from strobe.perf.records.store import read_run
+from terminal import Strobe
+
+STREAM = ("--preset", "ultra", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
+CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--calls", "3", "--active", "2", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """One stream, timed, traced and attributed, and the JSON that the command printed."""
+    folder = tmp_path_factory.mktemp("profile") / "out"
+    options = ("--regions", "dit_forward, attention", "--with-stack", "--record-shapes", "--sort-by", "calls", "--top", "5")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["profile", "stream", *STREAM, *options, "-o", str(folder), "--json", "--quiet"])
+    assert code == 0, out.getvalue()
+    return folder, json.loads(out.getvalue())
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()).decode(errors="replace"))["traceEvents"]
+    return found
+
+
+def test_timed_and_traced_runs_go_into_one_report(streamed: tuple[Path, Any]) -> None:
+    folder, document = streamed
+    run = read_run(folder)
+    assert [clip.phase for clip in run.clips] == ["warmup", "timed", "traced", "traced"]
+    assert {path.name for path in folder.iterdir()} == {
+        "records.jsonl", "traces", "attribution", "attribution.md", "report.html", "report.md", "report.json"
+    }  # fmt: skip
+    assert document["runs"] == [str(folder)] and document["kept"] == [] and document["red"] == {}
+    page = (folder / "report.md").read_text()
+    assert "run\\_02" in page and "dit\\_forward" in page and "Against the device's peaks" in page
+
+
+def test_the_chosen_regions_are_marked_and_nothing_distorts_the_trace(streamed: tuple[Path, Any]) -> None:
+    found = events(streamed[0] / "traces" / "ultra.json.gz")
+    marked = {event["name"].split("#")[0] for event in found if event["name"].startswith("strobe::")}
+    assert marked == {"strobe::frame_block", "strobe::dit_forward", "strobe::attention"}
+    assert not any(event.get("cat") == "python_function" for event in found)
+
+
+def test_what_calls_what_is_a_trace_of_its_own(streamed: tuple[Path, Any]) -> None:
+    folder, document = streamed
+    assert any(event.get("cat") == "python_function" for event in events(folder / "attribution" / "ultra.json.gz"))
+    page = (folder / "attribution.md").read_text()
+    assert document["attribution"] == [str(folder / "attribution.md")]
+    assert "no measurement" in page and "Operators by calls: 5 of" in page and "Modules by calls: 5 of" in page
+
+
+def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names the folder and the regions; the preset's own compile knob is overruled, and its name says so."""
+    monkeypatch.setenv("STROBE_PROFILE_DIR", str(tmp_path / "env"))
+    monkeypatch.setenv("STROBE_PROFILE_REGIONS", "commit")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.txt").write_text("mine")
+    result = strobe("profile", "stream", *STREAM, "--wait", "1", "--no-compile", "--json")
+    assert result.code == 0, result.err
+    assert result.document["kept"] == [str(tmp_path / "env.1")] and "kept as" in result.err
+    assert (tmp_path / "env.1" / "mine.txt").read_text() == "mine"
+    run = read_run(tmp_path / "env")
+    assert run.header.order == ("ultra-eager",)
+    assert not next(knob for knob in run.variants[0].knobs if knob.name == "compile").on
+    assert [(trace.first_block, trace.num_blocks, trace.regions) for trace in run.traces] == [(2, 1, ("commit",))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--regions", "dit_foward"], "did you mean 'dit_forward'"),
+        (["--attention", "dence"], "did you mean 'dense'"),
+        (["--sort-by", "memory"], "allowed: device, self_host, host, calls"),
+        (["--top", "0"], "--top"),
+        (["--wait", "9"], "make it longer, or wait for fewer"),
+        (["--wait", "-1"], "0 or more"),
+        (["--active", "0"], "--no-trace"),
+        (["--warmup", "0"], "smallest: 1"),
+        (["--preset", "ultr"], "did you mean 'ultra'"),
+        (["--rounds", "0"], "at least one palindrome"),
+        (["--switch", "block=9:a blue square moving up"], "never take effect"),
+    ],
+)
+def test_bad_input_starts_nothing_and_moves_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "mine.txt").touch()
+    result = strobe("profile", "stream", "--blocks", "4", "--device", "cpu", *arguments, "-o", tmp_path)
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def test_an_attention_call_is_gated_timed_traced_and_reported(strobe: Strobe, tmp_path: Path) -> None:
+    impls = ("--impl", "sdpa", "reference", "sparse:cpu", "--grid", "2", "4", "5")
+    result = strobe("profile", "attention", *CALL, *impls, "--rounds", "2", "-o", tmp_path / "out", "--json")
+    assert result.code == 0, result.err
+    found = result.document
+    assert {(each["candidate"], each["level"]) for each in found["speedups"]} == {
+        (name, level) for name in ("reference", "sparse:cpu") for level in ("kernel", "section")
+    }
+    page = Path(found["report"]["md"]).read_text()
+    for words in ("Gates.", "Times of one call by itself.", "Speedups.", "effective TFLOP/s", "aten::"):
+        assert words in page
+    assert sorted(path.name for path in (tmp_path / "out" / "traces").iterdir()) == [
+        "reference.json.gz", "sdpa.json.gz", "sparse-cpu.json.gz"
+    ]  # fmt: skip
+
+
+def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path: Path) -> None:
+    quick = ("profile", "attention", *CALL, "--no-trace", "-o", tmp_path / "out")
+    assert strobe(*quick, "--rounds", "2", "--require", "kernel>0.0001").code == 0
+    result = strobe(*quick, "--rounds", "2", "--require", "reference:kernel>1000", "--json")
+    assert result.code == 1 and "reference: kernel is" in result.document["not_met"][0]
+    one = strobe(*quick, "--rounds", "1", "--require", "kernel>0.0001", "--json")
+    assert one.code == 1 and "without an interval" in one.document["not_met"][0]
+    assert (tmp_path / "out.2").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--impl", "sdp"], "did you mean 'sdpa'"),
+        (["--impl", "sparse:cpu"], "--grid"),
+        (["--dtype", "bf61"], "unknown dtype"),
+        (["--calls", "0"], "1 round and 1 call"),
+        (["--require", "fast"], "--require"),
+        (["--seq-kv", "0"], "1 or more"),
+    ],
+)
+def test_a_call_that_cannot_be_measured_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = strobe("profile", "attention", "--seq-q", "40", "--device", "cpu", *arguments, "-o", tmp_path / "out")
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_path: Path) -> None:
+    page = tmp_path / "deep" / "kernel_profile.md"
+    result = strobe("profile", "kernels", "--iterations", "4", "--preset", "ultra", "--device", "cpu", "-o", page, "--json")
+    assert result.code == 0, result.err
+    step = result.document["step"]
+    assert step["n"] == 4
+    assert sum(step["parts_ns"].values()) + step["difference_ns"] == pytest.approx(step["mean_ns"])
+    assert {"attention_kernel", "kv_write", "kv_sink_read", "recache", "ffn_up", "vae_leave", "head"} <= step["operations"].keys()
+    text = page.read_text()
+    assert "one denoise step" in text and "max of 4" in text and "p99" not in text.replace("p99 from 459", "")
+    assert [Path(path).suffix for path in result.document["written"]] == [".md", ".json"]
+    assert json.loads(page.with_suffix(".json").read_text())["title"] == "Kernel profile"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "page.txt"], "allowed: .md, .html, .json"),
+        (["--iterations", "0"], "at least 1 each"),
+        (["--preset", "ultr"], "did you mean 'ultra'"),
+    ],
+)
+def test_a_kernel_profile_that_cannot_be_is_refused(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = strobe("profile", "kernels", "--device", "cpu", *arguments)
+    assert result.code == 2 and words in result.err and not list(tmp_path.iterdir())
