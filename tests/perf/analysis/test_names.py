@@ -69,6 +69,7 @@ _FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel
         ),
         # matrix products, by family
         ("nvjet_sm90_tst_64x8_64x16_1x2_h_bz_NNT", "nvjet_sm90_tst"),
+        ("nvjet_sm90_tst_8x64_64x16_4x1_v_bz_bias_TNN", "nvjet_sm90_tst"),
         ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", "ampere_bf16_s16816gemm_bf16"),
         ("depthwise_conv_3x3_kernel", "depthwise_conv_3x3_kernel"),
         ("void Wrapped<Foo>::run<Bar>(int)", "Wrapped::run<Foo>"),

@@ -197,6 +197,23 @@ def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> 
     write_events(study_of(*traces), tmp_path / "events.csv.gz")
 
 
+def test_times_of_a_window_count_from_the_first_event_of_all_ranks_that_ran_together(tmp_path: Path) -> None:
+    def write(name: str, rank: int, base_us: int, starts: Sequence[int]) -> None:
+        rows = ",".join(f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": {at}.000, "dur": 40.000}}' for at in starts)
+        head = f'{{"baseTimeNanoseconds": {base_us}000, "distributedInfo": {{"rank": {rank}}}, "traceEvents": ['
+        (tmp_path / f"{name}.json").write_text(f"{head}{rows}]}}")
+
+    write("a", 0, 5_000, (100, 300))
+    write("b", 1, 5_050, (100, 300))  # 50 µs later than the other
+    asked = TraceOptions(window="10us..220us")
+    zero, one = load_trace_study([tmp_path], asked).windows
+    assert zero is not None and (zero.start_ns, zero.end_ns) == (110_000, 320_000)
+    assert one is not None and (one.start_ns, one.end_ns) == (60_000, 270_000)
+    assert build_trace_report(load_trace_study([tmp_path], TraceOptions(window="0us..20us"))).sections  # before one rank starts
+    write("b", 1, 900_000, (100, 300))  # another run
+    assert [one and one.start_ns for one in load_trace_study([tmp_path], asked).windows] == [110_000, 110_000]
+
+
 def test_a_study_is_read_in_order_of_rank_with_one_progress(tmp_path: Path) -> None:
     for name, rank in (("b", 0), ("a", 1)):
         head = f'{{"distributedInfo": {{"rank": {rank}}}, "traceEvents": ['

@@ -33,7 +33,7 @@ _SAYS_NOTHING: Final = re.compile(
     r"|[Aa]rray|tuple|pair|C|Layout|OpaqueType|TensorInfo|\w*Metadata|\w*OffsetCalculator|\w*[Tt]raits|\w*Policy\w*"
     r"|ReduceOp|gpu_kernel_impl\w*|[AB]?(?:Unary|Binary|Ternary|Pointwise)(?:Op\w*)?Functor|enable_(?:if|sm)\w*|\w*TensorIterator\w*"
 )
-_TILE: Final = re.compile(r"_(?:[A-Za-z]*\d{2,}x\d+|knob_\d)")  # not the 3x3 of a convolution
+_TILE: Final = re.compile(r"_(?:[A-Za-z]*(?:\d{2,}x\d|\d+x\d{2})|knob_\d)")  # not the 3x3 of a convolution
 _GENERATED: Final = re.compile(r"triton_|.*fus(?:ed|ion)")
 _COUNTER: Final = re.compile(r"[._]\d+$")
 _TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[dce]*1?[0-9dce]*$")

@@ -37,7 +37,7 @@ class Window:
     label: str
 
 
-def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
+def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: int | None = None) -> Window:
     """Find the window that a text asks for.
 
     * a range, region or module: from the first start to the last end of the device events that it launched (its host time is
@@ -51,6 +51,7 @@ def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
         trace: the trace.
         text: what is asked for.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+        zero_ns: what times count from; the first device event's start if not given.
 
     Raises:
         ConfigError: the text is none of these, or its end is not after its start.
@@ -63,7 +64,7 @@ def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
         raise ConfigError(f"the window is empty; give {_FORMS}")
     found = _find_step(trace, asked, steps) or _find_call(trace, asked)
     if found is None and ".." in asked:
-        found = _stretch(trace, asked, steps)
+        found = _stretch(trace, asked, steps, zero_ns)
     elif found is None and _STEP.fullmatch(asked):
         found = _steps(trace, asked, asked, steps)
     if found is None:
@@ -74,14 +75,14 @@ def choose_window(trace: Trace, text: str, steps: str | None = None) -> Window:
     return Window(start_ns=start, end_ns=end, label=asked)
 
 
-def _stretch(trace: Trace, asked: str, steps: str | None) -> tuple[int, int]:
+def _stretch(trace: Trace, asked: str, steps: str | None, zero_ns: int | None) -> tuple[int, int]:
     first, _, last = (part.strip() for part in asked.partition(".."))
     if _STEP.fullmatch(first) and _STEP.fullmatch(last):
         return _steps(trace, first, last, steps)
     moments = [_MOMENT.fullmatch(part) for part in (first, last)]
     if any(moments) and all(found or not part for found, part in zip(moments, (first, last), strict=True)):
         events = trace.device_events
-        zero, end = min(events.start_ns), max(events.end_ns)
+        zero, end = min(events.start_ns) if zero_ns is None else zero_ns, max(events.end_ns)
         start = zero + _nanoseconds(moments[0]) if moments[0] else zero
         if start >= end:
             raise DataError(f"{trace.path}: window {asked!r} starts after the last device event, {(end - zero) / 1e6:.3f} ms in")

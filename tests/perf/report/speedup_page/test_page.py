@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -13,12 +15,13 @@ from artefacts import FA, SECTION, VSA, write_guide, write_trace
 from strobe.perf.analysis.sections import parse_section
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
-from strobe.perf.report.model import ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
+from strobe.perf.report.model import Count, ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
 from strobe.perf.report.speedup_page.build import build_speedup_report
 from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 EVIL = "k<script>alert(1)</script>|`*_[x](y)\u202e\x1b[31m"
 
 

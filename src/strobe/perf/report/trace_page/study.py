@@ -84,8 +84,23 @@ def load_trace_study(
         raise DataError(f"{skipped[0]}{f' (and {len(skipped) - 1} more files)' if len(skipped) > 1 else ''}")
     traces = tuple(sorted(read, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
     asked = options.window
-    windows = tuple(None if asked is None else choose_window(trace, asked, options.steps) for trace in traces)
+    windows = tuple(
+        None if asked is None else choose_window(trace, asked, options.steps, zero)
+        for trace, zero in zip(traces, _zeros(traces), strict=True)
+    )
     return TraceStudy(traces=traces, labels=trace_labels(traces), windows=windows, options=options, skipped=tuple(skipped))
+
+
+def _zeros(traces: Sequence[Trace]) -> Sequence[int | None]:
+    """What times of a window count from, on the clock of each trace: the first device event of all that ran together."""
+    spans = [
+        (trace.base_ns + min(trace.device_events.start_ns), trace.base_ns + max(trace.device_events.end_ns))
+        for trace in traces
+        if len(trace.device_events)
+    ]
+    if not spans or max(first for first, _ in spans) >= min(last for _, last in spans):
+        return [None] * len(traces)
+    return [min(first for first, _ in spans) - trace.base_ns for trace in traces]
 
 
 def _part_of(progress: Progress, before: int, total: int) -> Progress:

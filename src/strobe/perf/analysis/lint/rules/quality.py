@@ -16,7 +16,7 @@ _NAMED: Final = re.compile(
     r"(?i)\b(?:against|vs\.?|versus|compared (?:to|with)|relative to|with respect to|w\.r\.t\.?|reference(?: is| are|:| =)|"
     r"ground[- ]truth|reconstruct\w*|to the (?:original|input|source|reference)|from the (?:original|reference)|"
     r"of the (?:original|input)|references? (?:clip|video|image|frame|output|preset|run)s?|"
-    r"held[- ]out|validation set|measured (?:on|to|from))\b"
+    r"held[- ]out|validation set|test (?:set|split|views?|images?)|measured (?:on|to|from))\b"
 )
 _REFERENCE: Final = re.compile(r"(?i)^\s*(?:reference|ref\.?|baseline \(reference\)|ground truth|original)\s*$")
 
