@@ -180,6 +180,9 @@ def test_what_is_missing_or_goes_one_way() -> None:
     mute = [_rank(rank, [(5, 25), (30, 45)], [None, None]) for rank in _WORLD]
     found = meetings(mute)
     assert found is not None and (found.by, found.matched, found.kinds[0].kind.name) == ("order", 2, "ncclDevKernel_AllReduce")
+    nameless = [_rank(rank, [(5, 25), (30, 45)], [("", -1, -1)] * 2) for rank in _WORLD]  # a group, but no collective's name
+    found = meetings(nameless)
+    assert found is not None and (found.matched, found.one_way, found.kinds[0].kind.name) == (2, 0, "ncclDevKernel_AllReduce")
 
 
 def test_several_under_one_number_meet_in_order() -> None:

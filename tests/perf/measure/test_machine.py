@@ -25,6 +25,7 @@ def test_a_cpu_machine_is_described() -> None:
 
 _PEAK = """
 import torch
+from strobe.perf.measure.memory import peak_bytes, reset_peak
 cpu = torch.device("cpu")
 torch.zeros(100_000_000).add_(1)
 reset_peak(cpu)

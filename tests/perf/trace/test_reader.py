@@ -213,3 +213,13 @@ def test_progress_ends_at_the_size_of_the_file(tmp_path: Path, chunk_bytes: int)
     read_trace(path, progress=lambda done, total, what: calls.append((done, total, what)))
     assert calls[-1] == (path.stat().st_size, path.stat().st_size, "t.json.gz")
     assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
+
+
+def test_a_cut_may_fall_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad, _, _ = _BROKEN["inner names"]
+    text = compact(sample(3), {}).encode().replace(good, bad).replace(b'{"ph":"s"', b'12345,{"ph":"s"')
+    whole = read_trace(write(tmp_path / "t.json", text))
+    assert (whole.counts.lost, len(whole.ops), len(whole.device_events)) == (11, 3, 2)
+    for size in range(31, 500):
+        monkeypatch.setattr(plain, "BLOCK_BYTES", size)
+        assert read_trace(tmp_path / "t.json") == whole, size

@@ -126,8 +126,8 @@ def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start:
     kinds: dict[CollectiveKind, int] = {}
     kind, sequence = [], []
     for event in position.tolist():
-        one = told.get(event) or Collective(event=event, name=names[of_name[event]])
-        what = CollectiveKind(one.name, one.group, one.ranks, one.in_elements, one.out_elements, one.dtype)
+        one = told.get(event, Collective(event=event, name=""))
+        what = CollectiveKind(one.name or names[of_name[event]], one.group, one.ranks, one.in_elements, one.out_elements, one.dtype)
         kind.append(kinds.setdefault(what, len(kinds)))
         sequence.append(one.sequence)
     columns = np.array(kind, np.int64), np.array(sequence, np.int64)

@@ -31,7 +31,6 @@ _BOUNDARY: Final = rb"\}(\s*+,\s*+)\{\s*+"
 _ANY_BOUNDARY: Final = re.compile(_BOUNDARY + rb'["}]')
 _EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + rb'"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"')
 _CLOSING: Final = re.compile(rb"\}\s*+,?\s*+\]")
-_MAYBE_CLOSING: Final = re.compile(rb"\]\s*+\}?+\s*+")
 _INNER_CLOSING: Final = re.compile(rb"\]\s*+\}\s*+[,}]")
 _SEPARATOR: Final = re.compile(rb"[\s,]*+")
 _SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
@@ -140,8 +139,6 @@ class _Cutter:
         """Go to the next event; whether the array of events ends there, and not one inside a damaged event."""
         separator = _SEPARATOR.match(self._text, self._at)
         self._at = separator.end() if separator else self._at
-        while not self._ended and _MAYBE_CLOSING.fullmatch(self._text, self._at):
-            self._read_on()
         return self._text.startswith(b"]", self._at) and not _INNER_CLOSING.match(self._text, self._at)
 
     def _piece(self) -> bool:

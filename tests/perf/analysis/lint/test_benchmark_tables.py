@@ -97,6 +97,21 @@ def test_statistics_of_one_sample_that_cannot_be(column: str, new: float, page: 
     assert f"{column} {new:.2f}" in found.said
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_that_its_total_column_does_not_add_up(seed: int, page: Any, only: Any, clean: Any) -> None:
+    made = page(seed)
+    parts = [[made.rng.uniform(3, 15) for _ in range(3)] for _ in range(4)]
+    rows = [[name, *(f"{part:.2f}" for part in own), f"{sum(own):.2f}"] for name, own in zip(NAMES, parts, strict=False)]
+    made.say("# Memory").table(("Variant", "Weights (GB)", "Cache (GB)", "Activations (GB)", "Total (GB)"), rows)
+    clean(made)
+    line = made.put(rows[2][0], "Total (GB)", f"{sum(parts[2]) + 1.5:.2f}")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.column) == ("row-sum", line, "Total (GB)")
+    assert number(found.corrected) == pytest.approx(sum(parts[2]), abs=0.02)
+    made.put(rows[1][0], "Total (GB)", "99.00")
+    clean(made)  # half of the rows are no majority: it may be a total of something else
+
+
 def serving(page: Any) -> None:
     """Batch, latency and throughput: images per second are batch / latency."""
     rows = []

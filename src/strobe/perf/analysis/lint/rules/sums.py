@@ -30,6 +30,7 @@ _RUNNING: Final = re.compile(r"(?i)\b(?:excluding|without|until|till|up to|cumul
 _MORE: Final = re.compile(r"(?i)^(?:\.\.\.|…|etc)")
 HUNDRED: Final = Fraction(100)
 MOST_ROWS: Final = 3
+MOST_PARTS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,12 +313,49 @@ def percentile_sum(study: Study) -> Iterator[Claim]:
                     )
 
 
+def row_sum(study: Study) -> Iterator[Claim]:
+    """Find rows whose total column is not the sum of the columns before it, where it is in most rows."""
+    for view in study.views:
+        if not view.by_columns or view.table.origin == "lines" or explained(view):
+            continue
+        for total in view.of_kind("time", "memory"):
+            if not is_total(total.metric.title):
+                continue
+            parts = [
+                series for series in view.of_kind(total.metric.kind) if series.index < total.index and not series.metric.statistic
+            ]
+            yield from _other_rows(study, view, total, parts)
+
+
+def _other_rows(study: Study, view: View, total: Series, parts: list[Series]) -> Iterator[Claim]:
+    sums: list[tuple[Entry, Quantity, Bounds]] = []
+    for entry, said in total.figures:
+        own = [quantity for series in parts if (quantity := series.of(entry.position)) is not None]
+        if len(own) == len(parts) >= MOST_PARTS and said.plain and all(each.dimension == said.dimension for each in own):
+            sums.append((entry, said, sum((each.bounds for each in own), exactly(0))))
+    wrong = [each for each in sums if not each[1].bounds.overlaps(each[2])]
+    if len(sums) >= MOST_ROWS and 3 * len(wrong) <= len(sums):
+        for entry, said, whole in wrong:
+            yield Claim(
+                place=study.figure_place(view, total, entry),
+                said=f"{entry.key}: {said.text}",
+                corrected=printed(whole.middle, said, more=0),
+                why=f"{len(sums) - len(wrong)} of {len(sums)} rows add up {', '.join(each.metric.title for each in parts)}",
+            )
+
+
 RULES: Final = (
     Rule(
         id="total-sum",
         meaning="A total is the sum of its rows; what it holds beyond them has a row of its own.",
         severity="error",
         check=total_sum,
+    ),
+    Rule(
+        id="row-sum",
+        meaning="A total column that is the sum of the columns before it in most rows is so in every row.",
+        severity="error",
+        check=row_sum,
     ),
     Rule(
         id="group-sum",
