@@ -18,7 +18,7 @@ from strobe.bench.cases import attention
 from strobe.bench.cases.attention import AttentionCall, AttentionCase, selected_pairs
 from strobe.core.costs import block_mask_pairs
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.perf.analysis.compare import compare_stage
+from strobe.perf.analysis.runs.compare import compare_stage
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 
 CALL = AttentionCall(q_tokens=70, kv_tokens=100, num_heads=4, num_kv_heads=2, head_dim=8)

@@ -12,7 +12,7 @@ from strobe.core.costs import total, transformer_pass
 from strobe.engine.config import resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
-from strobe.perf.analysis.budget import REGIONS, REST
+from strobe.perf.analysis.runs.budget import REGIONS, REST
 
 CPU = torch.device("cpu")
 

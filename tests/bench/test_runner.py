@@ -19,8 +19,8 @@ from strobe.bench import runner
 from strobe.bench.case import Plan
 from strobe.bench.runner import run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.perf.analysis.compare import compare_stages, mirrored_pairs
-from strobe.perf.analysis.latency import latencies
+from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
+from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Clocks, PromptAt, Workload
 from strobe.perf.records.store import read_run

@@ -17,7 +17,7 @@ from strobe.engine.load import Model
 from strobe.engine.presets import balanced
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.perf.analysis.latency import latencies
+from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.store import read_run
 
 SCRIPT = Script(prompt="red circle moving", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=8, seed=3)

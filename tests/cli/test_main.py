@@ -76,6 +76,8 @@ def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: l
         (ImplUnavailableError("fa4", "no such GPU"), 3),
         (StrobeError("no space"), 3),
         (OSError(28, "No space left on device", "clip.mp4"), 3),
+        (FileExistsError(17, "File exists", "report"), 2),
+        (IsADirectoryError(21, "Is a directory", "out"), 2),
         (KeyboardInterrupt(), 130),
         (RuntimeError("a bug\nin two lines"), 70),
     ],

@@ -17,7 +17,7 @@ from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.load import Model
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
-from strobe.perf.analysis.budget import REGIONS, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.budget import REGIONS, KernelProfile, Operation, Whole
 from strobe.perf.measure.isolated import time_isolated
 from strobe.perf.measure.timing import Region, TimingRecorder, recording
 

@@ -26,7 +26,7 @@ from strobe.models.vae.tiny import StreamingDecoder, TinyVAE
 from strobe.models.wan.dit import Modulation, TextKV
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
-from strobe.perf.analysis.budget import REST
+from strobe.perf.analysis.runs.budget import REST
 
 KERNELS: Final = "attention kernels"
 PROJECTIONS: Final = "attention projections"
@@ -40,7 +40,7 @@ DECODER: Final = "decoder"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """An operation that can be run; see `strobe.perf.analysis.budget.Operation` for its fields."""
+    """An operation that can be run; see `strobe.perf.analysis.runs.budget.Operation` for its fields."""
 
     name: str
     what: str

@@ -14,7 +14,7 @@ from strobe.cli.console import Output
 from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.focal import TraceEvidence
+    from strobe.perf.analysis.structure.focal import TraceEvidence
     from strobe.perf.logs import Log, Patterns, Unit
     from strobe.perf.report.extract import InputFile
     from strobe.perf.report.model import Section
@@ -144,7 +144,7 @@ def stages(
         raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
     patterns, unit = _prepared(flags)
     read = [_read_log(path, patterns, output) for path in logs]
-    from strobe.perf.analysis.log_rounds import STAGE, LogRequest, stage_rounds
+    from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest, stage_rounds
     from strobe.perf.report.extract import StageLog, stages_section
     from strobe.perf.report.extract_json import rounds_document
 
@@ -189,8 +189,8 @@ def attention(
     if not any(side.log for side in asked):
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
-    from strobe.perf.analysis.log_metrics import attention_summary, unsynchronised
-    from strobe.perf.analysis.log_rounds import STAGE, LogRequest
+    from strobe.perf.analysis.runs.log_metrics import attention_summary, unsynchronised
+    from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest
     from strobe.perf.report.extract import TimerLog, attention_section, input_file
     from strobe.perf.report.extract_json import timer_document
 
@@ -234,7 +234,7 @@ def kernels(
 
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
-    from strobe.perf.analysis.focal import focal_kernels
+    from strobe.perf.analysis.structure.focal import focal_kernels
     from strobe.perf.report.extract import TraceKernels, input_file, kernels_section
     from strobe.perf.report.extract_json import kernels_document
     from strobe.perf.report.trace_page.study import trace_labels
@@ -308,7 +308,7 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
 def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """What a side's traces prove, and the files."""
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.focal import TraceEvidence, trace_evidence
+    from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
 
     if not side.traces:
         if side.focal is not None:

@@ -89,6 +89,9 @@ def explain(error: BaseException) -> tuple[int, str]:
             return MISSING, str(error)
         case KeyboardInterrupt():
             return INTERRUPTED, "interrupted; what was finished is kept"
+        case FileExistsError() | NotADirectoryError() | IsADirectoryError():
+            there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
+            return USAGE, f"{error.filename}: {there} is in the way; name another"
         case OSError():
             return MISSING, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         case MemoryError():

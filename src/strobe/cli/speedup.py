@@ -157,9 +157,9 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
     """The flags as one request."""
-    from strobe.perf.analysis.comparable import given_facts
-    from strobe.perf.analysis.cut import PRIORITY
-    from strobe.perf.analysis.log_rounds import STAGE
+    from strobe.perf.analysis.ledger.comparable import given_facts
+    from strobe.perf.analysis.ledger.cut import PRIORITY
+    from strobe.perf.analysis.runs.log_rounds import STAGE
     from strobe.perf.logs import parse_unit
     from strobe.perf.report.speedup_page.study import SpeedupRequest
 
@@ -205,7 +205,7 @@ def _side(
     facts: dict[str, str],
 ) -> SideRequest:
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.sections import parse_section
+    from strobe.perf.analysis.structure.sections import parse_section
     from strobe.perf.logs import parse_duration
     from strobe.perf.report.speedup_page.study import SideRequest
 
@@ -244,7 +244,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
 
 def _figures(report: Report) -> dict[str, Figure | None]:
     """What a requirement may name: every level; one that is missing is None."""
-    from strobe.perf.analysis.speedup import LEVELS
+    from strobe.perf.analysis.ledger.speedup import LEVELS
 
     found = {
         each.level: Figure(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.log_metrics import attention_summary
-from strobe.perf.analysis.log_rounds import LogRequest, stage_rounds
+from strobe.perf.analysis.runs.log_metrics import attention_summary
+from strobe.perf.analysis.runs.log_rounds import LogRequest, stage_rounds
 from strobe.perf.logs import Constraint, read_log
 from strobe.perf.report.extract import (
     StageLog,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import Cost
-from strobe.perf.analysis.budget import REGIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.budget import REGIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.records.record import Clocks, Machine
 from strobe.perf.report.kernel_profile import Profiled, kernel_report
 from strobe.perf.report.markdown import render_markdown

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     SCHEMA_VERSION,

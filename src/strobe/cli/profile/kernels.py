@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.engine.config import ResolvedConfig
     from strobe.engine.load import Model
-    from strobe.perf.analysis.budget import KernelProfile
+    from strobe.perf.analysis.runs.budget import KernelProfile
     from strobe.perf.report.kernel_profile import Profiled
     from strobe.perf.report.model import Report
 

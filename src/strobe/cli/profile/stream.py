@@ -116,7 +116,7 @@ def stream(
         out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
             By default STROBE_PROFILE_DIR, or traces.
     """
-    from strobe.perf.analysis.attribution import SORTS
+    from strobe.perf.analysis.structure.attribution import SORTS
 
     if attributed.sort_by not in SORTS or attributed.top < 1:
         raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")

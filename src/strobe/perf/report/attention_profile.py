@@ -10,8 +10,8 @@ from typing import Final
 from strobe.core.costs import Cost, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
-from strobe.perf.analysis.compare import Comparison, compare_stage, timed_clips
-from strobe.perf.analysis.roofline import roofline
+from strobe.perf.analysis.device.roofline import roofline
+from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.report.model import (
     SCHEMA_VERSION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.attribution import Attributed, attribute_modules, attribute_operators
+from strobe.perf.analysis.structure.attribution import Attributed, attribute_modules, attribute_operators
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
@@ -36,7 +36,7 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
     Args:
         traces: each with its variant; read with operators.
         options: profiler options that were on.
-        sort_by: order of the tables, one of `strobe.perf.analysis.attribution.SORTS`.
+        sort_by: order of the tables, one of `strobe.perf.analysis.structure.attribution.SORTS`.
         top: rows of a table.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from strobe.perf.analysis.ledger import Ledger
+from strobe.perf.analysis.ledger.close import Ledger
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.sections.attention import attention_sections

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.device import device_views
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.views import device_views
+from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace import HostEvents, Trace
 from strobe.perf.trace.events import DEVICE_KINDS

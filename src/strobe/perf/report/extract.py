@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.analysis.focal import FocalKernels
-from strobe.perf.analysis.log_metrics import OUTLIER, SeriesSummary
-from strobe.perf.analysis.log_rounds import StageRounds
+from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
+from strobe.perf.analysis.runs.log_rounds import StageRounds
+from strobe.perf.analysis.structure.focal import FocalKernels
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Log
 from strobe.perf.logs.units import Resolved, short

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from strobe.perf.analysis.distribution import Distribution
-from strobe.perf.analysis.log_metrics import SeriesSummary
-from strobe.perf.analysis.log_rounds import StageRounds
+from strobe.perf.analysis.device.distribution import Distribution
+from strobe.perf.analysis.runs.log_metrics import SeriesSummary
+from strobe.perf.analysis.runs.log_rounds import StageRounds
 from strobe.perf.logs.series import Log
 from strobe.perf.logs.units import Resolved
 from strobe.perf.report.extract import TraceKernels, round_label

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.compare import Comparison, compare_stages, mirrored_pairs, timed_sums
-from strobe.perf.analysis.latency import Latencies, latencies
-from strobe.perf.analysis.ledger import Ledger, build_ledger
+from strobe.perf.analysis.ledger.close import Ledger, build_ledger
+from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, timed_sums
+from strobe.perf.analysis.runs.latency import Latencies, latencies
 from strobe.perf.report.study import Profile, Study, Subject
 
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
-from strobe.perf.analysis.budget import REST, KernelProfile, Operation, Whole
-from strobe.perf.analysis.roofline import roofline
+from strobe.perf.analysis.device.roofline import roofline
+from strobe.perf.analysis.runs.budget import REST, KernelProfile, Operation, Whole
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine
 from strobe.perf.report.model import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, unknown_choice
-from strobe.perf.analysis.partition import Partition, partition
+from strobe.perf.analysis.runs.partition import Partition, partition
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords, read_run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.latency import latencies
+from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time

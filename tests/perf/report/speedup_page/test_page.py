@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from artefacts import FA, SECTION, VSA, write_guide, write_trace
-from strobe.perf.analysis.sections import parse_section
+from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Count, ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers

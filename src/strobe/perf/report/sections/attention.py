@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
-from strobe.perf.analysis.ledger import is_attention_kernel
+from strobe.perf.analysis.ledger.close import is_attention_kernel
 from strobe.perf.report.model import Cell, Column, Count, Missing, Ratio, Row, Section, Share, Table, Text, Time
 from strobe.perf.report.study import Profile, Study, Subject
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
-from strobe.perf.analysis.compare import Comparison, compare_unpaired
-from strobe.perf.analysis.ledger import Ledger, Level, LevelSum
+from strobe.perf.analysis.ledger.close import Ledger, Level, LevelSum
+from strobe.perf.analysis.runs.compare import Comparison, compare_unpaired
 from strobe.perf.measure.stats import FLOOR, Interval, Verdict, paired_interval
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from strobe.perf.analysis.kernels import KernelRow, KernelTable, kernel_table
+from strobe.perf.analysis.runs.kernels import KernelRow, KernelTable, kernel_table
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, Missing, Notes, Row, Section, Share, Table, Text, Time
 from strobe.perf.report.study import Profile, Study, Subject
 from strobe.perf.report.text import time_text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from strobe.perf.analysis.latency import Latencies
+from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.report.model import Block, Cell, Column, Missing, Notes, Number, Row, Section, Table, Text, Time
 from strobe.perf.report.sections.stages import excluded_text
 from strobe.perf.report.study import Study

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Final
 
-from strobe.perf.analysis.ledger import CallsEffect, Ledger, Level, Line
+from strobe.perf.analysis.ledger.close import CallsEffect, Ledger, Level, Line
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
     Bar,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from strobe.perf.analysis.ledger import DILATION, STEP_DILATION, Ledger
+from strobe.perf.analysis.ledger.close import DILATION, STEP_DILATION, Ledger
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Notes, Section, Video, Videos
 from strobe.perf.report.study import Profile, Study, Subject

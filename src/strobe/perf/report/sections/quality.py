@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from strobe.perf.analysis.latency import Latencies
+from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.records.record import Quality
 from strobe.perf.report.model import (
     Axis,

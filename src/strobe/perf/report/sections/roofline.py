@@ -8,9 +8,9 @@ import statistics
 from strobe.core.costs import Cost, DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION_KERNEL
-from strobe.perf.analysis.compare import timed_clips
-from strobe.perf.analysis.latency import latencies
-from strobe.perf.analysis.roofline import Roofline, roofline
+from strobe.perf.analysis.device.roofline import Roofline, roofline
+from strobe.perf.analysis.runs.compare import timed_clips
+from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.model import (

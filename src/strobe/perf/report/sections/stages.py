@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from strobe.core.spans import DENOISE_STEP, E2E
-from strobe.perf.analysis.compare import STAGES, StageTotal, stage_totals
+from strobe.perf.analysis.runs.compare import STAGES, StageTotal, stage_totals
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
     Axis,

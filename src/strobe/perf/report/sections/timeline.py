@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, DENOISE_STEP, FFN, FRAME_BLOCK
-from strobe.perf.analysis.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.ledger import is_attention_kernel
-from strobe.perf.analysis.partition import block_slices
-from strobe.perf.analysis.timeline import GAP, Label, Slice
+from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.ledger.close import is_attention_kernel
+from strobe.perf.analysis.runs.partition import block_slices
+from strobe.perf.analysis.runs.timeline import GAP, Label, Slice
 from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Cell,

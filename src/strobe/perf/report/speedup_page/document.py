@@ -6,9 +6,9 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
-from strobe.perf.analysis.foreign_ledger import Account
-from strobe.perf.analysis.sections import Sections
-from strobe.perf.analysis.speedup import LevelFigure, Measured
+from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
+from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
 from strobe.perf.report.speedup_page.ledger import line_title
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.foreign_ledger import Account
-from strobe.perf.analysis.idle import IDLE
-from strobe.perf.analysis.ledger import Level, Line
-from strobe.perf.analysis.timeline import Label
+from strobe.perf.analysis.device.idle import IDLE
+from strobe.perf.analysis.ledger.close import Level, Line
+from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.model import (
     Block,
     Cell,

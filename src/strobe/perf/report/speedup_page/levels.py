@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.foreign_ledger import Account
-from strobe.perf.analysis.ledger import Level
-from strobe.perf.analysis.speedup import DRIFT, MAX_REALISED, LevelFigure
+from strobe.perf.analysis.ledger.close import Level
+from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure
+from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.report.extract import unit_notes
 from strobe.perf.report.model import (
     Block,

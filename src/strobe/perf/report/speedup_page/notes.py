@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from strobe.perf.analysis.ledger import DILATION
-from strobe.perf.analysis.speedup import DRIFT
-from strobe.perf.analysis.steps import NoSteps, Steps
+from strobe.perf.analysis.ledger.close import DILATION
+from strobe.perf.analysis.ledger.speedup import DRIFT
+from strobe.perf.analysis.structure.steps import NoSteps, Steps
 from strobe.perf.report.extract import unit_notes
 from strobe.perf.report.model import Notes, Section
 from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, ms

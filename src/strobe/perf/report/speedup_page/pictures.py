@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.cut import LABELS, TracedSide
-from strobe.perf.analysis.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.names import kernel_name
-from strobe.perf.analysis.paths import Node, difference, path_times
-from strobe.perf.analysis.timeline import Label
+from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.ledger.cut import LABELS, TracedSide
+from strobe.perf.analysis.ledger.paths import Node, difference, path_times
+from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Block,

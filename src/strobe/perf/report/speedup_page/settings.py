@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from strobe.perf.analysis.comparable import Check, Verdict
+from strobe.perf.analysis.ledger.comparable import Check, Verdict
 from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Table, Text, Tone
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.call_ledger import ImpliedCalls, call_ledger, coincidences, implied_calls
-from strobe.perf.analysis.comparable import Comparability, compare_facts, record_facts, trace_facts
-from strobe.perf.analysis.cut import PRIORITY, Cut, TracedSide, cut_trace
-from strobe.perf.analysis.focal import TraceEvidence, trace_evidence
-from strobe.perf.analysis.foreign_ledger import Account, same_steps
-from strobe.perf.analysis.log_metrics import unsynchronised
-from strobe.perf.analysis.log_rounds import STAGE
-from strobe.perf.analysis.meetings import Meetings, meetings
-from strobe.perf.analysis.sections import SectionDefinition, check_alike
-from strobe.perf.analysis.speedup import LevelFigure, Side, level_figures, rank_ledgers
-from strobe.perf.analysis.timings import Wanted, timings_of
+from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
+from strobe.perf.analysis.ledger.comparable import Comparability, compare_facts, record_facts, trace_facts
+from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger.speedup import LevelFigure, Side, level_figures, rank_ledgers
+from strobe.perf.analysis.ledger.traces import Account, same_steps
+from strobe.perf.analysis.runs.log_metrics import unsynchronised
+from strobe.perf.analysis.runs.log_rounds import STAGE
+from strobe.perf.analysis.runs.timings import Wanted, timings_of
+from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
+from strobe.perf.analysis.structure.meetings import Meetings, meetings
+from strobe.perf.analysis.structure.sections import SectionDefinition, check_alike
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
 from strobe.perf.records.store import read_run
 from strobe.perf.report.trace_page.study import trace_labels

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from strobe.perf.analysis.activity import CLASSES, Activity, IdleStrip, idle_strip
-from strobe.perf.analysis.device import DeviceView
+from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, idle_strip
+from strobe.perf.analysis.device.views import DeviceView
 from strobe.perf.report.model import (
     Block,
     Cell,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from strobe.perf.analysis.idle import HOST_LATE
-from strobe.perf.analysis.launch import integrity
+from strobe.perf.analysis.device.idle import HOST_LATE
+from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.report.model import Banner
 from strobe.perf.report.text import shorten
 from strobe.perf.report.trace_page.seen import Seen, seen_devices, whole_views

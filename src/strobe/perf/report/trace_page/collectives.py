@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.collectives import CollectiveKind, CollectiveTime, Communication, communication
-from strobe.perf.analysis.meetings import Meetings, MemberTime, meetings
+from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
+from strobe.perf.analysis.structure.meetings import Meetings, MemberTime, meetings
 from strobe.perf.report.model import (
     Block,
     Cell,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from strobe.perf.analysis.device import DeviceView, device_views
-from strobe.perf.analysis.distribution import Distribution
-from strobe.perf.analysis.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.distribution import Distribution
+from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.report.model import Cell, Column, Kind, Missing, Share, Text, Time
 from strobe.perf.report.trace_page.study import TraceStudy
 

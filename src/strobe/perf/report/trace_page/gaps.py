@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from strobe.perf.analysis.gaps import GapRow, GapTable, gap_table
-from strobe.perf.analysis.idle import CAUSES
+from strobe.perf.analysis.device.gaps import GapRow, GapTable, gap_table
+from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, during, share_cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.hotspots import HotRow, HotTable, hot_table
+from strobe.perf.analysis.device.hotspots import HotRow, HotTable, hot_table
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, count_cell, during, share_cell, spread_cells
 from strobe.perf.report.trace_page.seen import seen_devices

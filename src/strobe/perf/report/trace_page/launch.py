@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strobe.perf.analysis.idle import HOST_LATE
-from strobe.perf.analysis.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Delays, Launch, integrity
+from strobe.perf.analysis.device.idle import HOST_LATE
+from strobe.perf.analysis.device.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Delays, Launch, integrity
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
 from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, share_cell, spread_cells
 from strobe.perf.report.trace_page.seen import seen_devices, whole_views

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.distribution import Distribution
-from strobe.perf.analysis.layers import Layer, LayerGroup, LayerTimes
+from strobe.perf.analysis.device.distribution import Distribution
+from strobe.perf.analysis.structure.layers import Layer, LayerGroup, LayerTimes
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, Missing, Row, Table, Text, Time
 from strobe.perf.report.trace_page.devices import share_cell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strobe.perf.analysis.memory import MemoryPoint, MemoryUse, memory_use
+from strobe.perf.analysis.device.memory import MemoryPoint, MemoryUse, memory_use
 from strobe.perf.report.model import (
     Axis,
     Block,

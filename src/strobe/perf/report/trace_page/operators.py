@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strobe.perf.analysis.operators import OperatorRow, Operators, host_ranges, operators
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.operators import OperatorRow, Operators, host_ranges, operators
+from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.model import (
     Block,
     Cell,

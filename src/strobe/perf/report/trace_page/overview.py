@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device import DeviceView
-from strobe.perf.analysis.hotspots import hot_table
-from strobe.perf.analysis.launch import Launch
+from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.launch import Launch
+from strobe.perf.analysis.device.views import DeviceView
 from strobe.perf.report.model import (
     Block,
     Cell,

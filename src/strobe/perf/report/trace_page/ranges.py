@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from strobe.perf.analysis.calltree import CallNode, call_trees
-from strobe.perf.analysis.layers import layer_groups
-from strobe.perf.analysis.ranges import COMMUNICATION, Kind, RangeRow, Ranges, range_table
-from strobe.perf.analysis.scopes import unnumbered
+from strobe.perf.analysis.structure.calltree import CallNode, call_trees
+from strobe.perf.analysis.structure.layers import layer_groups
+from strobe.perf.analysis.structure.ranges import COMMUNICATION, Kind, RangeRow, Ranges, range_table
+from strobe.perf.analysis.structure.scopes import unnumbered
 from strobe.perf.report.model import (
     Block,
     Cell,

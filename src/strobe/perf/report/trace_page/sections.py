@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.distribution import Distribution, distribution
-from strobe.perf.analysis.sections import Sections, find_sections, parse_section, skipped_text
+from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.structure.sections import Sections, find_sections, parse_section, skipped_text
 from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Row, Section, Table, Text
 from strobe.perf.report.trace_page.study import TraceStudy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from strobe.perf.analysis.device import DeviceView, device_views
-from strobe.perf.analysis.launch import Launch, launch
+from strobe.perf.analysis.device.launch import Launch, launch
+from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.report.trace_page.devices import named_views
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace import Trace

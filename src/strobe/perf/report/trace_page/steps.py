@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.distribution import Distribution, distribution
-from strobe.perf.analysis.steps import NoSteps, Step, Steps, find_steps
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps, find_steps
+from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.model import (
     Block,
     Cell,

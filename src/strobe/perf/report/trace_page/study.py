@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from strobe.core.errors import DataError, TraceFormatError
-from strobe.perf.analysis.window import Window, choose_window
+from strobe.perf.analysis.structure.window import Window, choose_window
 from strobe.perf.trace import Trace, find_traces, read_trace
 
 Progress: TypeAlias = Callable[[int, int, str], None]

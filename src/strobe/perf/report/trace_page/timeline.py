@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from strobe.perf.analysis.device import BUSY, DeviceView
-from strobe.perf.analysis.hotspots import hot_table
-from strobe.perf.analysis.idle import CAUSES
-from strobe.perf.analysis.names import kernel_name
-from strobe.perf.analysis.steps import Step, Steps, find_steps
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.idle import CAUSES
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.device.views import BUSY, DeviceView
+from strobe.perf.analysis.structure.steps import Step, Steps, find_steps
+from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Cell,

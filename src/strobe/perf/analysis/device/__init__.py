@@ -1,0 +1,1 @@
+"""What a device did: who owns each moment, kernels, launches, gaps, memory."""

@@ -1,0 +1,383 @@
+"""Where the difference between two sides went: lines that add up to it exactly, in integer nanoseconds.
+
+There is one engine, `close_ledger`: time that labels own, put on levels that contain each other, and anchors, which are levels
+whose time was measured by itself. The line of an anchor is what the levels below leave of it, so that everything adds up.
+
+Of our own runs, let `S` be the end-to-end time of a variant summed over its `K` timed clips, `U` the time of the traced frame
+blocks summed over the same clips, and `P` the length of those frame blocks in the one traced clip, cut into labels `l` of `P_l`
+each. Then, exactly,
+
+    S = sum over l of (K * P_l)  -  (K * P - U)  +  (S - U)
+                                 profiler dilation   outside profiled window
+
+and what the candidate saves, `S_baseline - S_candidate`, is the sum of what each line saves. The dilation is two lines: that of
+the denoise steps, `K * D - V` with `D` their traced and `V` their timed length, and the rest. So steps, frame blocks and the
+whole are timed, and only what lies inside a step is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Final
+
+from strobe.core.errors import DataError
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
+from strobe.perf.analysis.runs.partition import Partition
+from strobe.perf.analysis.runs.timeline import KERNEL, OP, Label
+
+DILATION: Final = "profiler dilation"
+STEP_DILATION: Final = f"{DENOISE_STEP}: {DILATION}"
+OUTSIDE_WINDOW: Final = "outside profiled window"
+
+
+class Level(StrEnum):
+    """What contains what: each level is the one before plus its own lines."""
+
+    KERNEL = "kernel"
+    SECTION = "attention section"
+    CALL = "attention call"
+    STEP = "denoise step"
+    BLOCK = "frame block"
+    STAGE = "stage"
+    E2E = "e2e"
+
+
+CLIP_LEVELS: Final = (Level.KERNEL, Level.SECTION, Level.STEP, Level.BLOCK, Level.E2E)
+"""The levels of a clip of ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of the ledger: what it took on both sides, over all units.
+
+    `share` is the part of the whole saving (`None` if that is 0). `path` and `activity` are those of the label, empty for
+    the lines of anchors. `profiler dilation` takes away what tracing added: both its columns are usually negative.
+    """
+
+    level: Level
+    name: str
+    path: tuple[str, ...]
+    activity: str
+    baseline_ns: int
+    candidate_ns: int
+    saved_ns: int
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelSum:
+    """All lines up to a level.
+
+    Of our own runs, `kernel` and `attention section` are traced time inside the denoise steps; `denoise step`, `frame block` and
+    `e2e` are the timed sums `V`, `U` and `S`; without `V` the step is traced too. `tiles` holds this level's time in each traced
+    tile (frame block, step) of the baseline and of the candidate; both are empty from the first anchor on. `ratio` is
+    `baseline_ns / candidate_ns`; `None`, the level is missing, if either is not positive.
+    """
+
+    level: Level
+    baseline_ns: int
+    candidate_ns: int
+    saved_ns: int
+    ratio: float | None
+    tiles: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallsEffect:
+    """What one kernel or operator saved, split exactly into fewer calls and faster calls.
+
+    With `n` calls of mean exclusive time `m`: `calls = (n_b - n_c)(m_b + m_c) / 2` and `speed = (m_b - m_c)(n_b + n_c) / 2`. A
+    name that only one variant calls has no second mean: all of it is the effect of calls.
+    """
+
+    name: str
+    baseline_calls: int
+    candidate_calls: int
+    baseline_ns: int
+    candidate_ns: int
+    saved_ns: int
+    calls_effect_ns: Fraction
+    speed_effect_ns: Fraction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """The whole account of baseline against candidate.
+
+    Args:
+        num_units: every time below is the sum over so many units: `K` paired clips, steps, calls.
+        lines: in order of level; they add up to `baseline_ns`, `candidate_ns` and `saved_ns`.
+        levels: in order; each contains the one before.
+        effects: one per kernel or operator, by descending absolute saving; they add up to the saving of the busy lines.
+        baseline_ns: the highest level, such as end to end.
+        candidate_ns: likewise.
+        saved_ns: likewise.
+        kernel_saved_ns: what the attention kernel saved, wherever it ran; 0 if either side shows none.
+        ideal_ns: the highest level if nothing but that kernel had changed (Amdahl): `baseline_ns - kernel_saved_ns`.
+        realised_share: `saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing.
+        lost_ns: sum of the lines that grew, 0 or negative.
+    """
+
+    num_units: int
+    lines: tuple[Line, ...]
+    levels: tuple[LevelSum, ...]
+    effects: tuple[CallsEffect, ...]
+    baseline_ns: int
+    candidate_ns: int
+    saved_ns: int
+    kernel_saved_ns: int
+    ideal_ns: int
+    realised_share: float | None
+    lost_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """A level that was measured by itself; `name` is the line of what the levels below leave of it."""
+
+    level: Level
+    name: str
+    baseline_ns: int
+    candidate_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owned:
+    """What one side's labels own over all units.
+
+    Args:
+        labels: nanoseconds of each label.
+        calls: number of calls and exclusive nanoseconds of each kernel or operator; they add up to the busy labels.
+        tiles: the labels of each traced tile, not multiplied by anything.
+    """
+
+    labels: Mapping[Label, int]
+    calls: Mapping[str, tuple[int, int]]
+    tiles: Sequence[Mapping[Label, int]]
+
+    @classmethod
+    def nothing(cls) -> Owned:
+        """No labels: a ledger of anchors alone."""
+        return cls(labels={}, calls={}, tiles=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How a ledger is laid out.
+
+    Args:
+        levels: in order; the last is the whole.
+        level_of: the first level that contains a label.
+        is_kernel: whether a line is the attention kernel.
+        num_units: what the times are sums over.
+    """
+
+    levels: Sequence[Level]
+    level_of: Callable[[Label], Level]
+    is_kernel: Callable[[Line], bool]
+    num_units: int
+
+
+def close_ledger(baseline: Owned, candidate: Owned, anchors: Sequence[Anchor], scale: Scale) -> Ledger:
+    """Put labels and anchors on levels so that they add up.
+
+    Args:
+        anchors: in order of level. The last level needs one, unless the labels are the whole.
+    """
+    rank = list(scale.levels).index
+    took = [
+        (scale.level_of(label), label, str(label), baseline.labels.get(label, 0), candidate.labels.get(label, 0))
+        for label in sorted(baseline.labels.keys() | candidate.labels.keys())
+    ]
+    for anchor in anchors:
+        below = [item for item in took if rank(item[0]) <= rank(anchor.level)]
+        left = anchor.baseline_ns - sum(item[3] for item in below), anchor.candidate_ns - sum(item[4] for item in below)
+        took.append((anchor.level, _NO_LABEL, anchor.name, *left))
+    whole = sum(item[3] for item in took), sum(item[4] for item in took)
+    lines = tuple(_line(*item, whole[0] - whole[1]) for item in sorted(took, key=lambda item: rank(item[0])))
+    levels = tuple(_levels(lines, (baseline, candidate), anchors, scale))
+    effects = _effects(baseline.calls, candidate.calls)
+    _assert_closed(lines, levels, effects, anchors)
+    kernel = [line for line in lines if scale.is_kernel(line)]
+    kernel_ns = sum(line.baseline_ns for line in kernel), sum(line.candidate_ns for line in kernel)
+    kernel_saved = kernel_ns[0] - kernel_ns[1] if all(kernel_ns) else 0
+    return Ledger(
+        num_units=scale.num_units,
+        lines=lines,
+        levels=levels,
+        effects=effects,
+        baseline_ns=whole[0],
+        candidate_ns=whole[1],
+        saved_ns=whole[0] - whole[1],
+        kernel_saved_ns=kernel_saved,
+        ideal_ns=whole[0] - kernel_saved,
+        realised_share=(whole[0] - whole[1]) / kernel_saved if kernel_saved else None,
+        lost_ns=sum(min(0, line.saved_ns) for line in lines),
+    )
+
+
+_NO_LABEL: Final = Label((), "")
+
+
+def _line(level: Level, label: Label, name: str, baseline_ns: int, candidate_ns: int, whole_saved_ns: int) -> Line:
+    saved = baseline_ns - candidate_ns
+    return Line(
+        level=level,
+        name=name,
+        path=label.path,
+        activity=label.activity,
+        baseline_ns=baseline_ns,
+        candidate_ns=candidate_ns,
+        saved_ns=saved,
+        share=saved / whole_saved_ns if whole_saved_ns else None,
+    )
+
+
+def _levels(lines: Sequence[Line], sides: tuple[Owned, Owned], anchors: Sequence[Anchor], scale: Scale) -> Iterable[LevelSum]:
+    reached: set[Level] = set()
+    traced = True
+    for level in scale.levels:
+        reached.add(level)
+        traced &= all(anchor.level != level for anchor in anchors)
+        inside = [line for line in lines if line.level in reached]
+        b, c = sum(line.baseline_ns for line in inside), sum(line.candidate_ns for line in inside)
+        yield LevelSum(
+            level=level,
+            baseline_ns=b,
+            candidate_ns=c,
+            saved_ns=b - c,
+            ratio=b / c if b > 0 and c > 0 else None,
+            tiles=(_tiles(sides[0], reached, scale), _tiles(sides[1], reached, scale)) if traced else ((), ()),
+        )
+
+
+def _tiles(side: Owned, levels: set[Level], scale: Scale) -> tuple[int, ...]:
+    return tuple(sum(ns for label, ns in tile.items() if scale.level_of(label) in levels) for tile in side.tiles)
+
+
+def _effects(baseline: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]) -> tuple[CallsEffect, ...]:
+    names = baseline.keys() | candidate.keys()
+    effects = [_effect(name, baseline.get(name, (0, 0)), candidate.get(name, (0, 0))) for name in names]
+    return tuple(sorted(effects, key=lambda effect: (-abs(effect.saved_ns), effect.name)))
+
+
+def _effect(name: str, baseline: tuple[int, int], candidate: tuple[int, int]) -> CallsEffect:
+    (b_calls, b_ns), (c_calls, c_ns) = baseline, candidate
+    mean_b = Fraction(b_ns, b_calls) if b_calls else Fraction(c_ns, c_calls)
+    mean_c = Fraction(c_ns, c_calls) if c_calls else mean_b
+    return CallsEffect(
+        name=name,
+        baseline_calls=b_calls,
+        candidate_calls=c_calls,
+        baseline_ns=b_ns,
+        candidate_ns=c_ns,
+        saved_ns=b_ns - c_ns,
+        calls_effect_ns=(b_calls - c_calls) * (mean_b + mean_c) / 2,
+        speed_effect_ns=(mean_b - mean_c) * (b_calls + c_calls) / 2,
+    )
+
+
+def _assert_closed(
+    lines: Sequence[Line], levels: Sequence[LevelSum], effects: Sequence[CallsEffect], anchors: Sequence[Anchor]
+) -> None:
+    for anchor in anchors:
+        found = next(level for level in levels if level.level == anchor.level)
+        assert (found.baseline_ns, found.candidate_ns) == (anchor.baseline_ns, anchor.candidate_ns), (
+            f"{anchor.level} does not close"
+        )
+    assert levels[-1].saved_ns == sum(line.saved_ns for line in lines), "lines do not close"
+    busy = sum(line.saved_ns for line in lines if Label(line.path, line.activity).busy)
+    assert busy == sum(effect.saved_ns for effect in effects), "calls do not close"
+    assert all(e.calls_effect_ns + e.speed_effect_ns == e.saved_ns for e in effects), "calls and speed do not close"
+
+
+# ------------------------------------------------------------------------------------------------------- our own clips
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedSums:
+    """What one variant took without a profiler, summed over its paired clips.
+
+    Args:
+        e2e_ns: `S`, all clips from start to end.
+        frame_blocks_ns: `U`, the frame blocks that were traced.
+        denoise_steps_ns: `V`, the denoise steps in them; 0 if none were timed.
+    """
+
+    e2e_ns: int
+    frame_blocks_ns: int
+    denoise_steps_ns: int = 0
+
+
+def level_of(label: Label) -> Level:
+    """The first level that contains the label. Attention outside the denoise steps (commit, recache) is of the frame block."""
+    if DENOISE_STEP not in label.path:
+        return Level.BLOCK
+    if ATTENTION not in label.path:
+        return Level.STEP
+    return Level.KERNEL if is_attention_kernel(label) else Level.SECTION
+
+
+def is_attention_kernel(label: Label) -> bool:
+    """Whether the attention kernel (operator) itself was running, in whichever pass."""
+    return ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL)
+
+
+def build_ledger(
+    baseline: Partition,
+    candidate: Partition,
+    *,
+    timed_baseline: TimedSums,
+    timed_candidate: TimedSums,
+    num_clips: int,
+) -> Ledger:
+    """Account for the difference between two variants of a run of ours.
+
+    Args:
+        baseline: traced frame blocks of one clip.
+        candidate: the same frame blocks of the other variant.
+        timed_baseline: timed sums over the paired clips, with `frame_blocks_ns` over the traced frame blocks.
+        timed_candidate: likewise.
+        num_clips: paired clips per variant.
+
+    Raises:
+        DataError: the variants were not traced on the same frame blocks and kind of device, or a timed sum is not positive.
+    """
+    b, c = timed_baseline, timed_candidate
+    _check(baseline, candidate, (b, c), num_clips)
+    anchors = [
+        Anchor(level=Level.BLOCK, name=DILATION, baseline_ns=b.frame_blocks_ns, candidate_ns=c.frame_blocks_ns),
+        Anchor(level=Level.E2E, name=OUTSIDE_WINDOW, baseline_ns=b.e2e_ns, candidate_ns=c.e2e_ns),
+    ]
+    steps = Anchor(level=Level.STEP, name=STEP_DILATION, baseline_ns=b.denoise_steps_ns, candidate_ns=c.denoise_steps_ns)
+    if steps.baseline_ns and steps.candidate_ns:
+        anchors.insert(0, steps)
+    scale = Scale(
+        levels=CLIP_LEVELS,
+        level_of=level_of,
+        is_kernel=lambda line: is_attention_kernel(Label(line.path, line.activity)),
+        num_units=num_clips,
+    )
+    return close_ledger(_owned(baseline, num_clips), _owned(candidate, num_clips), anchors, scale)
+
+
+def _check(baseline: Partition, candidate: Partition, sums: Iterable[TimedSums], num_clips: int) -> None:
+    if baseline.indices != candidate.indices:
+        raise DataError(f"frame blocks {baseline.indices} against {candidate.indices}: trace the same blocks of both variants")
+    if (baseline.device == "cpu") != (candidate.device == "cpu"):
+        raise DataError(f"a trace of {baseline.device} against one of {candidate.device}: trace both on the same kind of device")
+    if num_clips < 1 or any(timed.e2e_ns <= 0 or timed.frame_blocks_ns <= 0 for timed in sums):
+        raise DataError("no timed clips: time both variants before building the ledger")
+
+
+def _owned(partition: Partition, num_clips: int) -> Owned:
+    """A traced clip, counted as often as clips were timed."""
+    calls: dict[str, tuple[int, int]] = {}
+    for call in partition.calls:
+        count, took = calls.get(call.name, (0, 0))
+        calls[call.name] = count + num_clips, took + num_clips * call.exclusive_ns
+    labels = {label: num_clips * ns for label, ns in partition.owned.items()}
+    return Owned(labels=labels, calls=calls, tiles=[tile.owned for tile in partition.tiles])

@@ -1,0 +1,305 @@
+"""Cuts the device time of a trace of any framework into steps and labels, exactly.
+
+Where work overlaps, the first of `PRIORITY` owns the time: focal kernel, other work of its section, other kernels, memsets,
+communication, copies. Where nothing runs, the cause of the gap does. So the labels of a step add up to its length. The order is a
+convention: a label is exposed only with respect to those before it, which is why the time that each label covers by itself is
+there too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.errors import ConfigError, DataError
+from strobe.perf.analysis.device.idle import CAUSES
+from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.device.views import BUSY, Work, device_work
+from strobe.perf.analysis.runs.partition import Tile
+from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
+from strobe.perf.analysis.structure.steps import LAST, NoSteps, Steps, find_steps
+from strobe.perf.trace.events import DEVICE_KINDS, Trace
+
+PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
+FOCAL_NAME: Final = "focal kernel"
+"""The focal kernels of both sides are one name, so that they are compared with each other."""
+_PLACES: Final = ("focal", "section", "step")
+_ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
+LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in _ACTIVITIES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How the time of a trace is cut.
+
+    Args:
+        focal: regular expression searched in the names of device events; `None`: nothing is focal.
+        section: the section around the focal events, if one is asked for.
+        priority: who owns overlapped time: each word of `PRIORITY` once.
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+    """
+
+    focal: str | None = None
+    section: SectionDefinition | None = None
+    priority: tuple[str, ...] = PRIORITY
+    steps: str | None = None
+
+    def __post_init__(self) -> None:
+        if sorted(self.priority) != sorted(PRIORITY):
+            raise ConfigError(f"priority {', '.join(self.priority)}: name each of {', '.join(PRIORITY)} once")
+
+
+class Pieces(NamedTuple):
+    """Columns of slices in order that tile each tile: its number, the label (a position in `LABELS`), and the position of the
+    event that owns the slice among the trace's device events, -1 for a gap."""
+
+    start: Ints
+    end: Ints
+    tile: Ints
+    label: Ints
+    event: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedSide:
+    """One device of one trace, cut into steps and labels.
+
+    Args:
+        label: which trace it is, e.g. `rank 0`.
+        device: its number.
+        steps: what was found; without steps the only tile is the time from the first device event to the end of the last.
+        tiles: the compared steps. Their labels add up to their lengths.
+        calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
+        inclusive: time that each label covers by itself, whatever else ran, over all tiles.
+        focal_names: normalised names of the focal kernels, those with most calls first.
+        focal: duration of every focal call that starts in a tile, by tile.
+        counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
+        sections: those of the counted calls; `None` if none were asked for.
+        pieces: what tiles the tiles.
+    """
+
+    label: str
+    device: int
+    steps: Steps | NoSteps
+    tiles: tuple[Tile, ...]
+    calls: Mapping[str, tuple[int, int]]
+    inclusive: Mapping[Label, int]
+    focal_names: tuple[str, ...]
+    focal: tuple[tuple[int, ...], ...]
+    counted: tuple[int, ...]
+    sections: Sections | None
+    pieces: Pieces
+
+    @property
+    def total_ns(self) -> int:
+        """Length of all tiles together."""
+        return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
+
+    @property
+    def owned(self) -> Counter[Label]:
+        """Time of each label over all tiles."""
+        total: Counter[Label] = Counter()
+        for tile in self.tiles:
+            total.update(tile.owned)
+        return total
+
+    @property
+    def num_focal(self) -> int:
+        """Focal calls that start in the tiles."""
+        return sum(map(len, self.focal))
+
+    @property
+    def mean_ns(self) -> Fraction:
+        """Mean length of a tile."""
+        return Fraction(self.total_ns, len(self.tiles))
+
+    @property
+    def own_ns(self) -> Fraction:
+        """Mean length of a tile without the communication in it that nothing hides: that may be waiting for another rank."""
+        communication = sum(ns for label, ns in self.owned.items() if label.activity == "comm")
+        return Fraction(self.total_ns - communication, len(self.tiles))
+
+
+def cut_trace(trace: Trace, label: str, cut: Cut) -> TracedSide:
+    """Cut the device of a trace that spends most time in focal kernels (in any kernels, if nothing is focal).
+
+    Raises:
+        DataError: the trace has no device events, or no focal one.
+        ConfigError: a pattern is not a regular expression.
+    """
+    devices = list(device_work(trace))
+    if not devices:
+        raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
+    focal = [_focal(trace, work, cut) for _, work in devices]
+    if cut.focal is not None and not any(mask.any() for mask in focal):
+        raise DataError(f"{trace.path}: no device event matches {cut.focal!r}; {_longest_names(trace)}")
+    spent = [
+        int((work.end - work.start)[mask if cut.focal is not None else slice(None)].sum())
+        for (_, work), mask in zip(devices, focal, strict=True)
+    ]
+    chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
+    return _cut_device(trace, label, devices[chosen], focal[chosen], cut)
+
+
+def _focal(trace: Trace, work: Work, cut: Cut) -> NDArray[np.bool_]:
+    return np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal)
+
+
+def _longest_names(trace: Trace) -> str:
+    """The kernels a user may have meant."""
+    total: Counter[str] = Counter()
+    events = trace.device_events
+    for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
+        total[kernel_name(events.names[name]).group] += end - start
+    return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
+
+
+def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[np.bool_], cut: Cut) -> TracedSide:
+    device, work = own
+    steps = next(found for found in find_steps(trace, cut.steps) if found.device == device)
+    tiles = _tiles(work, steps)
+    within = _tile_of(work.start, tiles)
+    counted = _tile_of(work.start, _left_out(steps)) < 0
+    sections = None if cut.section is None else sections_of(trace, device, work, cut.section, counted)
+    member = np.zeros(len(work), np.bool_)
+    areas = Intervals(tiles.start[:0], tiles.end[:0])
+    if sections is not None and sections.found:
+        positions = np.array([number for section in sections.found for number in section.members], np.int64)
+        member[np.searchsorted(work.position, positions)] = True
+        bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
+        areas = union(bounds[:, 0], bounds[:, 1])
+    pieces = _pieces(trace, work, _Marks(focal, member & ~focal), areas, tiles, cut.priority)
+    owned, exclusive = _sums(pieces, work, tiles)
+    inside = np.flatnonzero((within >= 0) | (exclusive > 0))
+    calls: dict[str, tuple[int, int]] = {}
+    for (name, is_focal), ns in zip(_names(trace, work, focal, inside), exclusive[inside].tolist(), strict=True):
+        group = FOCAL_NAME if is_focal else kernel_name(name).group
+        count, took = calls.get(group, (0, 0))
+        calls[group] = count + 1, took + ns
+    return TracedSide(
+        label=label,
+        device=device,
+        steps=steps,
+        tiles=tuple(
+            Tile(index=number, start_ns=start, end_ns=end, owned=labels)
+            for number, (start, end, labels) in enumerate(zip(tiles.start.tolist(), tiles.end.tolist(), owned, strict=True))
+        ),
+        calls=calls,
+        inclusive=_inclusive(work, _Marks(focal, member & ~focal), areas, tiles),
+        focal_names=_focal_names(trace, work, focal),
+        focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
+        counted=tuple((work.end - work.start)[focal & counted].tolist()),
+        sections=sections,
+        pieces=pieces._replace(event=np.where(pieces.event >= 0, work.position[pieces.event], -1)),
+    )
+
+
+def _focal_names(trace: Trace, work: Work, focal: NDArray[np.bool_]) -> tuple[str, ...]:
+    calls: Counter[str] = Counter()
+    ids, counts = np.unique(work.name[focal], return_counts=True)
+    for name, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        calls[kernel_name(trace.device_events.names[name]).group] += count
+    return tuple(name for name, _ in calls.most_common())
+
+
+def _tiles(work: Work, steps: Steps | NoSteps) -> Intervals:
+    if isinstance(steps, NoSteps):
+        return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
+    kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
+    return Intervals(kept[:, 0], kept[:, 1])
+
+
+def _left_out(steps: Steps | NoSteps) -> Intervals:
+    """Steps that are not like the others. The last one is: it only has no end."""
+    excluded = () if isinstance(steps, NoSteps) or not steps.kept() else steps.steady.excluded
+    found = [steps.steps[each.index] for each in excluded if each.cause != LAST and isinstance(steps, Steps)]
+    bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
+    return Intervals(bounds[:, 0], bounds[:, 1])
+
+
+def _tile_of(moments: Ints, tiles: Intervals) -> Ints:
+    """Which tile each moment lies in; -1 for none."""
+    if not len(tiles.start):
+        return np.full(len(moments), -1)
+    place = np.searchsorted(tiles.start, moments, "right") - 1
+    return np.where((place >= 0) & (moments < tiles.end[place]), place, -1)
+
+
+def _names(trace: Trace, work: Work, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
+    names = trace.device_events.names
+    return [(names[name], own) for name, own in zip(work.name[chosen].tolist(), focal[chosen].tolist(), strict=True)]
+
+
+class _Marks(NamedTuple):
+    """Which events of a device are focal, and which others take part in a section."""
+
+    focal: NDArray[np.bool_]
+    section: NDArray[np.bool_]
+
+
+def _pieces(trace: Trace, work: Work, marks: _Marks, areas: Intervals, tiles: Intervals, priority: Sequence[str]) -> Pieces:
+    """Cut the tiles into pieces with one label each; `event` counts into `work`."""
+    of_kind = np.array([priority.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
+    rank = np.where(marks.section, priority.index("section"), of_kind[work.kind])
+    rank = np.where(marks.focal, priority.index("focal"), rank)
+    begin, stop = int(work.start[0]), int(work.end.max())
+    slices = work.tile(trace, rank, begin, stop)
+    whole = Intervals(slices.start, slices.end)
+    found = overlaps(whole, areas), overlaps(whole, complement(areas, begin, stop))
+    inside = np.repeat(np.array([True, False]), [len(part.a) for part in found])
+    which = np.concatenate([part.a for part in found])
+    busy = slices.cause[which] == BUSY
+    owner = np.where(busy, slices.event[which], -1)
+    activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause[which])
+    in_section = inside & (~busy | marks.section[owner])
+    place = np.where(busy & marks.focal[owner], 0, np.where(in_section, 1, 2))
+    label = place * len(_ACTIVITIES) + activity
+    shared = overlaps(Intervals(*(np.concatenate(columns) for columns in zip(*(part[2:] for part in found), strict=True))), tiles)
+    order = np.argsort(shared.start, kind="stable")
+    columns = (shared.start, shared.end, shared.b, label[shared.a], owner[shared.a])
+    return Pieces(*(column[order] for column in columns))
+
+
+def _sums(pieces: Pieces, work: Work, tiles: Intervals) -> tuple[list[Counter[Label]], Ints]:
+    """Time of each label in each tile, and of each event in all of them."""
+    length = pieces.end - pieces.start
+    total = np.zeros((len(tiles.start), len(LABELS)), np.int64)
+    np.add.at(total, (pieces.tile, pieces.label), length)
+    exclusive = np.zeros(len(work), np.int64)
+    runs = pieces.event >= 0
+    np.add.at(exclusive, pieces.event[runs], length[runs])
+    assert (total.sum(axis=1) == tiles.end - tiles.start).all(), "a tile does not add up"
+    owned = [Counter({label: ns for label, ns in zip(LABELS, row, strict=True) if ns}) for row in total.tolist()]
+    return owned, exclusive
+
+
+def _inclusive(work: Work, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
+    """Time in which an event of each busy label ran, whatever else ran, in the tiles."""
+    outside = complement(areas, int(work.start[0]), int(work.end.max()))
+    found: dict[Label, int] = {}
+    for number, kind in enumerate(DEVICE_KINDS):
+        own = work.kind == number
+        focal, member, rest = (
+            union(work.start[chosen], work.end[chosen])
+            for chosen in (own & marks.focal, own & marks.section, own & ~marks.focal & ~marks.section)
+        )
+        late = _common(member, outside)
+        start, end = np.concatenate((rest.start, late.start)), np.concatenate((rest.end, late.end))
+        order = np.argsort(start, kind="stable")
+        covered = (focal, _common(member, areas), union(start[order], end[order]))
+        for place, intervals in zip(_PLACES, covered, strict=True):
+            found[Label((place,), kind)] = _common(intervals, tiles).length_ns
+    return {label: ns for label, ns in found.items() if ns}
+
+
+def _common(a: Intervals, b: Intervals) -> Intervals:
+    shared = overlaps(a, b)
+    return Intervals(shared.start, shared.end)

@@ -1,0 +1,1 @@
+"""Our own runs and anybody's logs: clips, frame blocks, stages, rounds."""

@@ -1,0 +1,197 @@
+"""Latencies as a user means them: how long until the first frame, how fast frames come, what a prompt switch costs."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strobe.core import spans
+from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.compare import timed_clips
+from strobe.perf.analysis.runs.steady import Exclusion, SteadyState, find_steady
+from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
+from strobe.perf.records.record import Span, Workload
+from strobe.perf.records.store import RunRecords
+
+NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Steady samples: `n` of them, mean, median, slow end and what outliers do to the mean, nanoseconds."""
+
+    n: int
+    mean_ns: float
+    p50_ns: float
+    tail: Tail
+    outliers: Outliers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """Cost of one prompt switch.
+
+    Args:
+        frame_block: first block under the new prompt.
+        mode: how the switch was made.
+        before_ns: the block before; `after_ns`: the first block after, with everything the switch needs; medians over clips.
+        extra_ns: median over clips of after - before.
+    """
+
+    frame_block: int
+    mode: str
+    before_ns: float
+    after_ns: float
+    extra_ns: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latencies:
+    """Latencies of one variant over its timed clips. A block lasts from one delivery of frames to the next, decode included.
+
+    Args:
+        block: steady frame blocks; None if there are none. `steady` says which were kept and why the others were not.
+        dit_block_ns: denoise steps and commit pass alone in a steady block, mean.
+        decode_block_ns: VAE decode alone in a steady block, mean; it may run beside the others.
+        inter_latent_ns: steady block / latent frames in it; `inter_frame_ns`: / pixel frames in it.
+        pixel_fps: pixel frames per second in the steady state, streamed, decode included; `latent_fps`: latent frames.
+        clip_pixel_fps: pixel frames of a whole clip / median end-to-end time, start and prompt switches included.
+        first_frame_ns: from the call to the first frames handed over, median over clips.
+        e2e_ns: whole clip, median.
+    """
+
+    variant: str
+    num_clips: int
+    steady: SteadyState
+    block: Summary | None
+    dit_block_ns: float | None
+    decode_block_ns: float | None
+    inter_latent_ns: float | None
+    inter_frame_ns: float | None
+    pixel_fps: float | None
+    latent_fps: float | None
+    clip_pixel_fps: float
+    first_frame_ns: float
+    e2e_ns: float
+    switches: tuple[Switch, ...]
+
+    @property
+    def excluded(self) -> tuple[Exclusion, ...]:
+        """Frame blocks left out of the steady state."""
+        return self.steady.excluded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ClipTimes:
+    """One clip: length of every frame block by delivery, and what ran in it."""
+
+    e2e_ns: int
+    blocks_ns: list[int]
+    dit_ns: list[int]
+    decode_ns: list[int]
+
+
+def latencies(run: RunRecords, variant: str) -> Latencies:
+    """Return the latencies of a variant from its timed clips.
+
+    Raises:
+        DataError: the run has no workload (it measured the caller's own code), or no finished timed clip of the variant.
+    """
+    work = run.header.workload
+    timed = {clip.order for clip in timed_clips(run) if clip.variant == variant}
+    if work is None or not timed:
+        raise DataError(f"run {run.header.run} has no finished timed clip of {variant!r}; latencies need one")
+    by_clip: dict[int, list[Span]] = {order: [] for order in timed}
+    for span in run.spans:
+        if span.order in timed:
+            by_clip[span.order].append(span)
+    clips = [_clip_times(by_clip[order]) for order in sorted(timed)]
+    series = [statistics.median(column) for column in zip(*(clip.blocks_ns for clip in clips), strict=True)]
+    steady = find_steady(series, known_causes(run, variant))
+    blocks = [clip.blocks_ns[index] for clip in clips for index in steady.kept]
+    mean = statistics.fmean(blocks) if blocks else None
+    e2e_ns = statistics.median(clip.e2e_ns for clip in clips)
+    return Latencies(
+        variant=variant,
+        num_clips=len(clips),
+        steady=steady,
+        block=_summary(blocks) if blocks else None,
+        dit_block_ns=statistics.fmean(clip.dit_ns[index] for clip in clips for index in steady.kept) if mean else None,
+        decode_block_ns=statistics.fmean(clip.decode_ns[index] for clip in clips for index in steady.kept) if mean else None,
+        inter_latent_ns=mean / work.latents_per_block if mean else None,
+        inter_frame_ns=mean / work.frames_per_block if mean else None,
+        pixel_fps=NS * work.frames_per_block * work.batch / mean if mean else None,
+        latent_fps=NS * work.latents_per_block * work.batch / mean if mean else None,
+        clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
+        first_frame_ns=statistics.median(clip.blocks_ns[0] for clip in clips),
+        e2e_ns=e2e_ns,
+        switches=_switches(work, clips),
+    )
+
+
+def _summary(blocks: Sequence[int]) -> Summary:
+    return Summary(
+        n=len(blocks),
+        mean_ns=statistics.fmean(blocks),
+        p50_ns=percentile(blocks, 0.5),
+        tail=tail(blocks),
+        outliers=outliers(blocks),
+    )
+
+
+def known_causes(run: RunRecords, variant: str) -> dict[int, str]:
+    """Return the frame blocks that differ for a reason: first block, cache not full, prompt switch, excluded when measured."""
+    work, settings = run.header.workload, run.variant(variant)
+    causes: dict[int, str] = {}
+    if work is not None:
+        full = settings.window or 0
+        filling = [index for index in range(work.frame_blocks) if (index + 1) * work.latents_per_block < full]
+        causes |= dict.fromkeys(filling, "cache not full")
+        causes |= {prompt.frame_block: f"prompt switch ({prompt.mode})" for prompt in work.prompts}
+        causes[0] = "first block"
+    for line in run.excluded:
+        if line.variant == variant and line.span == spans.FRAME_BLOCK and line.clip is None:
+            causes |= dict.fromkeys(line.indices, line.cause)
+    return causes
+
+
+def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
+    """Cut one clip at the deliveries of its frame blocks."""
+    e2e = next((span for span in samples if span.name == spans.E2E), None)
+    blocks = sorted((span for span in samples if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0)
+    if e2e is None or not blocks:
+        raise DataError("a timed clip has no end-to-end region or no frame blocks; latencies need both")
+    ends = [span.start_ns + span.value_ns for span in blocks]
+    starts = [e2e.start_ns, *ends[:-1]]
+    inside = {name: [0] * len(blocks) for name in (spans.DENOISE_STEP, spans.COMMIT, spans.VAE_DECODE)}
+    for span in samples:
+        if span.name in inside:
+            block = min(bisect_right(ends, span.start_ns), len(blocks) - 1)
+            inside[span.name][block] += span.value_ns
+    return _ClipTimes(
+        e2e_ns=e2e.value_ns,
+        blocks_ns=[end - start for start, end in zip(starts, ends, strict=True)],
+        dit_ns=[sum(pair) for pair in zip(inside[spans.DENOISE_STEP], inside[spans.COMMIT], strict=True)],
+        decode_ns=inside[spans.VAE_DECODE],
+    )
+
+
+def _switches(work: Workload, clips: list[_ClipTimes]) -> tuple[Switch, ...]:
+    found = []
+    for prompt in work.prompts:
+        at = prompt.frame_block
+        if 0 < at < work.frame_blocks:
+            before, after = ([clip.blocks_ns[index] for clip in clips] for index in (at - 1, at))
+            found.append(
+                Switch(
+                    frame_block=at,
+                    mode=prompt.mode,
+                    before_ns=statistics.median(before),
+                    after_ns=statistics.median(after),
+                    extra_ns=statistics.median(late - early for early, late in zip(before, after, strict=True)),
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,103 @@
+"""Cuts the time of a trace into frame blocks and each frame block into labels, exactly.
+
+Every nanosecond of a frame block belongs to one label, so the labels of a block add up to its length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.timeline import Call, Label, Overlap, Slice, clip, timeline_of
+from strobe.perf.trace.events import Trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One frame block and what owns its time: the values of `owned` add up to `end_ns - start_ns`."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    owned: Mapping[Label, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """The frame blocks of one trace, each cut into labels.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        tiles: one per frame block. Where blocks follow each other, a tile ends where the next starts.
+        calls: operators of the frame blocks' thread, or device events, that start in a tile or own time in one.
+        overlap: what other host threads did meanwhile (CPU only).
+    """
+
+    device: str
+    tiles: tuple[Tile, ...]
+    calls: tuple[Call, ...]
+    overlap: tuple[Overlap, ...]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The frame blocks."""
+        return tuple(tile.index for tile in self.tiles)
+
+    @property
+    def total_ns(self) -> int:
+        """Length of all tiles together."""
+        return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
+
+    @property
+    def owned(self) -> Counter[Label]:
+        """Time of each label over all tiles."""
+        total: Counter[Label] = Counter()
+        for tile in self.tiles:
+            total.update(tile.owned)
+        return total
+
+
+def partition(trace: Trace, *, device: int | None = None) -> Partition:
+    """Cut a trace into frame blocks and labels: by its device events if it has any, else by its operators.
+
+    Args:
+        trace: a trace with `frame_block` spans.
+        device: which device, if the frame blocks launched work on several; the busiest if not given.
+
+    Raises:
+        DataError: no frame blocks, or frame blocks that cannot be told apart.
+    """
+    timeline = timeline_of(trace, device)
+    owned: list[Counter[Label]] = [Counter() for _ in timeline.windows]
+    exclusive: Counter[int] = Counter()
+    for position, piece in clip(timeline.slices(), timeline.windows):
+        owned[position][piece.label] += piece.end_ns - piece.start_ns
+        if piece.event is not None:
+            exclusive[piece.event] += piece.end_ns - piece.start_ns
+    for window, labels in zip(timeline.windows, owned, strict=True):
+        assert labels.total() == window.end_ns - window.start_ns, f"frame block {window.block} does not add up"
+    return Partition(
+        device=timeline.device,
+        tiles=tuple(
+            Tile(index=window.block, start_ns=window.start_ns, end_ns=window.end_ns, owned=labels)
+            for window, labels in zip(timeline.windows, owned, strict=True)
+        ),
+        calls=tuple(timeline.calls(exclusive)),
+        overlap=tuple(timeline.overlap()),
+    )
+
+
+def block_slices(trace: Trace, index: int, *, device: int | None = None) -> tuple[Slice, ...]:
+    """Return the timeline of one frame block; the slices tile it.
+
+    Raises:
+        DataError: the trace does not hold that frame block.
+    """
+    timeline = timeline_of(trace, device)
+    window = [window for window in timeline.windows if window.block == index]
+    if not window:
+        held = ", ".join(str(window.block) for window in timeline.windows)
+        raise DataError(f"{trace.path}: no frame block {index}; the trace holds {held}")
+    return tuple(piece for _, piece in clip(timeline.slices(), window))

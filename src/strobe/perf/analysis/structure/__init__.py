@@ -1,0 +1,1 @@
+"""What device time belongs to: windows, steps, regions, modules, layers, sections, collectives."""

@@ -1,0 +1,166 @@
+"""Communication of each device: how much of it there is, and how much of it nothing hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, union
+from strobe.perf.analysis.device.views import device_work
+from strobe.perf.analysis.structure.scopes import part_of
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
+
+_ELEMENT_BYTES: Final = {
+    "double": 8, "long": 8, "int64": 8, "float64": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "int32": 4,
+    "float32": 4, "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2, "byte": 1, "char": 1, "bool": 1, "int8": 1,
+    "uint8": 1,
+}  # fmt: skip
+_COMM: Final = DEVICE_KINDS.index("comm")
+_COMPUTE: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("memset"))
+
+
+class CollectiveKind(NamedTuple):
+    """What collectives have in common that are the same work."""
+
+    name: str
+    group: str
+    ranks: tuple[int, ...]
+    in_elements: int
+    out_elements: int
+    dtype: str
+
+    @property
+    def message_bytes(self) -> int | None:
+        """Bytes of the larger side, as bandwidths of collectives are counted; `None` if the trace does not say."""
+        size = 1 if self.dtype.lower().startswith("float8") else _ELEMENT_BYTES.get(self.dtype.lower())
+        elements = max(self.in_elements, self.out_elements)
+        return None if size is None or elements < 0 else size * elements
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveTime:
+    """The collectives of one kind on one device.
+
+    Args:
+        kind: what they are.
+        duration: of each, waiting included.
+        exposed_ns: time in which one of them ran and neither a kernel nor a memset did.
+    """
+
+    kind: CollectiveKind
+    duration: Distribution
+    exposed_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """The communication of one device of one trace.
+
+    Args:
+        trace: position among the given traces.
+        device: its number.
+        span_ns: from the first event of the device to the last one's end, of any kind; the window's length if there is one.
+        n: communication kernels.
+        num_cut: of these, how many the window cuts; only their part inside is counted.
+        sum_ns: sum of their durations.
+        union_ns: time in which at least one of them ran.
+        exposed_ns: the part of it in which neither a kernel nor a memset ran.
+        kinds: by descending exposed time.
+    """
+
+    trace: int
+    device: int
+    span_ns: int
+    n: int
+    num_cut: int
+    sum_ns: int
+    union_ns: int
+    exposed_ns: int
+    kinds: tuple[CollectiveTime, ...]
+
+
+class Member(NamedTuple):
+    """The collectives of one device in order of start, on the clock of all traces.
+
+    `kind` counts into `kinds`; `whole` is false where the window cuts one, so that its start or end is not its own.
+    """
+
+    kinds: tuple[CollectiveKind, ...]
+    kind: Ints
+    sequence: Ints
+    start: Ints
+    end: Ints
+    whole: NDArray[np.bool_]
+
+
+def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> tuple[Communication, ...]:
+    """Account for the communication of each device that has some, in the order of the traces."""
+    return tuple(found for found, _ in members(traces, windows or [None] * len(traces)))
+
+
+def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterator[tuple[Communication, Member]]:
+    """Yield the communication of each device that has some, and its collectives one by one."""
+    for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
+        told = {one.event: one for one in trace.collectives}
+        kinds = np.asarray(trace.device_events.kind)
+        for device, work in device_work(trace):
+            part = part_of(trace, work, window)
+            kind = kinds[part.position]
+            comm, computing = kind == _COMM, np.isin(kind, _COMPUTE)
+            if not comm.any():
+                continue
+            member = _member(trace, told, part.position[comm], part.start[comm], part.end[comm])
+            compute = union(part.start[computing] + trace.base_ns, part.end[computing] + trace.base_ns)
+            begin, stop = (part.start[0], part.end.max()) if window is None else (window.start_ns, window.end_ns)
+            yield _account(member, compute, (number, device, int(stop - begin))), member
+
+
+def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start: Ints, end: Ints) -> Member:
+    names, of_name = trace.device_events.names, trace.device_events.name
+    kinds: dict[CollectiveKind, int] = {}
+    kind, sequence = [], []
+    for event in position.tolist():
+        one = told.get(event, Collective(event=event, name=""))
+        what = CollectiveKind(
+            one.name or names[of_name[event]], one.group, one.ranks, one.in_elements, one.out_elements, one.dtype
+        )
+        kind.append(kinds.setdefault(what, len(kinds)))
+        sequence.append(one.sequence)
+    columns = np.array(kind, np.int64), np.array(sequence, np.int64)
+    events = trace.device_events
+    whole = (column(events.start_ns)[position] == start) & (column(events.end_ns)[position] == end)
+    return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns, whole)
+
+
+def _account(member: Member, compute: Intervals, where: tuple[int, int, int]) -> Communication:
+    order = np.argsort(member.kind, kind="stable")
+    kinds = []
+    for kind, own in zip(member.kinds, np.split(order, np.flatnonzero(np.diff(member.kind[order])) + 1), strict=True):
+        duration = distribution(member.end[own] - member.start[own])
+        assert duration is not None
+        exposed = _exposed(union(member.start[own], member.end[own]), compute)
+        kinds.append(CollectiveTime(kind=kind, duration=duration, exposed_ns=exposed))
+    everything = union(member.start, member.end)
+    trace, device, span_ns = where
+    return Communication(
+        trace=trace,
+        device=device,
+        span_ns=span_ns,
+        n=len(member.start),
+        num_cut=int((~member.whole).sum()),
+        sum_ns=int((member.end - member.start).sum()),
+        union_ns=everything.length_ns,
+        exposed_ns=_exposed(everything, compute),
+        kinds=tuple(sorted(kinds, key=lambda row: (-row.exposed_ns, -row.duration.sum_ns, row.kind))),
+    )
+
+
+def _exposed(communicating: Intervals, compute: Intervals) -> int:
+    shared = overlaps(communicating, compute)
+    return communicating.length_ns - int((shared.end - shared.start).sum())

@@ -1,0 +1,390 @@
+"""Sections: device time between two boundaries around a focal event, by a definition that can be written down and compared.
+
+`memcpy:end -> flash_fwd -> gather:end` is the time from the end of the last copy before each `flash_fwd` kernel to the end of the
+first gather after it. A boundary is `WHAT:start` or `WHAT:end`, on the stream of the focal event, or on any stream of its device
+with `@any` behind it. `WHAT` is a kind (`kernel`, `comm`, `memset`, `memcpy`), a regular expression that is searched in the names
+of device events (`name:` before it where it could be read otherwise), `range:NAME` or `module:NAME`, where `NAME` is a regular
+expression for the whole name (without `strobe::`, `#3` or `_3` as well).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.errors import ConfigError
+from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, reach, union
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.device.views import Work, device_work
+from strobe.perf.analysis.structure.scopes import launches
+from strobe.perf.trace.events import DEVICE_KINDS, Trace
+
+if TYPE_CHECKING:
+    from strobe.perf.analysis.structure.window import Window
+
+Source = Literal["kind", "name", "range", "module"]
+Moment = Literal["start", "end"]
+CROSSED: Final = "its boundaries cross"
+_EDGE: Final = re.compile(r"(?:(?P<source>name|range|module):)?(?P<what>.+):(?P<at>start|end)(?P<any>@any)?")
+_SOURCED: Final = re.compile(r"(name|range|module):")
+_ARROW: Final = re.compile(r"\s+->\s+")
+_FORM: Final = "write LEFT -> RIGHT or LEFT -> FOCAL -> RIGHT, e.g. 'memcpy:end -> flash_fwd -> gather:end'"
+_NUMBERED: Final = {"range": re.compile(r"#\d+$"), "module": re.compile(r"_\d+$")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """One boundary: the start or the end of an event, or of the device time of a range or module.
+
+    Args:
+        source: what `what` is.
+        what: a kind, or a regular expression.
+        any_stream: the nearest on any stream of the device, not on the focal event's stream alone.
+    """
+
+    source: Source
+    what: str
+    at: Moment
+    any_stream: bool = False
+
+    def __str__(self) -> str:
+        said = self.what in DEVICE_KINDS or _SOURCED.match(self.what)  # what would be read otherwise
+        plain = self.source == "kind" or (self.source == "name" and not said)
+        return f"{self.what if plain else f'{self.source}:{self.what}'}:{self.at}{'@any' if self.any_stream else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SectionDefinition:
+    """What a section is. Its text is canonical: two definitions are the same if their texts are."""
+
+    left: Edge
+    focal: str
+    right: Edge
+
+    @property
+    def is_one_call(self) -> bool:
+        """Both boundaries are those of one call of a range or module: of the one around the focal event."""
+        scopes = [(edge.source, edge.what) for edge in (self.left, self.right)]
+        return scopes[0] == scopes[1] and scopes[0][0] in _NUMBERED and (self.left.at, self.right.at) == ("start", "end")
+
+    @property
+    def boundaries(self) -> str:
+        """The definition without the focal event: what two sides of a comparison must have in common."""
+        return f"{self.left} -> {self.right}"
+
+    def __str__(self) -> str:
+        return f"{self.left} -> {self.focal} -> {self.right}"
+
+
+def parse_section(text: str, focal: str | None = None) -> SectionDefinition:
+    """Read a definition.
+
+    Args:
+        text: `LEFT -> FOCAL -> RIGHT`; `LEFT -> RIGHT` if the focal event is given apart.
+        focal: regular expression that is searched in the names of device events.
+
+    Raises:
+        ConfigError: the text is no definition, or the focal event is given twice or not at all.
+    """
+    parts = _ARROW.split(text.strip())
+    if len(parts) not in (2, 3):
+        raise ConfigError(f"section {text!r} has {len(parts)} parts; {_FORM}")
+    if len(parts) == 3 and focal is not None and parts[1] != focal:
+        raise ConfigError(f"section {text!r} names the focal event {parts[1]!r}, and {focal!r} is given apart; give one of them")
+    chosen = parts[1] if len(parts) == 3 else focal
+    if not chosen:
+        raise ConfigError(f"section {text!r} names no focal event; {_FORM}")
+    return SectionDefinition(left=_edge(parts[0], text), focal=chosen, right=_edge(parts[-1], text))
+
+
+def _edge(part: str, text: str) -> Edge:
+    found = _EDGE.fullmatch(part)
+    if found is None:
+        raise ConfigError(f"section {text!r}: the boundary {part!r} must end with :start or :end; {_FORM}")
+    what = found["what"]
+    pattern(what)
+    source = found["source"] or ("kind" if what in DEVICE_KINDS else "name")
+    return Edge(source=cast(Source, source), what=what, at=cast(Moment, found["at"]), any_stream=bool(found["any"]))
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression from the command line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{text!r} is not a regular expression: {error}; escape what is meant literally") from error
+
+
+class Section(NamedTuple):
+    """One section.
+
+    `busy_ns` is the union of the events in it, `focal_ns` that of the focal ones; `members` counts into the trace's device
+    events. All of them look at the focal event's stream, or at all streams if a boundary may lie on any.
+    """
+
+    start_ns: int
+    end_ns: int
+    busy_ns: int
+    focal_ns: int
+    members: tuple[int, ...]
+
+    @property
+    def length_ns(self) -> int:
+        """From boundary to boundary."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """Time in which nothing ran on the stream."""
+        return self.length_ns - self.busy_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sections:
+    """The sections of one device, in order of start.
+
+    Args:
+        device: its number.
+        num_focal: focal events that start in the window.
+        skipped: focal events without a section, by reason.
+        merged: focal events whose section is also that of an earlier one: it is there once.
+        overlapping: sections that start before an earlier one ends: their lengths do not add up to time.
+    """
+
+    definition: SectionDefinition
+    device: int
+    num_focal: int
+    found: tuple[Section, ...]
+    skipped: Mapping[str, int]
+    merged: int
+    overlapping: int
+
+    @property
+    def busy_ns(self) -> int:
+        """Sum over the sections."""
+        return sum(section.busy_ns for section in self.found)
+
+    @property
+    def length_ns(self) -> int:
+        """Sum over the sections."""
+        return sum(section.length_ns for section in self.found)
+
+
+def find_sections(trace: Trace, definition: SectionDefinition, window: Window | None = None) -> tuple[Sections, ...]:
+    """Find the sections around the focal events of every device that has some.
+
+    A boundary of kind or name belongs to the nearest event that started before (right: after) the focal event in the order of
+    start; one of a range or module is the nearest moment not after the focal event's start (right: not before its end). Start and
+    end of the same range or module are those of the call around the focal event. A focal event that misses a boundary, or whose
+    boundaries cross, is skipped and counted.
+
+    Args:
+        trace: the trace.
+        definition: what a section is.
+        window: focal events must start in it; boundaries may lie outside.
+
+    Raises:
+        ConfigError: a pattern is not a regular expression.
+    """
+    found = []
+    for device, work in device_work(trace):
+        inside = None if window is None else (work.start >= window.start_ns) & (work.start < window.end_ns)
+        found.append(sections_of(trace, device, work, definition, inside))
+    return tuple(sections for sections in found if sections.num_focal)
+
+
+def sections_of(
+    trace: Trace, device: int, work: Work, definition: SectionDefinition, chosen: NDArray[np.bool_] | None = None
+) -> Sections:
+    """Find the sections of one device; `chosen` says which of its events may be focal ones."""
+    focal = matching(trace, work, definition.focal)
+    anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
+    found: list[Section] = []
+    for stream in np.unique(work.stream[anchors]).tolist():
+        lane = np.flatnonzero(work.stream == stream)
+        own = anchors[work.stream[anchors] == stream]
+        if definition.is_one_call:
+            left, right = _around(definition, trace, work, lane, own)
+            reasons = (f"in no {definition.left.source}:{definition.left.what}", "")
+        else:
+            left = _boundaries(definition.left, trace, work, lane, own, before=True)
+            right = _boundaries(definition.right, trace, work, lane, own, before=False)
+            reasons = (f"no {definition.left} before it", f"no {definition.right} after it")
+        whole = left.known & right.known & (left.moment <= right.moment)
+        skipped[reasons[0]] += int((~left.known).sum())
+        skipped[reasons[1]] += int((left.known & ~right.known).sum())
+        skipped[CROSSED] += int((left.known & right.known & ~whole).sum())
+        bounds = np.unique(np.stack((left.moment[whole], right.moment[whole])), axis=1)
+        merged += int(whole.sum()) - bounds.shape[1]
+        wide = definition.left.any_stream or definition.right.any_stream
+        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(bounds[0], bounds[1]))
+    found.sort(key=lambda section: section[:2])
+    bounds = np.array([section[:2] for section in found], np.int64).reshape(-1, 2)
+    return Sections(
+        definition=definition,
+        device=device,
+        num_focal=len(anchors),
+        found=tuple(found),
+        skipped={reason: count for reason, count in sorted(skipped.items()) if count},
+        merged=merged,
+        overlapping=int((bounds[1:, 0] < reach(bounds[:, 0], bounds[:, 1])[1:]).sum()),
+    )
+
+
+def matching(trace: Trace, work: Work, text: str) -> NDArray[np.bool_]:
+    """Which events of a device have a name, as the trace has it or demangled, in which a regular expression is found.
+
+    Raises:
+        ConfigError: it is not a regular expression.
+    """
+    searched = pattern(text)
+    hits = [bool(searched.search(name) or searched.search(kernel_name(name).full)) for name in trace.device_events.names]
+    return np.array(hits or [False])[work.name]
+
+
+class _Boundaries(NamedTuple):
+    """For each focal event whether it has this boundary, and where."""
+
+    known: NDArray[np.bool_]
+    moment: Ints
+
+
+def _boundaries(edge: Edge, trace: Trace, work: Work, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
+    """Find the nearest boundary before or after each focal event.
+
+    Args:
+        lane: positions of the events on the focal events' stream.
+        anchors: positions of the focal events.
+    """
+    events = np.arange(len(work)) if edge.any_stream else lane
+    if edge.source in ("kind", "name"):
+        chosen = work.kind == DEVICE_KINDS.index(edge.what) if edge.source == "kind" else matching(trace, work, edge.what)
+        events = events[chosen[events]]
+        place = np.searchsorted(events, anchors, "left") - 1 if before else np.searchsorted(events, anchors, "right")
+        moments = (work.start if edge.at == "start" else work.end)[events]
+    else:
+        spans = _scope_times(edge, trace, work, events)
+        moments = np.sort(spans.start if edge.at == "start" else spans.end)
+        place = (
+            np.searchsorted(moments, work.start[anchors], "right") - 1
+            if before
+            else np.searchsorted(moments, work.end[anchors], "left")
+        )
+    known = (place >= 0) & (place < len(moments))
+    moment = np.zeros(len(anchors), np.int64)
+    moment[known] = moments[place[known]]
+    return _Boundaries(known, moment)
+
+
+def _around(
+    definition: SectionDefinition, trace: Trace, work: Work, lane: Ints, anchors: Ints
+) -> tuple[_Boundaries, _Boundaries]:
+    """Find the call of a range or module that each focal event lies in: of several, the one that started last."""
+    wide = definition.left.any_stream or definition.right.any_stream
+    spans = _scope_times(definition.left, trace, work, np.arange(len(work)) if wide else lane)
+    order = np.argsort(spans.start, kind="stable")
+    start, end = np.append(spans.start[order], 0), np.append(spans.end[order], 0)
+    place = np.searchsorted(start[:-1], work.start[anchors], "right") - 1
+    known = (place >= 0) & (end[place] >= work.end[anchors])
+    return _Boundaries(known, start[place]), _Boundaries(known, end[place])
+
+
+def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Intervals:
+    """Device time of every call of a range or module: first start to last end of what it launched among some events."""
+    scopes = trace.ranges if edge.source == "range" else trace.modules
+    chosen = np.flatnonzero(np.array([_spells(edge, name) for name in scopes.names] or [False])[np.asarray(scopes.name)])
+    launched = launches(trace, work.position[events])
+    firsts, lasts = launched.of(scopes, chosen)
+    start, end = np.asarray(trace.device_events.start_ns), np.asarray(trace.device_events.end_ns)
+    members = [launched.event[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True) if first < last]
+    if edge.source == "module":
+        members += _graph_calls(edge, trace, work.position[events])
+    times = [(int(start[each].min()), int(end[each].max())) for each in members]
+    columns = np.array(times, np.int64).reshape(-1, 2)
+    return Intervals(columns[:, 0], columns[:, 1])
+
+
+def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
+    """Runs of events that one graph launch made under one module path."""
+    runs: list[list[int]] = [[]]
+    before: tuple[int, str] | None = None
+    for position in positions.tolist() if trace.module_paths else ():
+        parts = trace.module_paths.get(position, "").split(".")
+        prefixes = (".".join(parts[: depth + 1]) for depth in range(len(parts)))
+        inside = next((prefix for prefix in prefixes if prefix and _spells(edge, prefix)), None)
+        now = None if inside is None else (trace.device_events.host[position], inside)
+        if now != before:
+            runs.append([])
+        if now is not None:
+            runs[-1].append(position)
+        before = now
+    return [np.array(run, np.int64) for run in runs if run]
+
+
+def _spells(edge: Edge, name: str) -> bool:
+    """Whether a range or module is meant: by its name, also without our prefix, without its number, by the end of its path."""
+    plain = name.removeprefix("strobe::").rpartition("." if edge.source == "module" else "\0")[2]
+    spelled = {name, plain, _NUMBERED[edge.source].sub("", name), _NUMBERED[edge.source].sub("", plain)}
+    return any(re.fullmatch(edge.what, text) for text in spelled)
+
+
+def _measure(work: Work, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[Section]:
+    """Measure sections of one lane: the positions of its events, in order of start."""
+    start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
+    busy, focal_ns = (_inside(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own])))
+    reached = np.maximum.accumulate(end) if len(end) else end
+    first, last = np.searchsorted(reached, sections.start, "right"), np.searchsorted(start, sections.end, "left")
+    # an event of length 0 is a member where it starts
+    first = np.minimum(first, np.searchsorted(start, sections.start, "left"))
+    found = []
+    for at, (left, right) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        begin = sections.start[at]
+        members = lane[left:right][(end[left:right] > begin) | (start[left:right] >= begin)]
+        numbers = tuple(work.position[members].tolist())
+        found.append(Section(int(begin), int(sections.end[at]), int(busy[at]), int(focal_ns[at]), numbers))
+    return found
+
+
+def _inside(sections: Intervals, covered: Intervals) -> Ints:
+    """How much of each section disjoint intervals cover."""
+    shared = overlaps(sections, covered)
+    total = np.zeros(len(sections.start), np.int64)
+    np.add.at(total, shared.a, shared.end - shared.start)
+    return total
+
+
+def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:
+    """Check that both sides of a comparison are cut at the same boundaries.
+
+    Args:
+        baseline: `SectionDefinition.boundaries`, or `kernel` for the focal kernel alone.
+        candidate: likewise.
+        allow_unlike: the caller asked for an unlike comparison.
+
+    Returns:
+        Empty if they are alike, else the words that must stand beside every figure that compares them.
+
+    Raises:
+        ConfigError: they are not alike and nobody asked for it.
+    """
+    if baseline == candidate:
+        return ""
+    said = f"{baseline} of the baseline against {candidate} of the candidate"
+    if not allow_unlike:
+        raise ConfigError(f"{said}: not the same section; give both the same boundaries, or --allow-unlike to label it as unlike")
+    return f"unlike: {said}"
+
+
+def skipped_text(sections: Sections) -> str:
+    """Why focal events have no section."""
+    return "; ".join(f"{count} {reason}" for reason, count in sections.skipped.items()) or "none skipped"

@@ -1,0 +1,124 @@
+"""Launch delays, the verdict and the signs of loss, by hand and against what other tools get wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strobe.perf.analysis.device.launch import Integrity, Launch, integrity, launch
+from strobe.perf.analysis.device.views import device_views
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
+
+MakeTrace = Callable[..., Trace]
+
+
+def _kernel(start: int, end: int, host: HostEvent | None, ordinal: int = 0, **fields: Any) -> DeviceEvent:
+    return DeviceEvent("k", "kernel", start, end, 0, 7, ordinal, host)._replace(**fields)
+
+
+def _launch(trace: Trace) -> Launch:
+    (view,) = device_views(trace)
+    return launch(view)
+
+
+def _integrity(trace: Trace) -> Integrity:
+    return integrity(trace, device_views(trace))
+
+
+def test_single_launches_and_graphs_are_told_apart(make_trace: MakeTrace) -> None:
+    plain, ext = HostEvent("cudaLaunchKernel", 0, 4, 0), HostEvent("cuLaunchKernelEx", 10, 30, 0)
+    graph, hip = HostEvent("hipGraphLaunch", 50, 60, 0), HostEvent("hipLaunchKernel", 100, 103, 0)
+    lone = HostEvent("cudaGraphLaunch", 200, 201, 0)
+    events = [
+        _kernel(5, 9, plain), _kernel(25, 40, ext), *(_kernel(70 + 5 * i, 74 + 5 * i, graph, i) for i in range(3)),
+        _kernel(110, 112, hip), _kernel(115, 118, hip, 1), _kernel(210, 215, lone), _kernel(220, 230, None),
+    ]  # fmt: skip
+    found = _launch(make_trace(events))
+    assert (found.num_events, found.num_unlinked) == (9, 1)
+    assert {kind: (d.start_to_start.n, d.start_to_start.sum_ns, d.end_to_start.sum_ns) for kind, d in found.kinds.items()} == {
+        "single": (2, 5 + 15, 1 - 5),
+        "graph-first": (3, 20 + 10 + 10, 10 + 7 + 9),  # a graph is many events of one call, or a graph launch of one
+        "graph-rest": (3, 25 + 30 + 15, 15 + 20 + 12),
+    }
+    assert [(row.name, row.n, row.num_events, row.host.sum_ns) for row in found.calls] == [
+        ("hipGraphLaunch", 1, 3, 10), ("hipLaunchKernel", 1, 2, 3), ("cuLaunchKernelEx", 1, 1, 20), ("cudaGraphLaunch", 1, 1, 1),
+        ("cudaLaunchKernel", 1, 1, 4),
+    ]  # fmt: skip
+
+
+def test_a_negative_delay_is_kept(make_trace: MakeTrace) -> None:
+    """Clipping at 0 would hide kernels that start before their launch call returns."""
+    slow = HostEvent("cudaLaunchKernel", 0, 700, 0)
+    delays = _launch(make_trace([_kernel(23, 50, slow)])).kinds["single"]
+    assert (delays.end_to_start.min_ns, delays.num_negative_es, delays.num_negative_ss) == (-677, 1, 0)
+
+
+def _run(delay_ns: int, work_ns: int, pause_ns: int) -> list[DeviceEvent]:
+    """Launches `pause_ns` after the work before them ended."""
+    events, now = [], 0
+    for _ in range(20):
+        host = HostEvent("cudaLaunchKernel", now + pause_ns, now + pause_ns + 5, 0)
+        start = host.start_ns + delay_ns
+        events.append(_kernel(start, start + work_ns, host))
+        now = start + work_ns
+    return events
+
+
+@pytest.mark.parametrize(
+    ("events", "overhead", "verdict"),
+    [
+        (_run(5_000, 10_000, 50_000), (), "host-bound"),
+        (_run(19_999, 1, 50_000), (), "host-bound"),  # the limit is in nanoseconds
+        (_run(20_000, 1, 50_000), (), "host late, slow launches"),
+        (_run(5_000, 10_000_000, 50_000), (), "busy"),  # 99 % busy, though all idle time is the host's
+        (_run(50_000, 10_000, 20_000), (), "launch latency"),
+        (_run(5_000, 10_000, 50_000), ((0, 10_000_000),), "profiler overhead"),
+        ([_kernel(100 * i, 100 * i + 10, HostEvent("cudaLaunchKernel", i, i + 1, 0)) for i in range(20)], (), "queued"),
+        ([_kernel(100 * i, 100 * i + 10, None) for i in range(5)], (), "unknown"),
+        ([_kernel(0, 10, None), _kernel(30, 40, HostEvent("c", 20, 21, 0))], (), "mixed"),
+        ([_kernel(0, 0, None)], (), "busy"),
+    ],
+)
+def test_verdicts(make_trace: MakeTrace, events: list[DeviceEvent], overhead: tuple[tuple[int, int], ...], verdict: str) -> None:
+    found = _launch(make_trace(events, overhead=overhead))
+    assert found.verdict == verdict
+
+
+def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: MakeTrace) -> None:
+    events = []
+    for i in range(9):
+        host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
+        events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
+    found = _launch(make_trace(events))
+    assert (found.verdict, found.median_ns, list(found.kinds)) == ("host-bound", 5_000, ["graph-first", "graph-rest"])
+
+
+# ---- signs of loss ----
+
+
+def test_a_sound_trace_shows_no_sign(make_trace: MakeTrace) -> None:
+    trace = make_trace(_run(5, 10, 5), launched={"cudaLaunchKernel": (20, 0)}, window_end_ns=10_000)
+    assert _integrity(trace) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
+    assert _integrity(make_trace([])) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
+
+
+def test_launches_without_events_and_events_after_the_end(make_trace: MakeTrace) -> None:
+    trace = make_trace([_kernel(0, 50, None)], launched={"hipGraphLaunch": (9, 2), "cudaLaunchKernel": (5, 0)}, window_end_ns=40)
+    found = _integrity(trace)
+    assert (found.unanswered, found.past_end_ns) == ({"hipGraphLaunch": (9, 2)}, 10)
+
+
+def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace) -> None:
+    events = []
+    for i, nodes in enumerate([3, 3, 1, 3, 2]):
+        host = HostEvent("hipGraphLaunch", 1_000 * i, 1_000 * i + 1, 0)
+        events += [_kernel(1_000 * i + 10 * (n + 1), 1_000 * i + 10 * (n + 1) + 5, host, n) for n in range(nodes)]
+    other = HostEvent("hipGraphLaunch", 9_000, 9_001, 0)  # another graph, launched once
+    events += [_kernel(9_010, 9_020, other, name="other")]
+    (short,) = _integrity(make_trace(events)).short_graphs
+    assert (short.call, short.first, short.n, short.num_nodes, short.short) == ("hipGraphLaunch", "k", 5, 3, (1, 2))
+
+
+def test_durations_that_do_not_fit_their_stream(make_trace: MakeTrace) -> None:
+    events = [_kernel(10 * i, 10 * i + 500, None) for i in range(10)]
+    assert _integrity(make_trace(events)).impossible == ((0, 7, 5_000 - 590),)

@@ -1,0 +1,146 @@
+"""Names as profilers write them, and the group each belongs to."""
+
+import pytest
+
+from strobe.perf.analysis.device import names
+from strobe.perf.analysis.device.names import demangle, kernel_name
+
+_LAMBDA = (
+    "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda()#4}::operator()() const::{lambda(c10::BFloat16)#1}"
+)
+_AT = "void at::native::"
+_FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t> >"
+
+
+@pytest.mark.parametrize(
+    ("raw", "group"),
+    [
+        # PyTorch: what the kernel computes is a template argument
+        (
+            f"{_AT}vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul> >"
+            "(int, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul>)",
+            "vectorized_elementwise_kernel<CUDAFunctor_add>",
+        ),
+        (
+            f"{_AT}vectorized_elementwise_kernel<8, at::native::tanh_kernel_cuda{_LAMBDA}, std::array<char*, 2ul> >(int)",
+            "vectorized_elementwise_kernel<tanh_kernel_cuda>",
+        ),
+        (
+            f"{_AT}vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<long, long, bool, at::native::(anonymous "
+            "namespace)::CompareEqFunctor<long> >, std::array<char*, 2ul> >(int)",
+            "vectorized_elementwise_kernel<CompareEqFunctor>",
+        ),
+        (
+            f"{_AT}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float, float>, "
+            "unsigned int, float, 4> >(at::native::ReduceOp<float>)",
+            "reduce_kernel<MeanOps>",
+        ),
+        (
+            f"{_AT}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::TensorListMetadata"
+            "<2>, at::native::(anonymous namespace)::BinaryOpListAlphaFunctor<float, 2, 2, 0>, std::plus<float>, float>(int)",
+            "multi_tensor_apply_kernel<plus>",
+        ),
+        (
+            f"{_AT}(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int, float)",
+            "vectorized_layer_norm_kernel",
+        ),
+        (
+            "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, float, false, (cudnnKernelDataType_t)0>(float)",
+            "cudnn::engines_precompiled::nchwToNhwcKernel",
+        ),
+        # attention, generation by generation
+        (f"void flash::flash_fwd_kernel<Flash_fwd_kernel_traits{_FA2_TRAITS}, false, true>(flash::P)", "flash::flash_fwd_kernel"),
+        (
+            f"void pytorch_flash::flash_fwd_splitkv_kernel<pytorch_flash::Flash_fwd_kernel_traits{_FA2_TRAITS}, false>(P)",
+            "pytorch_flash::flash_fwd_splitkv_kernel",
+        ),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
+            "cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, cutlass::bfloat16_t> > > >(flash::Params)",
+            "cutlass::device_kernel<FlashAttnFwdSm90>",
+        ),
+        (
+            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensor0000o11101213_0",
+            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100",
+        ),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
+        ),
+        # matrix products, by family
+        ("nvjet_sm90_tst_64x8_64x16_1x2_h_bz_NNT", "nvjet_sm90_tst"),
+        ("nvjet_sm90_tst_8x64_64x16_4x1_v_bz_bias_TNN", "nvjet_sm90_tst"),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", "ampere_bf16_s16816gemm_bf16"),
+        ("depthwise_conv_3x3_kernel", "depthwise_conv_3x3_kernel"),
+        ("void Wrapped<Foo>::run<Bar>(int)", "Wrapped::run<Foo>"),
+        (
+            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(cutlass_80::Params)",
+            "cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>",
+        ),
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n",
+        ),
+        (
+            "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN",
+            "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs",
+        ),
+        ("batched_transpose_256x4_half", "batched_transpose"),
+        # code generators
+        ("triton_poi_fused_add_cos_sin_12", "triton_poi_fused_add_cos_sin"),
+        ("triton_tem_fused_mm_3", "triton_tem_fused_mm"),
+        ("loop_add_fusion.12", "loop_add_fusion"),
+        ("_attn_fwd_0d1d2d3de4de5c", "_attn_fwd"),
+        ("my_kernel_3fa9b2c4d5e6", "my_kernel"),
+        # communication, copies, names that say all they can
+        (
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        ),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        ("CopyDeviceToDevice", "CopyDeviceToDevice"),
+        ("attn_fwd", "attn_fwd"),
+        ("fused_moe_kernel", "fused_moe_kernel"),
+        ("SubTensorOpWithScalar1d", "SubTensorOpWithScalar1d"),
+        ("64x64", "64x64"),
+        ("void ", "void "),
+        ("", ""),
+    ],
+)
+def test_groups(raw: str, group: str) -> None:
+    assert kernel_name(raw).group == group
+    assert not kernel_name(raw).mangled
+
+
+def test_mangled_names_are_demangled_first() -> None:
+    raw = (
+        "_ZN7cutlass13device_kernelIN5flash23FlashAttnFwdPostprocessINS_10bfloat16_tELj256ELj192ELb1ELNS1_10SinkLayoutE0E"
+        "NS_4arch4Sm90EEEEEvNT_6ParamsE"
+    )
+    found = kernel_name(raw)
+    assert found.full.startswith(
+        "void cutlass::device_kernel<flash::FlashAttnFwdPostprocess<cutlass::bfloat16_t, 256u, 192u, true,"
+    )
+    assert (found.group, found.mangled) == ("cutlass::device_kernel<FlashAttnFwdPostprocess>", False)
+    assert kernel_name("_Z10add_kernelPfS_i.kd") == ("add_kernel", "add_kernel(float*, float*, int)", False)
+
+
+@pytest.mark.parametrize("raw", ["_Znot a name", "_Z", "_Z\x00\ud800", "_ZN7cutlass13device"])
+def test_what_cannot_be_demangled_stays_and_is_marked(raw: str) -> None:
+    assert kernel_name(raw) == (raw, raw, True)
+
+
+def test_without_a_cpp_runtime_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    names._runtime.cache_clear()
+    monkeypatch.setattr(names, "_LIBRARIES", ("libnothing-of-this-name.so",))
+    try:
+        assert demangle("_Z10add_kernelPfS_i") == "_Z10add_kernelPfS_i"
+    finally:
+        names._runtime.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "raw", ["a<b", "operator<", "->", "(x)", "f<<>>>(", "void <>()", "::", "x" * 20_000, "f<" * 5_000, "_0" * 5_000]
+)
+def test_any_text_has_a_group(raw: str) -> None:
+    assert kernel_name(raw).group

@@ -1,0 +1,323 @@
+"""Every analysis of device time against asking each single nanosecond, on random small traces."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import combinations, pairwise, permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.core.errors import ConfigError, DataError
+from strobe.perf.analysis.device.activity import CLASSES, activity, idle_strip
+from strobe.perf.analysis.device.gaps import gap_table
+from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.launch import launch
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.device.views import DeviceView, device_views
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+
+_NAMES = {
+    "kernel": ("void f<4, SiluFunctor<float> >(int)", "void f<2, SiluFunctor<float> >(int)", "triton_poi_fused_add_1"),
+    "comm": ("ncclDevKernel_AllReduce(int)",),
+    "memset": ("Memset (Device)",),
+    "memcpy": ("Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pageable -> Device)", "Memcpy PtoP (Device -> Device)"),
+}
+_KINDS = ("kernel", "kernel", "kernel", "comm", "memset", "memcpy")
+_CALLS = st.builds(
+    lambda name, start, length: HostEvent(name, start, start + length, 0),
+    st.sampled_from(["cudaLaunchKernel", "cudaGraphLaunch"]), st.integers(-10, 70), st.integers(0, 9),
+)  # fmt: skip
+
+
+@st.composite
+def _events(draw: st.DrawFn, hosts: list[HostEvent]) -> DeviceEvent:
+    kind = draw(st.sampled_from(_KINDS))
+    start = draw(st.integers(0, 60))
+    return DeviceEvent(
+        draw(st.sampled_from(_NAMES[kind])), kind, start, start + draw(st.integers(0, 9)), draw(st.sampled_from([0, 0, 3])),
+        draw(st.integers(0, 1)), 0, draw(st.sampled_from([None, *hosts])), draw(st.sampled_from(["", "8x1"])),
+    )  # fmt: skip
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> Trace:
+    hosts = draw(st.lists(_CALLS, max_size=6, unique=True))
+    drawn = draw(st.lists(_events(hosts), min_size=1, max_size=12))
+    counts: Counter[HostEvent | None] = Counter()
+    events = []
+    for event in sorted(drawn, key=lambda e: (e.start_ns, -e.end_ns, e.name)):
+        events.append(event._replace(ordinal=counts[event.host] if event.host else 0))
+        counts[event.host] += 1
+    return Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events),
+        overhead=draw(st.sampled_from([(), ((5, 9), (20, 22), (30, 60))])), base_ns=draw(st.integers(0, 9)),
+    )  # fmt: skip
+
+
+_WINDOWS = st.one_of(
+    st.none(),
+    st.builds(
+        lambda start, length: Window(start_ns=start, end_ns=start + length, label="w"), st.integers(-5, 65), st.integers(1, 40)
+    ),
+)
+
+
+class _Moments:
+    """One device asked nanosecond by nanosecond."""
+
+    def __init__(self, view: DeviceView) -> None:
+        self.view, trace = view, view.trace
+        self.events = [event for event in trace.device_events if event.device == view.device]
+        first, last = self.events[0].start_ns, max(event.end_ns for event in self.events)
+        window = view.window
+        self.begin, self.stop = (first, last) if window is None else (window.start_ns, window.end_ns)
+        self.known = range(min(first, self.begin), max(last, self.stop))
+        self.owner = {moment: self._owner(moment) for moment in self.known}
+
+    def running(self, moment: int) -> list[DeviceEvent]:
+        return [event for event in self.events if event.start_ns <= moment < event.end_ns]
+
+    def inside(self) -> Iterator[tuple[DeviceEvent, int]]:
+        """The events that overlap the window and how much of each does."""
+        for event in self.events:
+            shared = min(event.end_ns, self.stop) - max(event.start_ns, self.begin)
+            empty = event.start_ns == event.end_ns
+            if shared > 0 or (empty and self.begin <= event.start_ns < self.stop + (self.view.window is None)):
+                yield event, shared
+
+    def _owner(self, moment: int) -> DeviceEvent | None:
+        order = self.view.priority
+        return min(self.running(moment), key=lambda e: (order.index(e.kind), self.events.index(e)), default=None)
+
+    def class_of(self, moment: int) -> str:
+        """The kind that owns the moment, or why nothing ran."""
+        owner = self.owner[moment]
+        if owner is not None:
+            return owner.kind
+        gap_start, following = moment, moment
+        while gap_start - 1 in self.known and self.owner[gap_start - 1] is None:
+            gap_start -= 1
+        while following in self.known and self.owner[following] is None:
+            following += 1
+        event = self.owner.get(following)
+        if event is None or event.host is None:
+            return "unlinked"
+        if event.ordinal or (event.host.start_ns < gap_start and gap_start > self.known.start):
+            return "queued"
+        if moment >= event.host.start_ns:
+            return "launch_latency"
+        held = any(start <= moment < end for start, end in self.view.trace.overhead)
+        return "profiler_overhead" if held else "host_late"
+
+    def time_of(self, kinds: set[str]) -> int:
+        """Moments of the window in which something of these kinds runs."""
+        return sum(any(e.kind in kinds for e in self.running(m)) for m in range(self.begin, self.stop))
+
+
+@given(trace=_traces(), window=_WINDOWS, priority=st.sampled_from([*permutations(("kernel", "memset", "comm", "memcpy"))]))
+def test_activity(trace: Trace, window: Window | None, priority: tuple[str, ...]) -> None:
+    views = device_views(trace, window, priority=priority)
+    assert [view.device for view in views] == sorted({event.device for event in trace.device_events})
+    for view in views:
+        found, asked = activity(view), _Moments(view)
+        inside = list(asked.inside())
+        classes = Counter(asked.class_of(moment) for moment in range(asked.begin, asked.stop))
+        assert found.span_ns == asked.stop - asked.begin == found.busy_ns + found.idle_ns
+        assert found.idle == {cause: classes[cause] for cause in found.idle} and sum(found.idle.values()) == found.idle_ns
+        assert (found.n, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
+        assert found.num_cut == sum(shared < e.end_ns - e.start_ns for e, shared in inside)
+        assert found.overlap_ns == found.sum_ns - asked.time_of(set(_NAMES))
+        assert [kind.kind for kind in found.kinds] == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
+        for kind in found.kinds:
+            mine = [shared for e, shared in inside if e.kind == kind.kind]
+            assert (kind.n, kind.sum_ns) == (len(mine), sum(mine))
+            assert (kind.union_ns, kind.exclusive_ns) == (asked.time_of({kind.kind}), classes[kind.kind])
+        unlinked = [shared for e, shared in inside if e.host is None]
+        assert (found.num_unlinked, found.unlinked_ns) == (len(unlinked), sum(unlinked))
+        compute = asked.time_of({"kernel", "memset"})
+        assert found.exposed_comm_ns == asked.time_of({"kernel", "memset", "comm"}) - compute
+        assert found.exposed_memcpy_ns == found.busy_ns - compute - found.exposed_comm_ns
+        for stream in found.streams:
+            mine = [e for e, _ in inside if e.stream == stream.stream]
+            parts = [range(max(e.start_ns, asked.begin), min(e.end_ns, asked.stop)) for e in mine]
+            shared = [min(a.stop, b.stop) - max(a.start, b.start) for a, b in combinations(parts, 2) if a and b]
+            assert (stream.n, stream.sum_ns) == (len(mine), sum(map(len, parts)))
+            assert stream.busy_ns == len({moment for part in parts for moment in part})
+            assert stream.overlap_pairs == sum(length > 0 for length in shared)
+            assert stream.longest_overlap_ns == max([0, *shared])
+
+
+@given(trace=_traces(), cuts=st.lists(st.integers(1, 69), max_size=4, unique=True))
+def test_windows_that_tile_the_time_add_up(trace: Trace, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), 75]
+    for whole in device_views(trace, Window(start_ns=0, end_ns=75, label="all")):
+        parts = [activity(whole.within(Window(start_ns=pair[0], end_ns=pair[1], label="part"))) for pair in pairwise(edges)]
+        total = activity(whole)
+        assert sum(part.busy_ns for part in parts) == total.busy_ns
+        assert sum(part.sum_ns for part in parts) == total.sum_ns
+        assert {cause: sum(part.idle[cause] for part in parts) for cause in total.idle} == total.idle
+
+
+@given(traces=st.lists(_traces(), min_size=1, max_size=3), num_bins=st.integers(1, 20))
+def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -> None:
+    views = [view for trace in traces for view in device_views(trace) if view.span_ns]
+    if not views:
+        return
+    strip = idle_strip(views, num_bins)
+    assert strip.edges_ns[0] == 0 and strip.edges_ns[-1] == strip.length_ns
+    lengths = {right - left for left, right in pairwise(strip.edges_ns)}
+    assert max(lengths) - min(lengths) <= 1 <= min(lengths)
+    starts = [view.trace.base_ns + view.begin_ns for view in views]
+    ends = [start + view.span_ns for start, view in zip(starts, views, strict=True)]
+    assert strip.aligned == (max(starts) < min(ends))
+    for view, lane, start in zip(views, strip.lanes, starts, strict=True):
+        asked = _Moments(view)
+        zero = start - min(starts) if strip.aligned else 0
+        expected = [[0] * (len(strip.edges_ns) - 1) for _ in CLASSES]
+        for at in range(view.span_ns):
+            bin_ = next(b for b, edge in enumerate(strip.edges_ns[1:]) if zero + at < edge)
+            expected[CLASSES.index(asked.class_of(view.begin_ns + at))][bin_] += 1
+        assert [list(row) for row in lane.ns] == expected
+
+
+@given(trace=_traces(), window=_WINDOWS, by=st.sampled_from(["name", "shape"]))
+def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
+    for view in device_views(trace, window):
+        found, asked = hot_table(view, by), _Moments(view)
+        calls: dict[tuple[str, ...], list[tuple[DeviceEvent, int]]] = defaultdict(list)
+        exclusive: Counter[tuple[str, ...]] = Counter()
+
+        def key(event: DeviceEvent) -> tuple[str, ...]:
+            return kernel_name(event.name).group, event.shape if by == "shape" else "", event.kind
+
+        for event, shared in asked.inside():
+            calls[key(event)].append((event, shared))
+        for moment in range(asked.begin, asked.stop):
+            owner = asked.owner[moment]
+            exclusive.update([key(owner)] if owner else [])
+        assert sorted((row.group, row.shape, row.kind) for row in found.rows) == sorted(calls)
+        assert sum(row.exclusive_ns for row in found.rows) == found.busy_ns == exclusive.total()
+        assert [row.exclusive_ns for row in found.rows] == sorted((row.exclusive_ns for row in found.rows), reverse=True)
+        for row in found.rows:
+            mine = calls[row.group, row.shape, row.kind]
+            times = sorted(shared for _, shared in mine)
+            assert (row.calls.n, row.calls.sum_ns, row.exclusive_ns) == (
+                len(times),
+                sum(times),
+                exclusive[row.group, row.shape, row.kind],
+            )
+            assert (row.calls.min_ns, row.calls.p50_ns, row.calls.max_ns) == (times[0], times[(len(times) - 1) // 2], times[-1])
+            assert row.num_unlinked == sum(event.host is None for event, _ in mine)
+            members: dict[str, list[int]] = defaultdict(list)
+            for event, shared in mine:
+                members[event.name].append(shared)
+            assert {m.name: (m.n, m.sum_ns) for m in row.members} == {n: (len(t), sum(t)) for n, t in members.items()}
+
+
+@given(trace=_traces(), window=_WINDOWS)
+def test_the_gap_table(trace: Trace, window: Window | None) -> None:
+    for view in device_views(trace, window):
+        found, asked = gap_table(view), _Moments(view)
+        kernels = [e for e in asked.events if e.kind in ("kernel", "comm") and e.start_ns < e.end_ns]
+        rows: dict[tuple[str, str], list[Counter[str]]] = defaultdict(list)
+        copies: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        for following in kernels:
+            reached = max((e.end_ns for e in kernels if e.start_ns < following.start_ns), default=following.start_ns)
+            gap = range(max(reached, asked.begin), min(following.start_ns, asked.stop))
+            alike = [e for e in kernels if e.start_ns == following.start_ns]
+            if not gap or following is not alike[0]:
+                continue
+            before = [e for e in kernels if e.end_ns == reached][-1]
+            pair = kernel_name(before.name).group, kernel_name(following.name).group
+            spent = Counter[str]()
+            for moment in gap:
+                owner, what = asked.owner[moment], asked.class_of(moment)
+                if owner is not None and owner.kind == "memcpy":
+                    what = "dtod" if "DtoD" in owner.name else "other"
+                    copies[pair] |= {(asked.events.index(owner), gap.start)} if what == "dtod" else set()
+                spent[what] += 1
+            rows[pair].append(spent)
+        assert sorted((row.before, row.after) for row in found.rows) == sorted(rows)
+        for row in found.rows:
+            mine, total = rows[row.before, row.after], sum(rows[row.before, row.after], Counter())
+            lengths = sorted(spent.total() for spent in mine)
+            assert (row.gaps.n, row.gaps.sum_ns, row.gaps.max_ns) == (len(mine), sum(lengths), lengths[-1])
+            assert row.gaps.p50_ns == lengths[(len(lengths) - 1) // 2]
+            assert row.idle == {cause: total[cause] for cause in row.idle}
+            assert (row.dtod_ns, row.other_copy_ns, row.memset_ns) == (total["dtod"], total["other"], total["memset"])
+            assert row.num_dtod == len(copies[row.before, row.after])
+        ran = [m for m in range(asked.begin, asked.stop) if any(e.kind in ("kernel", "comm") for e in asked.running(m))]
+        head = (
+            next((m for m in range(asked.begin, asked.stop) if any(e.start_ns <= m for e in kernels)), asked.stop) - asked.begin
+        )
+        assert (found.kernel_ns, found.head_ns) == (len(ran), head)
+        assert found.gap_ns == sum(spent.total() for mine in rows.values() for spent in mine)
+        assert found.kernel_ns + found.gap_ns + found.head_ns + found.tail_ns == found.span_ns and found.tail_ns >= 0
+
+
+@given(trace=_traces(), window=_WINDOWS)
+def test_launch_delays(trace: Trace, window: Window | None) -> None:
+    answers = Counter(event.host for event in trace.device_events)
+    for view in device_views(trace, window):
+        found, asked = launch(view), _Moments(view)
+        starting = [e for e in asked.events if window is None or window.start_ns <= e.start_ns < window.end_ns]
+        assert (found.num_events, found.num_unlinked) == (len(starting), sum(e.host is None for e in starting))
+        kinds: dict[str, list[DeviceEvent]] = defaultdict(list)
+        calls: dict[str, list[DeviceEvent]] = defaultdict(list)
+        for event in starting:
+            if event.host is not None:
+                graph = answers[event.host] > 1 or event.host.name == "cudaGraphLaunch"
+                kinds["graph-rest" if graph and event.ordinal else "graph-first" if graph else "single"].append(event)
+                calls[event.host.name].append(event)
+        assert set(found.kinds) == set(kinds) and {row.name for row in found.calls} == set(calls)
+        for kind, events in kinds.items():
+            for delays, negative, moment in (
+                (found.kinds[kind].start_to_start, found.kinds[kind].num_negative_ss, "start_ns"),
+                (found.kinds[kind].end_to_start, found.kinds[kind].num_negative_es, "end_ns"),
+            ):
+                expected = sorted(event.start_ns - getattr(event.host, moment) for event in events)
+                assert (delays.n, delays.sum_ns, delays.min_ns, delays.max_ns) == (
+                    len(expected),
+                    sum(expected),
+                    expected[0],
+                    expected[-1],
+                )
+                assert negative == sum(delay < 0 for delay in expected)
+        for row in found.calls:
+            hosts = {event.host for event in calls[row.name]}
+            took = [host.end_ns - host.start_ns for host in hosts if host]
+            assert (row.n, row.num_events, row.host.sum_ns) == (len(hosts), len(calls[row.name]), sum(took))
+
+
+# ---- bad input ----
+
+
+def test_a_trace_of_a_cpu_has_no_devices() -> None:
+    trace = Trace(
+        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([]),
+    )  # fmt: skip
+    assert device_views(trace) == () == device_views(trace, Window(start_ns=0, end_ns=5, label="w"))
+
+
+@pytest.mark.parametrize(
+    "priority", [(), ("kernel",), ("kernel", "memset", "comm", "comm"), ("kernel", "memset", "comm", "copy")]
+)
+def test_a_priority_names_each_kind_once(priority: tuple[str, ...]) -> None:
+    trace = Trace(path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([]))
+    with pytest.raises(ConfigError, match="name each of kernel, memset, comm, memcpy once"):
+        device_views(trace, priority=priority)
+
+
+@pytest.mark.parametrize("spans", [[(0, 1 << 61)] * 2, [(-(1 << 61), 0), (1 << 61, (1 << 61) + 1)]])
+def test_times_beyond_64_bits_are_refused(spans: list[tuple[int, int]]) -> None:
+    events = [DeviceEvent("k", "kernel", start, end, 0, 7, 0, None) for start, end in spans]
+    trace = Trace(
+        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events)
+    )
+    with pytest.raises(DataError, match="146 years"):
+        device_views(trace)

@@ -1,0 +1,48 @@
+"""The kernel table against a plain recount."""
+
+import statistics
+
+import pytest
+
+from strobe.perf.analysis.runs.kernels import kernel_table
+from strobe.perf.analysis.runs.partition import Partition, Tile
+from strobe.perf.analysis.runs.timeline import Call, Label
+from strobe.perf.measure.stats import P99_SAMPLES
+
+
+def _partition(calls: list[Call], device: str = "cpu") -> Partition:
+    total = sum(call.exclusive_ns for call in calls)
+    tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
+    return Partition(device=device, tiles=(tile,), calls=tuple(calls), overlap=())
+
+
+def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
+    ffn, attention = Label(("denoise_step", "ffn"), "op"), Label(("commit", "attention"), "op")
+    calls = [
+        Call("mm", ffn, 0, 10, 4), Call("mm", ffn, 20, 30, 30), Call("mm", ffn, 60, 20, 20), Call("mm", ffn, 90, 0, 0),
+        Call("mm", attention, 100, 7, 7), Call("linear", ffn, 0, 100, 55),
+    ]  # fmt: skip
+    table = kernel_table(_partition(calls))
+    assert (table.kind, table.exclusive_ns) == ("operator", 116)
+    assert [(row.region, row.name, row.exclusive_ns) for row in table.rows] == [
+        ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
+    ]  # fmt: skip
+    row = table.rows[1]
+    assert (row.n, row.sum_ns, row.min_ns, row.p50_ns, row.mean_ns, row.max_ns, row.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)
+    assert kernel_table(_partition(calls, "cuda:0")).kind == "kernel"
+
+
+@pytest.mark.parametrize("n", [1, 2, P99_SAMPLES - 1, P99_SAMPLES, 1000])
+def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
+    durations = [(i * 7919) % n for i in range(n)]
+    row = kernel_table(_partition([Call("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0]
+    assert row.p50_ns == statistics.median_low(durations)
+    if n < P99_SAMPLES:
+        assert row.p99_ns is None
+    else:
+        assert row.p99_ns in durations
+        assert sum(d <= row.p99_ns for d in durations) >= 0.99 * n > sum(d < row.p99_ns for d in durations)
+
+
+def test_an_empty_partition_has_an_empty_table() -> None:
+    assert kernel_table(_partition([])).rows == ()

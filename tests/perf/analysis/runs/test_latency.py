@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.latency import known_causes, latencies
+from strobe.perf.records.record import Excluded
+from strobe.perf.records.store import RunRecords
+
+MakeRun = Callable[..., RunRecords]
+MS = 1_000_000
+
+
+def block_time(name: str, order: int, block: int) -> int:
+    """First block 50 ms, switch at block 8 costs 15 ms more, each clip 0, 1, 2 ... steps of 1000 ns slower."""
+    return {0: 50 * MS, 8: 40 * MS}.get(block, 25 * MS) + 1000 * order
+
+
+def test_latencies_by_hand(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    found = latencies(run, "turbo")
+    orders = [clip.order for clip in run.clips if clip.variant == "turbo" and clip.phase == "timed"]
+    assert orders == [3, 4, 7, 8, 11, 12, 15, 16]
+    block = 25 * MS + 100  # and 100 ns between two blocks
+    middle = sum(orders) / len(orders)
+    assert found.num_clips == 8
+    assert found.steady.kept == (3, 4, 5, 6, 7, 9, 10, 11)
+    assert found.block is not None
+    assert (found.block.n, found.block.mean_ns) == (64, block + 1000 * middle)
+    assert found.block.p50_ns == block + 8000
+    assert (found.block.tail.label, found.block.tail.value) == ("max", block + 16_000)
+    mean = found.block.mean_ns
+    assert (found.inter_latent_ns, found.inter_frame_ns) == (mean / 3, mean / 12)
+    assert found.pixel_fps == pytest.approx(12e9 / mean)
+    assert found.latent_fps == pytest.approx(3e9 / mean)
+    assert found.first_frame_ns == 10_000 + 50 * MS + 1000 * 9.5
+    assert found.dit_block_ns == pytest.approx(25 * MS - 1000 + 1000 * middle)
+    assert found.decode_block_ns == 1000
+    e2e_ns = 10_000 + 50 * MS + 40 * MS + 10 * 25 * MS + 12 * (9500 + 100)
+    assert (found.e2e_ns, found.clip_pixel_fps) == (e2e_ns, pytest.approx(141e9 / e2e_ns))
+    (switch,) = found.switches
+    assert (switch.frame_block, switch.mode, switch.extra_ns) == (8, "recache", 15 * MS)
+    assert switch.after_ns - switch.before_ns == 15 * MS
+
+
+def test_every_excluded_block_has_its_cause(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    causes = {0: "first block", 1: "cache not full", 2: "cache not full", 8: "prompt switch (recache)"}
+    assert known_causes(run, "turbo") == causes
+    assert {each.index: each.cause for each in latencies(run, "turbo").excluded} == causes
+    noted = Excluded(variant="turbo", span="frame_block", clip=None, indices=(4,), cause="compilation")
+    other = msgspec.structs.replace(noted, variant="baseline", indices=(5,))
+    run = make_run(block_time)
+    run = dataclasses.replace(run, excluded=(noted, other))
+    assert known_causes(run, "turbo") == causes | {4: "compilation"}
+
+
+def test_warm_up_clips_do_not_count(make_run: MakeRun) -> None:
+    slow = make_run(lambda name, order, block: 900 * MS if order < 2 else 25 * MS)
+    found = latencies(slow, "baseline")
+    assert found.block is not None
+    assert found.block.mean_ns == 25 * MS + 100
+
+
+def test_a_variant_without_timed_clips_is_an_error(make_run: MakeRun) -> None:
+    with pytest.raises(DataError, match="no finished timed clip of 'turbo'"):
+        latencies(make_run(block_time, clips=2), "turbo")
+
+
+def test_a_stalled_block_is_kept_and_its_effect_is_known(make_run: MakeRun) -> None:
+    """One block of one clip takes four times as long: it stays in the mean, and what it does there is said."""
+    run = make_run(lambda name, order, block: 100 * MS if (name, order, block) == ("turbo", 7, 5) else 25 * MS + 1000 * order)
+    found = latencies(run, "turbo").block
+    assert found is not None and found.tail.value == 100 * MS + 100
+    assert (found.outliers.n, len(found.outliers.indices)) == (found.n, 1)
+    assert found.outliers.mean == found.mean_ns
+    without = (found.mean_ns * found.n - found.tail.value) / (found.n - 1)
+    assert found.outliers.mean_without == pytest.approx(without)
+    assert found.outliers.effect == pytest.approx(without / found.mean_ns - 1)

@@ -1,0 +1,173 @@
+"""Rounds and timers of logs, with what is left out of their averages and why."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.core.errors import DataError, UnitError
+from strobe.perf.analysis.runs.log_metrics import attention_summary, slowest, summarise, unsynchronised
+from strobe.perf.analysis.runs.log_rounds import FIRST, START_UP, LogRequest, calls_per_stage, stage_constraints, stage_rounds
+from strobe.perf.logs import Constraint, Log, read_log
+
+DATA = Path(__file__).parents[3] / "data" / "logs"
+KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the kernel inside it")
+MISLABELLED = DATA / "mislabelled_seconds.log"
+
+
+def log_of(folder: Path, *lines: str) -> Log:
+    path = folder / "a.log"
+    path.write_text("".join(line + "\n" for line in lines))
+    return read_log(path)
+
+
+def stage(ms: object, rank: int | None = None) -> str:
+    return f"{'' if rank is None else f'[rank {rank}] '}[DenoisingStage] Execution completed in {ms} ms"
+
+
+def vsa(ms: object, rank: int | None = None) -> str:
+    return f"{'' if rank is None else f'[rank {rank}] '}>>>> VSA time: {ms} ms"
+
+
+def test_the_guides_table() -> None:
+    (rounds,) = stage_rounds(LogRequest(log=read_log(MISLABELLED)))
+    values = [9_812_345_670, 5_754_608_690, 5_754_612_100, 5_754_600_210, 5_754_615_000, 5_754_607_770, 5_754_611_230]
+    assert [each.value_ns for each in rounds.rounds] == values
+    assert rounds.excluded == {0: START_UP} and rounds.kept_ns == tuple(values[1:])
+    assert rounds.avg_all_rounds_ns == Fraction(sum(values), 7)
+    assert rounds.avg_excl_warmup_ns == Fraction(sum(values[1:]), 6)
+    assert (rounds.name, rounds.rounds[1].lines, rounds.incomplete) == ("LTX2DenoisingStage", (22,), 0)
+
+
+def test_few_rounds_drop_the_first_by_a_rule_that_is_said(tmp_path: Path) -> None:
+    (rounds,) = stage_rounds(LogRequest(log=log_of(tmp_path, *map(stage, (30, 10, 12)))))
+    assert rounds.excluded == {0: FIRST} and rounds.avg_excl_warmup_ns == 11_000_000
+    (rounds,) = stage_rounds(LogRequest(log=log_of(tmp_path, stage(30))))
+    assert rounds.excluded == {} and rounds.avg_excl_warmup_ns == 30_000_000 and "one round" in rounds.note
+
+
+def test_a_window_replaces_the_search(tmp_path: Path) -> None:
+    request = LogRequest(log=log_of(tmp_path, *map(stage, (30, 10, 12, 1))), min_ns=5_000_000, max_ns=20_000_000)
+    (rounds,) = stage_rounds(request)
+    assert rounds.kept_ns == (10_000_000, 12_000_000)
+    assert set(rounds.excluded.values()) == {"outside the window: at least 5.00 ms and at most 20.0 ms"}
+    (rounds,) = stage_rounds(LogRequest(log=request.log, min_ns=100_000_000))
+    assert rounds.avg_excl_warmup_ns is None
+
+
+def test_a_round_lasts_as_long_as_its_slowest_rank() -> None:
+    (rounds,) = stage_rounds(LogRequest(log=read_log(DATA / "interleaved_ranks.log")))
+    assert [each.series.rank for each in rounds.resolved] == [1, 0]
+    assert [(each.value_ns, each.ranks_ns) for each in rounds.rounds] == [
+        (7_300_000_000, (7_300_000_000, 7_200_000_000)),
+        (7_100_000_000, (7_050_000_000, 7_100_000_000)),
+    ]
+    assert rounds.incomplete == 1
+
+
+def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
+    log = read_log(MISLABELLED)
+    assert [rounds.name for rounds in stage_rounds(LogRequest(log=log), ".")] == ["LTX2DenoisingStage", "DecodingStage"]
+    with pytest.raises(DataError, match=r"no stage 'encod'; it has attention 'VSA' \(56\), stage"):
+        stage_rounds(LogRequest(log=log), "encod")
+    with pytest.raises(DataError, match="2 lines without a timing; 1 lines look like a timing"):
+        stage_rounds(LogRequest(log=log_of(tmp_path, ">>>> VSA latency: 5 ms", "nothing")))
+    with pytest.raises(DataError, match="no value that is a time"):
+        stage_rounds(LogRequest(log=log_of(tmp_path, stage("nan"))))
+
+
+def test_the_guides_attention_average() -> None:
+    (found,) = attention_summary(LogRequest(log=read_log(MISLABELLED), constraints=(KERNEL,)))
+    assert found.resolved.prominent and found.resolved.choices[0].unit == "s"
+    assert found.method == "steady" and min(found.kept) >= 8
+    assert found.excluded["in round 1 of LTX2DenoisingStage, which is warm-up"] == tuple(range(8))
+    assert sorted([*found.kept, *(index for indices in found.excluded.values() for index in indices)]) == list(range(56))
+    assert found.calls.n == len(found.kept) and found.calls.sum_ns == sum(found.values_ns)
+    assert 9_532_198 <= found.calls.mean_ns <= 9_536_198
+
+
+def test_the_logs_own_stage_is_evidence_too(tmp_path: Path) -> None:
+    lines = [line for _ in range(3) for line in (*[vsa("9.5").replace(" ms", " s")] * 4, stage(50))]
+    with pytest.raises(UnitError, match="9.50 s would be longer than the 50.0 ms of the DenoisingStage around it, as labelled"):
+        attention_summary(LogRequest(log=log_of(tmp_path, *lines)))
+
+
+def test_calls_are_counted_by_rank(tmp_path: Path) -> None:
+    first = [vsa(9, 0), vsa(9, 1), vsa(9, 1), stage(60, 0), stage(61, 1)]
+    later = [vsa(9, 0), vsa(9, 1), vsa(9, 0), vsa(9, 1), vsa(9, 1), stage(50, 1), vsa(9, 0), stage(51, 0)]
+    log = log_of(tmp_path, *first, *later)
+    (rounds,) = stage_rounds(LogRequest(log=log))
+    found = [calls_per_stage(log, series, rounds) for series in log.of("attention")]
+    assert [(each.counts, each.calls, each.one_process) for each in found if each] == [((1, 3), 3, True), ((2, 3), 3, True)]
+
+
+def test_calls_without_a_rank_are_counted_but_may_be_those_of_several_processes(tmp_path: Path) -> None:
+    log = log_of(
+        tmp_path, vsa(9), vsa(9), stage(60), *[vsa(9)] * 3, stage(50), "[DecodingStage] finished in 1 s", vsa(9), stage(51)
+    )
+    (rounds,), (own,) = stage_rounds(LogRequest(log=log)), log.of("attention")
+    found = calls_per_stage(log, own, rounds)
+    assert found is not None and (found.counts, found.calls, found.one_process) == ((2, 3, 1), None, False)
+    (bound,) = stage_constraints(rounds, 7)
+    assert (bound.rule, bound.bound_ns, bound.calls) == ("at_most", 60_000_000, 7)
+    after = log_of(tmp_path, stage(1), vsa(9))
+    assert calls_per_stage(after, after.of("attention")[0], stage_rounds(LogRequest(log=after))[0]) is None
+
+
+def test_start_up_and_outliers_are_told(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    values = [5000, 700, *(round(100 + draw.gauss(0, 1), 3) for _ in range(60))]
+    values[30] = 400
+    (found,) = attention_summary(LogRequest(log=log_of(tmp_path, *map(vsa, values))))
+    assert found.excluded[START_UP] == (0, 1)
+    assert 30 in found.kept and found.outliers is not None and found.outliers.n == 1
+    rest = [round(value * 1_000_000) for index, value in enumerate(values) if index in found.kept and index != 30]
+    assert found.outliers.mean_without_ns == pytest.approx(sum(rest) / len(rest), rel=1e-12)
+
+
+def test_values_that_are_no_time_leave_the_others_alone() -> None:
+    (found,) = attention_summary(LogRequest(log=read_log(DATA / "no_times.log")))
+    assert found.series.name == "VSA" and found.calls.n == 2
+    with pytest.raises(DataError, match=r"no value of an attention timer is a time; left out: Vanilla: 1 nan \(line 9: nan ms\)"):
+        attention_summary(LogRequest(log=read_log(DATA / "no_times.log")), "vanilla")
+    with pytest.raises(DataError, match="no attention timer 'flash'"):
+        attention_summary(LogRequest(log=read_log(DATA / "no_times.log")), "flash")
+
+
+def test_a_window_that_lets_nothing_through_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="all 2 values are left out: outside the window: at least 1.00 s"):
+        attention_summary(LogRequest(log=log_of(tmp_path, vsa(9), vsa(9)), min_ns=10**9))
+
+
+def test_the_slowest_rank_is_the_one_that_counts() -> None:
+    found = attention_summary(LogRequest(log=read_log(DATA / "interleaved_ranks.log")))
+    assert slowest(found).series.rank == 1
+
+
+def test_a_timer_that_did_not_wait_is_told(tmp_path: Path) -> None:
+    (found,) = attention_summary(LogRequest(log=log_of(tmp_path, *[vsa(0.22)] * 6)))
+    assert unsynchronised(found, 440_000, "the range attention") is None
+    said = unsynchronised(found, 5_450_000, "the range attention")
+    assert said is not None and "220 µs is far below the 5.45 ms that the device takes for the range attention" in said
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_every_value_is_kept_or_has_a_cause(
+    tmp_path_factory: pytest.TempPathFactory, values: list[int], first: int, second: int
+) -> None:
+    log = log_of(tmp_path_factory.getbasetemp(), *(vsa(value) for value in values))
+    (series,) = log.of("attention")
+    low, high = sorted((first * 10**6, second * 10**6))
+    inside = [value * 10**6 for value in values if low <= value * 10**6 <= high]
+    if inside:
+        found = summarise(LogRequest(log=log, min_ns=low, max_ns=high), series)
+        assert (found.calls.n, found.calls.sum_ns, found.calls.max_ns) == (len(inside), sum(inside), max(inside))
+    found = summarise(LogRequest(log=log), series)
+    left_out = [index for indices in found.excluded.values() for index in indices]
+    assert sorted([*found.kept, *left_out]) == list(range(len(values)))
+    assert found.calls.sum_ns == sum(values[index] * 10**6 for index in found.kept)

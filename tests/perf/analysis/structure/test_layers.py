@@ -1,0 +1,143 @@
+"""Layers by name, by order and by kernels: the first one against the later ones."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.structure.layers import LayerGroup, layer_groups
+from strobe.perf.analysis.structure.scopes import base_of
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+
+
+def _trace(events: Iterable[DeviceEvent], ranges: Iterable[HostEvent] = (), modules: Iterable[HostEvent] = ()) -> Trace:
+    ranges, modules = (HostEvents.from_rows(sorted(rows, key=lambda r: (r.start_ns, -r.end_ns))) for rows in (ranges, modules))
+    return Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), ranges=ranges, modules=modules,
+        device_events=DeviceEvents.from_rows(sorted(events, key=lambda e: (e.start_ns, -e.end_ns))),
+    )  # fmt: skip
+
+
+def _event(launch: int, start: int, end: int, name: str = "k", kind: str = "kernel") -> DeviceEvent:
+    return DeviceEvent(name, kind, start, end, 0, 7, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
+
+
+def _model(slow_first: int = 9) -> Trace:
+    """Two steps of a model of four blocks that launch two kernels and a copy each; the first block is slower."""
+    ranges, modules, events = [], [], []
+    for step in range(2):
+        now = 1_000 * step
+        ranges.append(HostEvent(f"ProfilerStep#{step}", now, now + 900, 0))
+        modules.append(HostEvent("Model_0", now + 50, now + 850, 0))
+        for block in range(4):
+            at, slow = now + 100 + 150 * block, 0 if block else slow_first
+            modules.append(HostEvent(f"Block_{block}", at, at + 100 + slow, 0))
+            for part in range(2):
+                modules.append(HostEvent(f"Linear_{2 * block + part}", at + 10 + 40 * part, at + 30 + 40 * part, 0))
+                start = 10_000 + at + 20 + 40 * part
+                events.append(_event(at + 15 + 40 * part, start, start + 10 + slow))
+            events.append(_event(at + 90, 10_000 + at + 95, 10_000 + at + 98, kind="memcpy"))
+    return _trace(events, ranges, modules)
+
+
+def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...]:
+    ((device, groups),) = layer_groups(trace, window)
+    assert device == 0
+    return groups
+
+
+def test_the_first_block_against_the_later_ones() -> None:
+    (blocks,) = _groups(_model())  # two Linears a block are too few to be layers, two ProfilerSteps are no layers
+    assert (blocks.name, blocks.path, blocks.enclosing, blocks.by_kernels, blocks.inside) == (
+        "Block", ("ProfilerStep", "Model"), 2, False, False,
+    )  # fmt: skip
+    assert [layer.label for layer in blocks.layers] == ["Block_0", "Block_1", "Block_2", "Block_3"]
+    first, later = blocks.layers[0].times, blocks.later
+    assert (first.device.p50_ns, first.span.p50_ns, first.host.p50_ns, first.kernels) == (41, 78, 109, 2)
+    assert (later.device.p50_ns, later.span.p50_ns, later.host.p50_ns, later.kernels) == (23, 78, 100, 2)
+    assert (first.device.n, later.device.n, blocks.sum_ns) == (2, 6, 2 * 41 + 6 * 23)
+
+
+def test_a_window_counts_the_calls_with_work_in_it() -> None:
+    second = Window(start_ns=11_000, end_ns=12_000, label="")
+    (blocks,) = _groups(_model(), second)
+    assert (blocks.enclosing, blocks.layers[0].times.device.n, blocks.later.device.n) == (1, 1, 3)
+
+
+def test_calls_of_one_name_are_told_by_their_order() -> None:
+    ranges, events = [HostEvent("outer", 0, 500, 0)], []
+    for call in range(5):
+        ranges.append(HostEvent("attention", 10 + 50 * call, 40 + 50 * call, 0))
+        ranges += [HostEvent("inner", 12 + 50 * call + 8 * i, 18 + 50 * call + 8 * i, 0) for i in range(3)]
+        events += [_event(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
+    attention, inner = _groups(_trace(events, ranges))
+    assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
+    assert (inner.name, inner.path, inner.inside, inner.enclosing) == ("inner", ("outer", "attention"), True, 5)
+    assert [layer.times.device.p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
+    assert [layer.times.device.p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].times.device.n == 5
+    assert [layer.label for layer in attention.layers] == ["attention"] * 5
+
+
+def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
+    events, now = [], 1_000
+    for _ in range(6):
+        for name in ("embed", *["norm", "attn", "mlp"] * 7, "head"):
+            length = 30 if name == "attn" and events and events[-2].name == "embed" else 10
+            events.append(_event(now - 500, now, now + length, name))
+            now = now + length + 2
+        now += 40
+    (layers,) = _groups(_trace(events))
+    assert (layers.by_kernels, layers.enclosing, len(layers.layers)) == (True, 6, 7)
+    first, later = layers.layers[0].times, layers.later
+    assert first.host is None and first.kernels == later.kernels == 3
+    assert (layers.name, first.device.p50_ns, later.device.p50_ns, first.span.p50_ns, later.span.p50_ns) == (
+        "norm",
+        50,
+        30,
+        54,
+        34,
+    )
+    assert layers.layers[-1].times.device.max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
+    assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
+    half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
+    assert _groups(_trace(events), half)[0].enclosing == 3
+
+
+_names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
+
+
+@given(
+    st.lists(st.tuples(_names, st.integers(0, 80), st.integers(1, 40)), min_size=4, max_size=14),
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9)), min_size=1, max_size=12),
+)
+def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[tuple[int, int]]) -> None:
+    rows = sorted(
+        (HostEvent(name, start, start + length, 0) for name, start, length in calls), key=lambda r: (r.start_ns, -r.end_ns)
+    )
+    events = sorted((_event(launch, 200 + launch, 200 + launch + n) for launch, n in work), key=lambda e: (e.start_ns, -e.end_ns))
+    parents = [max((j for j in range(i) if rows[j].end_ns > rows[i].start_ns), default=-1) for i in range(len(rows))]
+
+    def path(i: int) -> tuple[str, ...]:
+        return () if i < 0 else (*path(parents[i]), base_of(rows[i].name))
+
+    places, expected = defaultdict(int), defaultdict(list)
+    for i, row in enumerate(rows):
+        place = places[path(i), parents[i]]
+        places[path(i), parents[i]] += 1
+        own = [e for e in events if row.start_ns <= e.host.start_ns < row.end_ns]
+        expected[path(i)].append((place, sum(e.end_ns - e.start_ns for e in own), len(own), row.end_ns - row.start_ns))
+    for group in _groups(_trace(events, rows)):
+        if group.by_kernels:
+            continue
+        found = expected[(*group.path, group.name)]
+        assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
+        assert group.enclosing == sum(place == 0 for place, *_ in found)
+        for layer in group.layers:
+            own = [call for call in found if call[0] == layer.place]
+            assert layer.times.device.n == len(own) and layer.times.device.sum_ns == sum(ns for _, ns, _, _ in own)
+            assert layer.times.host.max_ns == max(host for *_, host in own)
+        assert group.later.device.sum_ns == sum(ns for place, ns, _, _ in found if place)
+        assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.device.n - 1) // 2]

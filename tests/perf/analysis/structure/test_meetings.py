@@ -1,0 +1,234 @@
+"""Communication of several ranks: exposed time, skew and transfer, stragglers, and clocks that cannot be the same."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.structure.collectives import CollectiveKind, communication
+from strobe.perf.analysis.structure.meetings import CLOCK_TOLERANCE_NS, meetings
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvents, Trace
+
+_WORLD = (0, 1, 2)
+Told = tuple[str, int, int]
+"""Name, sequence and elements of a collective."""
+
+
+def _rank(
+    rank: int,
+    comm: Sequence[tuple[int, int]],
+    told: Sequence[Told | None],
+    work: Sequence[tuple[str, int, int]] = (),
+    base_ns: int = 0,
+) -> Trace:
+    rows = [
+        (DeviceEvent("ncclDevKernel_AllReduce", "comm", start, end, 0, 9, 0, None), said)
+        for (start, end), said in zip(comm, told, strict=True)
+    ]
+    rows += [(DeviceEvent("k", kind, start, end, 0, 7, 0, None), None) for kind, start, end in work]
+    rows.sort(key=lambda row: (row[0].start_ns, -row[0].end_ns))
+    collectives = tuple(
+        Collective(
+            event=i,
+            name=said[0],
+            group="tp",
+            ranks=_WORLD,
+            sequence=said[1],
+            in_elements=said[2],
+            out_elements=said[2],
+            dtype="BFloat16",
+        )
+        for i, (_, said) in enumerate(rows)
+        if said is not None
+    )
+    return Trace(
+        path=Path(f"rank{rank}.json"), base_ns=base_ns, rank=rank, world_size=3, threads=(), ops=HostEvents.empty(), regions=(),
+        device_events=DeviceEvents.from_rows([event for event, _ in rows]), collectives=collectives,
+    )  # fmt: skip
+
+
+def _told(n: int, first: int = 0) -> list[Told]:
+    return [("allreduce", first + i, 1_000) for i in range(n)]
+
+
+def _late(late: Sequence[int], transfer: int = 40_000) -> list[Trace]:
+    """Three ranks and one collective a millisecond; `late[i]` is the rank that comes 300 µs after the others to the i-th."""
+    traces = []
+    for rank in _WORLD:
+        comm = []
+        for i, last in enumerate(late):
+            start = 1_000_000 * i + 10_000 * rank + (300_000 if rank == last else 0)
+            comm.append((start, 1_000_000 * i + 300_000 + 10_000 * last + transfer))
+        traces.append(_rank(rank, comm, _told(len(late))))
+    return traces
+
+
+def test_skew_and_transfer_by_hand() -> None:
+    found = meetings(_late([2, 2, 0, 2]))
+    assert found is not None and (found.by, found.matched, found.one_way, found.unmatched) == ("sequence", 4, 0, 0)
+    assert found.clock.aligned and (found.clock.checked, found.clock.violated, found.clock.worst_ns) == (4, 0, 0)
+    zero, one, two = found.times
+    # rank 2 starts at 320 µs three times, rank 1 at 10 µs and rank 0 at 0; once rank 0 starts at 300, 1 at 10 and 2 at 20 µs
+    assert (zero.n, zero.last, zero.cost_ns, zero.wait_ns) == (4, 1, 280_000, 3 * 320_000)
+    assert (one.last, one.cost_ns, one.wait_ns) == (0, 0, 3 * 310_000 + 290_000)
+    assert (two.last, two.cost_ns, two.wait_ns) == (3, 3 * 310_000, 280_000)
+    assert {member.transfer_ns for member in found.times} == {4 * 40_000}
+    assert found.straggler == two
+    (kind,) = found.kinds
+    assert kind.kind == CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, "BFloat16") and kind.kind.message_bytes == 2_000
+    assert (kind.members, kind.skew.n, kind.skew.sum_ns, kind.skew.min_ns) == (3, 4, 3 * 320_000 + 290_000, 290_000)
+    assert (kind.transfer.min_ns, kind.transfer.max_ns) == (40_000, 40_000)
+
+
+def test_the_base_of_each_file_is_added() -> None:
+    expected = meetings(_late([2, 0, 1]))
+    shifted = []
+    for trace, base in zip(
+        _late([2, 0, 1]), (1_700_000_000_000_000_000, 1_600_000_000_000_000_000, 1_700_000_000_000_000_007), strict=True
+    ):
+        rows = [
+            e._replace(start_ns=e.start_ns + 1_700_000_000_000_000_007 - base, end_ns=e.end_ns + 1_700_000_000_000_000_007 - base)
+            for e in trace.device_events
+        ]
+        shifted.append(_rank(trace.rank, [(e.start_ns, e.end_ns) for e in rows], _told(3), base_ns=base))
+    assert meetings(shifted) == expected
+
+
+def test_clocks_that_differ_are_said_and_nothing_is_split() -> None:
+    traces = _late([2, 0, 1, 2])
+    ahead = [(e.start_ns + 600_000, e.end_ns + 600_000) for e in traces[1].device_events]
+    found = meetings([traces[0], _rank(1, ahead, _told(4)), traces[2]])
+    assert found is not None and not found.clock.aligned
+    # the third: rank 1 is the last one, at 2910 µs on its clock; rank 0 has ended at 2350
+    assert (found.clock.ahead, found.clock.behind, found.clock.worst_ns) == (1, 0, 560_000)
+    assert found.clock.violated == 4 and found.times == () == found.kinds and found.straggler is None
+    assert found.matched == 4
+
+
+def test_a_difference_below_the_precision_of_clocks_is_borne() -> None:
+    comm = [(100_000 * i, 100_000 * i + 20_000) for i in range(3)]
+    late = [(start + 20_000 + CLOCK_TOLERANCE_NS, end + 20_000 + CLOCK_TOLERANCE_NS) for start, end in comm]
+    found = meetings([_rank(0, comm, _told(3)), _rank(1, late, _told(3)), _rank(2, comm, _told(3))])
+    assert found is not None and found.clock.aligned and (found.clock.worst_ns, found.clock.violated) == (CLOCK_TOLERANCE_NS, 3)
+    later = [(start + 1, end + 1) for start, end in late]
+    found = meetings([_rank(0, comm, _told(3)), _rank(1, later, _told(3)), _rank(2, comm, _told(3))])
+    assert found is not None and not found.clock.aligned
+
+
+def test_numbers_match_what_a_window_cut_off() -> None:
+    traces = _late([2, 0, 1, 2])
+    short = _rank(1, [(e.start_ns, e.end_ns) for e in traces[1].device_events][1:], _told(3, first=1))
+    found = meetings([traces[0], short, traces[2]])
+    assert found is not None and (found.matched, found.unmatched) == (3, 2) and not found.problems
+    windows = [Window(start_ns=900_000, end_ns=5_000_000, label=""), None, None]
+    assert meetings([traces[0], traces[1], traces[2]], windows).matched == 3
+
+
+def test_two_traces_of_one_rank_are_two_runs_and_do_not_meet() -> None:
+    traces = [trace for trace in _late([2, 0]) for _ in range(2 if trace.rank == 1 else 1)]
+    found = meetings(traces)
+    assert found is not None and (found.matched, found.unmatched, found.times, found.kinds) == (0, 8, (), ())
+    assert found.problems == ("rank 1 has 2 traces, give one of each",)
+
+
+def test_what_a_window_cuts_is_matched_and_not_split() -> None:
+    traces = _late([2, 2, 2])  # rank 2 starts at 320 µs, all end at 360 µs: a window to 330 µs shows 10 µs of a transfer of 40
+    windows = [Window(start_ns=0, end_ns=1_330_000, label="")] * 3
+    found = meetings(traces, windows)
+    assert found is not None and (found.matched, found.cut, found.unmatched, found.clock.checked) == (2, 1, 0, 1)
+    assert [(kind.transfer.n, kind.transfer.sum_ns) for kind in found.kinds] == [(1, 40_000)]
+    assert [account.num_cut for account in communication(traces, windows)] == [1, 1, 1]
+    only = meetings(traces, [Window(start_ns=0, end_ns=330_000, label="")] * 3)
+    assert only is not None and (only.matched, only.cut, only.times, only.kinds) == (1, 1, (), ())
+    assert only.straggler is None
+    # each window ends elsewhere, as it does where every rank counts from its own first event
+    found = meetings(traces, [None, None, Window(start_ns=0, end_ns=2_350_000, label="")])
+    assert found is not None and (found.matched, found.cut) == (3, 1) and found.clock.aligned
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ([("allreduce", -1, 1_000)] * 3, "4 on rank 0, 3 on rank 1, 4 on rank 2; without numbers they cannot be matched"),
+        ([("allreduce", -1, 1_000)] * 3 + [("allgather", -1, 1_000)], "differs (allreduce on rank 0, allgather on rank 1)"),
+        ([("allreduce", -1, 1_000)] * 3 + [("allreduce", -1, 999)], "call 3 differs"),
+    ],
+)  # fmt: skip
+def test_without_numbers_order_counts_and_is_checked(told: list[Told], problem: str) -> None:
+    plain = [("allreduce", -1, 1_000)] * 4
+    comm = [[(e.start_ns, e.end_ns) for e in trace.device_events] for trace in _late([2, 0, 1, 2])]
+    good = meetings([_rank(rank, comm[rank], plain) for rank in _WORLD])
+    assert good is not None and (good.by, good.matched, good.problems) == ("order", 4, ())
+    assert good.times == meetings(_late([2, 0, 1, 2])).times
+    bad = meetings([_rank(0, comm[0], plain), _rank(1, comm[1][: len(told)], told), _rank(2, comm[2], plain)])
+    assert bad is not None and bad.matched == 0 and problem in bad.problems[0] and bad.unmatched == 8 + len(told)
+
+
+def test_what_is_missing_or_goes_one_way() -> None:
+    traces = _late([2, 0])
+    silent = _rank(1, [(0, 10)], [None])  # a kernel that says nothing of itself: no collective of the group
+    found = meetings([traces[0], silent, traces[2]])
+    assert found is not None and found.matched == 0
+    assert found.problems == ("group 'tp': no collective of it on rank 1",)
+    sends = [_rank(rank, [(0, 10), (20, 30)], [("broadcast", 0, 5), ("send" if rank else "recv", 1, 5)]) for rank in _WORLD]
+    found = meetings(sends)
+    assert found is not None and (found.matched, found.one_way, found.clock.checked) == (1, 1, 0) and found.kinds == ()
+    assert meetings([traces[0]]) is None
+    mute = [_rank(rank, [(5, 25), (30, 45)], [None, None]) for rank in _WORLD]
+    found = meetings(mute)
+    assert found is not None and (found.by, found.matched, found.kinds[0].kind.name) == ("order", 2, "ncclDevKernel_AllReduce")
+    nameless = [_rank(rank, [(5, 25), (30, 45)], [("", -1, -1)] * 2) for rank in _WORLD]  # a group, but no collective's name
+    found = meetings(nameless)
+    assert found is not None and (found.matched, found.one_way, found.kinds[0].kind.name) == (2, 0, "ncclDevKernel_AllReduce")
+
+
+def test_several_under_one_number_meet_in_order() -> None:
+    comm = [[(0, 50), (60, 90), (100, 150)], [(10, 50), (70, 90), (110, 150)]]
+    told = [("allreduce", 4, 8), ("allreduce", 4, 8), ("allgather", 4, 8)]
+    found = meetings([_rank(rank, comm[rank], told) for rank in (0, 1)])
+    assert found is not None and found.matched == 3 and found.times[0].wait_ns == 30 and found.times[1].wait_ns == 0
+
+
+_span = st.tuples(st.integers(0, 60), st.integers(0, 20))
+
+
+@given(
+    st.lists(_span, min_size=1, max_size=6),
+    st.lists(st.tuples(_span, st.sampled_from(("kernel", "memset", "memcpy"))), max_size=6),
+)
+def test_exposed_communication_against_every_nanosecond(comm: list, work: list) -> None:
+    comm = [(start, start + n) for start, n in comm]
+    told = [("allreduce", i, 10 * (i % 2)) for i in range(len(comm))]
+    trace = _rank(0, comm, told, [(kind, start, start + n) for (start, n), kind in work], base_ns=77)
+    (found,) = communication([trace])
+    running = {moment for start, end in comm for moment in range(start, end)}
+    hiding = {moment for (start, n), kind in work if kind != "memcpy" for moment in range(start, start + n)}
+    assert (found.n, found.sum_ns, found.union_ns) == (len(comm), sum(e - s for s, e in comm), len(running))
+    assert found.exposed_ns == len(running - hiding)
+    for row in found.kinds:
+        own = {m for i, (start, end) in enumerate(comm) if told[i][2] == row.kind.in_elements for m in range(start, end)}
+        assert row.exposed_ns == len(own - hiding)
+
+
+@given(
+    st.integers(2, 4),
+    st.lists(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 60)), min_size=4, max_size=4), min_size=1, max_size=6),
+)
+def test_the_split_against_the_definition(num: int, rounds: list[list[tuple[int, int]]]) -> None:
+    n = len(rounds)
+    comm = [[(200 * i + rounds[i][rank][0], 200 * i + 100 + rounds[i][rank][1]) for i in range(n)] for rank in range(num)]
+    found = meetings([_rank(rank, comm[rank], _told(n)) for rank in range(num)])
+    assert found is not None and found.clock.violated == 0 and found.matched == n
+    lasts = [max(comm[rank][i][0] for rank in range(num)) for i in range(n)]
+    for rank, member in enumerate(found.times):
+        assert member.wait_ns == sum(lasts[i] - comm[rank][i][0] for i in range(n))
+        assert member.wait_ns + member.transfer_ns == sum(end - start for start, end in comm[rank])
+        others = [max(comm[other][i][0] for other in range(num) if other != rank) for i in range(n)]
+        leads = [comm[rank][i][0] - others[i] for i in range(n)]
+        assert (member.last, member.cost_ns) == (sum(lead > 0 for lead in leads), sum(lead for lead in leads if lead > 0))
+    gaps = [comm[b][i][0] - comm[a][i][1] for a in range(num) for b in range(num) if a != b for i in range(n)]
+    tightest = min(max(comm[b][i][0] - comm[a][i][1] for i in range(n)) for a in range(num) for b in range(num) if a != b)
+    assert max(gaps) <= 0 and found.clock.slack_ns == -tightest

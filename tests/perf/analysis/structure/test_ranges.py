@@ -1,0 +1,273 @@
+"""Ranges, modules and the tree of calls against asking every call and every nanosecond, on random small traces."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.structure.calltree import OUTSIDE, UNLINKED, CallNode, call_trees
+from strobe.perf.analysis.structure.ranges import RangeRow, range_table
+from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, nest, ranges_and_modules, unnumbered
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+
+_RANGES = ("ProfilerStep#1", "ProfilerStep#2", "attention", "nccl:all_reduce")
+_MODULES = ("Block_0", "Block_1", "Linear_0")
+_PATHS = ("layers.0", "layers.0.attention", "layers.1", "head")
+
+_time = st.integers(0, 60)
+_scope = st.tuples(_time, st.integers(0, 30), st.integers(0, 1))
+
+
+def _host_events(rows: Iterable[HostEvent]) -> HostEvents:
+    return HostEvents.from_rows(sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)))
+
+
+@st.composite
+def traces(draw: Any) -> Trace:
+    """Ranges and modules that nest or cross at will, launches inside and outside, two devices, unlinked events, a few paths."""
+    ranges, modules = (
+        [HostEvent(draw(st.sampled_from(names)), start, start + length, thread) for start, length, thread in rows]
+        for names, rows in ((_RANGES, draw(st.lists(_scope, max_size=7))), (_MODULES, draw(st.lists(_scope, max_size=7))))
+    )
+    calls = [
+        HostEvent(f"launch{i}", start, start + 1, thread)
+        for i, (start, _, thread) in enumerate(draw(st.lists(_scope, max_size=8)))
+    ]
+    shape = st.tuples(_time, st.integers(0, 9), st.integers(0, 1), st.integers(-1, len(calls) - 1), st.integers(0, 3))
+    events, paths = [], {}
+    for start, length, device, call, kind in draw(st.lists(shape, max_size=12)):
+        host = None if call < 0 else calls[call]
+        events.append(DeviceEvent("k", ("kernel", "comm", "memset", "memcpy")[kind], start, start + length, device, 7, 0, host))
+    events.sort(key=lambda event: (event.start_ns, -event.end_ns))
+    for position, event in enumerate(events):
+        if event.host is not None and event.start_ns % 3 == 0 and draw(st.booleans()):
+            paths[position] = draw(st.sampled_from(_PATHS))
+    return Trace(
+        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=_host_events(ranges),
+        modules=_host_events(modules), device_events=DeviceEvents.from_rows(events), module_paths=paths,
+    )  # fmt: skip
+
+
+windows = st.one_of(st.none(), st.builds(lambda a, n: Window(start_ns=a, end_ns=a + n, label=""), _time, st.integers(1, 40)))
+
+
+def _cut(event: DeviceEvent, window: Window | None) -> tuple[int, int] | None:
+    if window is None:
+        return event.start_ns, event.end_ns
+    if event.start_ns >= window.end_ns or event.end_ns < window.start_ns:
+        return None
+    if event.end_ns == window.start_ns and event.start_ns < event.end_ns:
+        return None
+    return max(event.start_ns, window.start_ns), min(event.end_ns, window.end_ns)
+
+
+def _taken(trace: Trace, device: int, window: Window | None) -> dict[int, tuple[int, int]]:
+    """Position and time of the device's events in the window."""
+    cut = {i: _cut(event, window) for i, event in enumerate(trace.device_events) if event.device == device}
+    return {i: part for i, part in cut.items() if part is not None}
+
+
+def _open(scopes: Sequence[HostEvent], thread: int, moment: int) -> list[int]:
+    return [i for i, s in enumerate(scopes) if s.thread == thread and s.start_ns <= moment < s.end_ns]
+
+
+def _sum(parts: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in parts)
+
+
+def _union(parts: Iterable[tuple[int, int]]) -> int:
+    return len({moment for start, end in parts for moment in range(start, end)})
+
+
+def _span(parts: Sequence[tuple[int, int]]) -> int:
+    return max(end for _, end in parts) - min(start for start, _ in parts) if parts else 0
+
+
+def _expected(
+    kind: str, scopes: Sequence[HostEvent], trace: Trace, taken: dict[int, tuple[int, int]], cut: bool
+) -> set[RangeRow]:
+    rows = set()
+    events = list(trace.device_events)
+    linked = {i: events[i].host for i in taken if events[i].host is not None}
+    owner = {i: max(_open(scopes, host.thread, host.start_ns), default=None) for i, host in linked.items()}
+    for name in {scope.name for scope in scopes}:
+        calls = [i for i, scope in enumerate(scopes) if scope.name == name]
+        own = {call: [i for i, host in linked.items() if call in _open(scopes, host.thread, host.start_ns)] for call in calls}
+        launching = [call for call in calls if own[call]]
+        counted = launching if cut else calls
+        before = {c: [b for b in calls if b < c and scopes[b].thread == scopes[c].thread] for c in calls}
+        outer = [c for c in calls if all(scopes[b].end_ns <= scopes[c].start_ns for b in before[c])]
+        everything = {i for call in calls for i in own[call]}
+        exclusive = [i for i, scope in owner.items() if scope is not None and scopes[scope].name == name]
+        if counted:
+            rows.add(
+                RangeRow(
+                    kind=kind,
+                    name=name,
+                    calls=len(counted),
+                    launching=len(launching),
+                    events=len(everything),
+                    kernels=sum(events[i].kind in ("kernel", "comm") for i in everything),
+                    sum_ns=_sum(taken[i] for i in everything),
+                    union_ns=_union(taken[i] for i in everything),
+                    span_ns=sum(_span([taken[i] for i in own[call]]) for call in outer),
+                    exclusive_events=len(exclusive),
+                    exclusive_ns=_sum(taken[i] for i in exclusive),
+                    host_ns=sum(scopes[c].end_ns - scopes[c].start_ns for c in outer if c in counted),
+                )
+            )
+    return rows
+
+
+@given(traces(), windows)
+def test_every_range_and_module(trace: Trace, window: Window | None) -> None:
+    table = {ranges.device: ranges for ranges in range_table(trace, window)}
+    assert sorted(table) == sorted({event.device for event in trace.device_events})
+    for device, found in table.items():
+        taken = _taken(trace, device, window)
+        for kind, scopes in (("range", list(trace.ranges)), ("module", list(trace.modules))):
+            assert set(found.of_kind(kind)) == _expected(kind, scopes, trace, taken, window is not None)
+        assert (found.events, found.sum_ns) == (len(taken), _sum(taken.values()))
+        unlinked = [taken[i] for i in taken if trace.device_events[i].host is None]
+        assert (found.unlinked_events, found.unlinked_ns) == (len(unlinked), _sum(unlinked))
+        both, outside = list(ranges_and_modules(trace)), []
+        for i, part in taken.items():
+            host = trace.device_events[i].host
+            if host is not None and i not in trace.module_paths and not _open(both, host.thread, host.start_ns):
+                outside.append(part)
+        assert (found.outside_events, found.outside_ns) == (len(outside), _sum(outside))
+
+
+@given(traces(), windows)
+def test_the_module_paths_of_graphs(trace: Trace, window: Window | None) -> None:
+    for found in range_table(trace, window):
+        taken = _taken(trace, found.device, window)
+        rows = {}
+        for text in {".".join(path.split(".")[:depth]) for path in trace.module_paths.values() for depth in (1, 2, 3)}:
+            inside = [i for i, path in trace.module_paths.items() if i in taken and f"{path}.".startswith(f"{text}.")]
+            calls = defaultdict(list)
+            for i in inside:
+                calls[trace.device_events[i].host].append(taken[i])
+            own = [taken[i] for i in inside if trace.module_paths[i] == text]
+            if inside:
+                sums = _sum(taken[i] for i in inside), _union(taken[i] for i in inside)
+                rows[text] = (len(calls), len(inside), *sums, sum(map(_span, calls.values())), len(own), _sum(own))
+        assert rows == {
+            row.name: (row.calls, row.events, row.sum_ns, row.union_ns, row.span_ns, row.exclusive_events, row.exclusive_ns)
+            for row in found.of_kind("graph module")
+        }
+
+
+@given(traces())
+def test_the_innermost_scope_at_each_moment(trace: Trace) -> None:
+    scopes = list(ranges_and_modules(trace))
+    nesting = nest(ranges_and_modules(trace))
+    for thread in (0, 1, 2):
+        expected = [max(_open(scopes, thread, moment), default=NOWHERE) for moment in range(-1, 95)]
+        assert nesting.at(thread, np.arange(-1, 95)).tolist() == expected
+    for number, (scope, parent) in enumerate(zip(scopes, nesting.parent.tolist(), strict=True)):
+        above = [i for i in _open(scopes, scope.thread, scope.start_ns) if i < number]
+        assert parent == max(above, default=NOWHERE)
+    roots = nesting.roots().tolist()
+    assert all(
+        root == (i if parent == NOWHERE else roots[parent])
+        for i, (root, parent) in enumerate(zip(roots, nesting.parent, strict=True))
+    )
+
+
+def _flat(node: CallNode, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], CallNode]:
+    return {path: node} | {key: value for child in node.children for key, value in _flat(child, (*path, child.name)).items()}
+
+
+@given(traces(), windows)
+def test_the_tree_owns_every_busy_nanosecond_once(trace: Trace, window: Window | None) -> None:
+    scopes = list(ranges_and_modules(trace))
+    names = [base_of(s.name) if s.name in _RANGES else s.name for s in scopes]
+    parent = nest(ranges_and_modules(trace)).parent.tolist()
+
+    def path_of(scope: int | None) -> tuple[str, ...]:
+        return () if scope in (None, NOWHERE) else (*path_of(parent[scope]), names[scope])
+
+    for device, root in call_trees(trace, window):
+        taken = _taken(trace, device, window)
+        path = {}
+        for i in taken:
+            host = trace.device_events[i].host
+            inner = () if host is None else path_of(max(_open(scopes, host.thread, host.start_ns), default=None))
+            path[i] = (UNLINKED,) if host is None else inner or (OUTSIDE,)
+            path[i] += tuple(trace.module_paths[i].split(".")) if i in trace.module_paths else ()
+        owned: Counter[tuple[str, ...]] = Counter()
+        for moment in range(100):
+            running = [i for i, (start, end) in taken.items() if start <= moment < end]
+            if running:  # of those that start together, the one that comes first
+                owned[path[min(running, key=lambda i: (taken[i][0], i))]] += 1
+        nodes = _flat(root)
+        assert {key: node.self_ns for key, node in nodes.items() if node.self_ns} == owned
+        assert root.total_ns == _union(taken.values()) and root.events == len(taken)
+        for key, node in nodes.items():
+            below = [i for i in taken if path[i][: len(key)] == key]
+            assert (node.events, node.total_ns) == (len(below), sum(owned[path] for path in owned if path[: len(key)] == key))
+            calls = [s for s in range(len(scopes)) if key and path_of(s) == key]
+            if window is None:
+                assert (node.calls, node.host_ns) == (len(calls), sum(scopes[s].end_ns - scopes[s].start_ns for s in calls))
+
+
+def test_a_collective_range_owns_nothing_and_a_graph_belongs_to_its_launcher() -> None:
+    graph = HostEvent("cudaGraphLaunch", 12, 14, 0)
+    ranges = [HostEvent("step", 10, 50, 0), HostEvent("nccl:all_reduce", 20, 30, 0)]
+    events = [DeviceEvent(f"k{i}", "kernel", 100 + 10 * i, 105 + 10 * i, 0, 7, i, graph) for i in range(3)]
+    events.append(DeviceEvent("ncclKernel", "comm", 200, 240, 0, 9, 0, HostEvent("cudaLaunchKernel", 25, 26, 1)))
+    trace = Trace(
+        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=_host_events(ranges),
+        device_events=DeviceEvents.from_rows(events), module_paths={0: "layers.0.attn", 1: "layers.0.ffn", 2: "layers.1.attn"},
+    )  # fmt: skip
+    (found,) = range_table(trace)
+    step, collective = found.of_kind("range")
+    assert (step.events, step.sum_ns, step.span_ns, step.host_ns) == (3, 15, 25, 40)
+    assert (collective.name, collective.calls, collective.launching, collective.events) == ("nccl:all_reduce", 1, 0, 0)
+    assert (found.outside_events, found.outside_ns) == (1, 40)
+    rows = {row.name: (row.events, row.span_ns) for row in found.of_kind("graph module")}
+    assert rows == {
+        "layers": (3, 25), "layers.0": (2, 15), "layers.0.attn": (1, 5), "layers.0.ffn": (1, 5), "layers.1": (1, 5),
+        "layers.1.attn": (1, 5),
+    }  # fmt: skip
+    ((_, root),) = call_trees(trace)
+    assert _flat(root)["step", "layers", "0"].total_ns == 10
+
+
+def test_an_event_without_length_counts_where_it_starts() -> None:
+    call = HostEvent("launch", 2, 3, 0)
+    events = DeviceEvents.from_rows([DeviceEvent("k", "kernel", at, at, 0, 7, 0, call) for at in (9, 10, 15, 20)])
+    trace = Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=events,
+        ranges=_host_events([HostEvent("r", 0, 5, 0)]),
+    )  # fmt: skip
+    (found,) = range_table(trace, Window(start_ns=10, end_ns=20, label=""))
+    assert (found.events, found.rows[0].events, found.sum_ns) == (2, 2, 0)
+
+
+def test_no_device_events_is_no_table() -> None:
+    trace = Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([])
+    )
+    assert range_table(trace) == () and call_trees(trace) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("ProfilerStep#3", "ProfilerStep"), ("ProfilerStep # 3", "ProfilerStep"), ("Linear_12", "Linear"), ("a_1_2", "a_1"),
+        ("attention", "attention"), ("#3", "#3"), ("Conv2d", "Conv2d"),
+        ("outer step 12", "outer step"), ("step 3 of 7", "step 3 of"), ("12", "12"), (" 12", " 12"),
+    ],
+)  # fmt: skip
+def test_names_without_numbers(name: str, base: str) -> None:
+    assert base_of(name) == base
+    scopes = _host_events([HostEvent("x", 0, 1, 0), HostEvent(name, 1, 2, 0), HostEvent(name, 3, 4, 0)])
+    assert [scope.name for scope in unnumbered(scopes)] == ["x", base, base]

@@ -1,0 +1,257 @@
+"""Sections against looking for the boundaries of every focal event by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.core.errors import ConfigError
+from strobe.perf.analysis.structure.sections import CROSSED, Edge, SectionDefinition, check_alike, find_sections, parse_section
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+
+
+def make_trace(
+    device: list[DeviceEvent],
+    ranges: list[HostEvent] = (),
+    modules: list[HostEvent] = (),
+    module_paths: dict[int, str] | None = None,
+) -> Trace:
+    def rows(events: list[HostEvent]) -> HostEvents:
+        return HostEvents.from_rows(sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name)))
+
+    return Trace(
+        path=Path("t.json"),
+        threads=("1/1", "1/2"),
+        ops=HostEvents.empty(),
+        regions=(),
+        ranges=rows(ranges),
+        modules=rows(modules),
+        device_events=DeviceEvents.from_rows(sorted(device, key=lambda e: (e.start_ns, -e.end_ns))),
+        module_paths=module_paths or {},
+    )
+
+
+def event(
+    name: str, start: int, end: int, *, kind: str = "kernel", stream: int = 7, device: int = 0, launch: int | None = None
+) -> DeviceEvent:
+    host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 1, 0)
+    return DeviceEvent(name, kind, start, end, device, stream, 0, host)
+
+
+LAYER = [
+    event("Memcpy DtoD", 0, 10, kind="memcpy"),
+    event("tile_kernel", 12, 15),
+    event("flash_fwd<64>", 20, 50),
+    event("untile", 51, 55),
+    event("vectorized_gather_kernel", 60, 70),
+]
+
+
+def later(events: list[DeviceEvent], by: int) -> list[DeviceEvent]:
+    return [each._replace(start_ns=each.start_ns + by, end_ns=each.end_ns + by) for each in events]
+
+
+def test_the_section_of_the_guide() -> None:
+    trace = make_trace([*LAYER, *later(LAYER, 100), event("flash_fwd<64>", 300, 310), event("other", 12, 40, stream=9)])
+    (found,) = find_sections(trace, parse_section("memcpy:end -> gather:end", "flash"))
+    assert [section[:4] for section in found.found] == [(10, 70, 3 + 30 + 4 + 10, 30), (110, 170, 47, 30)]
+    assert [section.idle_ns for section in found.found] == [13, 13]
+    names = [[trace.device_events[i].name for i in section.members] for section in found.found]
+    assert names == [["tile_kernel", "flash_fwd<64>", "untile", "vectorized_gather_kernel"]] * 2
+    assert (found.num_focal, dict(found.skipped), found.merged, found.overlapping) == (3, {"no gather:end after it": 1}, 0, 0)
+
+
+def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
+    trace = make_trace([*LAYER[2:], *later(LAYER, 100), event("late_copy", 5, 500, stream=9)])
+    (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
+    assert len(found.found) == 1 and dict(found.skipped) == {"no memcpy:end before it": 1}
+    (found,) = find_sections(trace, parse_section("late_copy:end@any -> flash -> gather:end"))
+    assert not found.found and dict(found.skipped) == {CROSSED: 2}
+
+
+def test_focal_events_that_share_a_section_are_one_and_overlaps_are_counted() -> None:
+    twice = [*LAYER[:3], event("flash_fwd<64>", 50, 51), *LAYER[3:]]
+    (found,) = find_sections(make_trace(twice), parse_section("memcpy:end -> flash -> gather:end"))
+    assert [section[:4] for section in found.found] == [(10, 70, 48, 31)] and (found.num_focal, found.merged) == (2, 1)
+    wide = [*LAYER[:4], *later(LAYER, 100)]  # the first layer has no gather: its section reaches into the second
+    (found,) = find_sections(make_trace(wide), parse_section("memcpy:end -> flash -> gather:end"))
+    assert [section[:2] for section in found.found] == [(10, 170), (110, 170)] and found.overlapping == 1
+
+
+def test_a_neighbour_that_overlaps_the_focal_kernel_is_still_the_neighbour() -> None:
+    """Programmatic dependent launch: the kernel before ends after the focal one has started."""
+    trace = make_trace([event("quant", 0, 10), event("quant", 30, 43), event("flash", 40, 60), event("post", 58, 70)])
+    (found,) = find_sections(trace, parse_section("quant:end -> flash -> post:start"))
+    assert [section[:4] for section in found.found] == [(43, 58, 15, 15)]
+
+
+def test_ranges_and_modules_by_what_they_launched() -> None:
+    device = [
+        event("a", 100, 110, launch=1),
+        event("flash", 120, 140, launch=5),
+        event("b", 150, 160, launch=8),
+        event("c", 170, 180, launch=20),
+    ]
+    ranges = [
+        HostEvent("strobe::attention#0", 0, 10, 0),
+        HostEvent("attention_kernel", 4, 7, 0),
+        HostEvent("attention", 0, 30, 1),
+    ]
+    trace = make_trace(device, ranges, [HostEvent("SelfAttention_3", 4, 25, 0)])
+    for text, expected in {
+        "range:attention:start -> flash -> range:attention:end": (100, 160),
+        "range:attention_kernel:start -> flash -> b:end": (120, 160),
+        "module:SelfAttention:start -> flash -> module:SelfAttention:end": (120, 180),
+        "module:Self.*:start -> flash -> kernel:start": (120, 150),
+    }.items():
+        (found,) = find_sections(trace, parse_section(text))
+        assert [section[:2] for section in found.found] == [expected], text
+    twice = make_trace([*device, event("flash", 190, 195, launch=40)], ranges)  # the second one lies outside the range
+    (found,) = find_sections(twice, parse_section("range:attention:start -> flash -> range:attention:end"))
+    assert [section[:2] for section in found.found] == [(100, 160)] and dict(found.skipped) == {"in no range:attention": 1}
+    none = parse_section("range:nowhere:start -> flash -> range:nowhere:end")
+    assert dict(find_sections(twice, none)[0].skipped) == {"in no range:nowhere": 2}
+    (found,) = find_sections(trace, parse_section("range:attention:end -> flash -> range:attention:start"))
+    assert dict(found.skipped) == {"no range:attention:end before it": 1}
+
+
+def test_a_graphs_kernels_carry_their_module() -> None:
+    host = HostEvent("cudaGraphLaunch", 0, 1, 0)
+    names = ["a", "flash", "b", "a", "flash", "b"]
+    device = [DeviceEvent(name, "kernel", 10 * i, 10 * i + 8, 0, 7, i, host) for i, name in enumerate(names)]
+    paths = {0: "layers.0.attn.q", 1: "layers.0.attn", 2: "layers.0.mlp", 4: "layers.1.attn", 5: "layers.1.attn.out"}
+    trace = make_trace(device, module_paths=paths)
+    (found,) = find_sections(trace, parse_section("module:attn:start -> flash -> module:attn:end"))
+    assert [section[:2] for section in found.found] == [(0, 18), (40, 58)]
+    (found,) = find_sections(trace, parse_section(r"module:layers\.1\.attn:start -> flash -> b:end"))
+    assert [section[:2] for section in found.found] == [(40, 58)]
+
+
+def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
+    trace = make_trace([*LAYER, *later(LAYER, 100)])
+    (found,) = find_sections(
+        trace, parse_section("memcpy:end -> flash -> gather:end"), Window(start_ns=115, end_ns=140, label="w")
+    )
+    assert [section[:2] for section in found.found] == [(110, 170)]
+
+
+def test_an_event_without_length_takes_part_where_it_starts() -> None:
+    trace = make_trace([*LAYER[:1], event("at the start", 10, 10), *LAYER[2:], event("at the end", 70, 70)])
+    (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
+    names = [trace.device_events[i].name for i in found.found[0].members]
+    assert names == ["at the start", "flash_fwd<64>", "untile", "vectorized_gather_kernel"]
+    flat = make_trace([event("a", 5, 9), event("flash", 9, 9), event("b", 9, 9)])
+    (found,) = find_sections(flat, parse_section("a:end -> flash -> b:start"))
+    assert [section[:4] for section in found.found] == [(9, 9, 0, 0)] and found.found[0].length_ns == 0
+
+
+def test_devices_are_apart() -> None:
+    far = [each._replace(device=1) for each in later(LAYER, 1)]
+    first, second = find_sections(make_trace([*LAYER, *far]), parse_section("memcpy:end -> flash -> gather:end"))
+    assert (first.device, second.device) == (0, 1)
+    assert [section[:2] for section in (*first.found, *second.found)] == [(10, 70), (11, 71)]
+
+
+_NAMES = {"copy": "memcpy", "flash": "kernel", "gather": "kernel", "gemm": "kernel"}
+_EVENTS = st.lists(
+    st.tuples(st.sampled_from(sorted(_NAMES)), st.integers(0, 80), st.integers(0, 12), st.integers(1, 2)), min_size=1, max_size=14
+)
+_EDGES = st.builds(
+    Edge,
+    source=st.just("name"),
+    what=st.sampled_from(["copy", "gather", "g"]),
+    at=st.sampled_from(["start", "end"]),
+    any_stream=st.booleans(),
+) | st.builds(Edge, source=st.just("kind"), what=st.sampled_from(["kernel", "memcpy"]), at=st.sampled_from(["start", "end"]))
+
+
+@given(_EVENTS, _EDGES, _EDGES)
+def test_against_looking_at_every_focal_event(rows: list[tuple[str, int, int, int]], left: Edge, right: Edge) -> None:
+    trace = make_trace([event(name, at, at + long, kind=_NAMES[name], stream=stream) for name, at, long, stream in rows])
+    events = list(trace.device_events)
+
+    def boundary(edge: Edge, places: range, stream: int) -> int | None:
+        for i in places:
+            named = edge.what == events[i].kind if edge.source == "kind" else edge.what in events[i].name
+            if named and (edge.any_stream or events[i].stream == stream):
+                return events[i].start_ns if edge.at == "start" else events[i].end_ns
+        return None
+
+    expected, skipped = set(), 0
+    for i, focal in enumerate(events):
+        if focal.name == "flash":
+            bounds = boundary(left, range(i - 1, -1, -1), focal.stream), boundary(right, range(i + 1, len(events)), focal.stream)
+            if None in bounds or bounds[0] > bounds[1]:
+                skipped += 1
+            else:
+                expected.add((*bounds, focal.stream))
+    definition = SectionDefinition(left=left, focal="flash", right=right)
+    found = [section for each in find_sections(trace, definition) for section in each.found]
+    counted = list(find_sections(trace, definition))
+    assert sorted(section[:2] for section in found) == sorted(bounds[:2] for bounds in expected)
+    assert sum(sum(each.skipped.values()) for each in counted) == skipped
+    assert sum(each.num_focal - each.merged for each in counted) == skipped + len(expected)
+    wide = left.any_stream or right.any_stream
+    allowed = sorted(expected)
+    for section in found:
+        lanes = {stream for start, end, stream in allowed if (start, end) == section[:2]}
+        measured = {
+            lane: [
+                i
+                for i, e in enumerate(events)
+                if (wide or e.stream == lane)
+                and e.start_ns < section.end_ns
+                and (e.end_ns > section.start_ns or e.start_ns >= section.start_ns)
+            ]
+            for lane in lanes
+        }
+        assert list(section.members) in measured.values()
+        moments = range(section.start_ns, section.end_ns)
+        running = [[events[i].name for i in section.members if events[i].start_ns <= t < events[i].end_ns] for t in moments]
+        assert (section.busy_ns, section.focal_ns) == (sum(map(bool, running)), sum("flash" in names for names in running))
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("memcpy:end -> flash -> gather:end", "memcpy:end -> flash -> gather:end"),
+        ("  name:memcpy:end   ->  a|b ->  comm:start@any ", "name:memcpy:end -> a|b -> comm:start@any"),
+        ("name:at::copy:start -> x -> range:ffn:end", "at::copy:start -> x -> range:ffn:end"),
+        ("module:a.b:start -> x -> name:range:y:end", "module:a.b:start -> x -> name:range:y:end"),
+    ],
+)
+def test_definitions_have_one_text(text: str, canonical: str) -> None:
+    definition = parse_section(text)
+    assert str(definition) == canonical and parse_section(canonical) == definition
+    apart = parse_section(definition.boundaries, definition.focal)
+    assert apart == definition == parse_section(canonical, definition.focal)
+
+
+@pytest.mark.parametrize(
+    ("text", "focal", "says"),
+    [
+        ("memcpy:end", None, "1 parts"),
+        ("memcpy:end -> gather:end", None, "names no focal event"),
+        ("memcpy -> flash -> gather:end", None, "must end with :start or :end"),
+        ("memcpy:end -> flash -> gather:middle", None, "must end with :start or :end"),
+        ("memcpy:end -> flash -> gather(:end", None, "not a regular expression"),
+        ("memcpy:end -> flash -> gather:end", "sparse", "given apart"),
+    ],
+)
+def test_what_is_no_definition_is_refused(text: str, focal: str | None, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_section(text, focal)
+
+
+def test_unlike_sections_are_compared_only_if_asked_for() -> None:
+    alike = parse_section("memcpy:end -> flash -> gather:end"), parse_section("memcpy:end -> _attn_fwd_sparse -> gather:end")
+    assert check_alike(alike[0].boundaries, alike[1].boundaries, allow_unlike=False) == ""
+    with pytest.raises(
+        ConfigError, match="kernel of the baseline against memcpy:end -> gather:end of the candidate.*--allow-unlike"
+    ):
+        check_alike("kernel", alike[1].boundaries, allow_unlike=False)
+    assert check_alike("kernel", alike[1].boundaries, allow_unlike=True).startswith("unlike: kernel of the baseline against")
