@@ -18,9 +18,9 @@ import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, E2E, FRAME_BLOCK
+from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.views import BUSY as RUNS
 from strobe.perf.analysis.device.views import NONE, device_work
-from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.runs.sweep import Span, sweep
 from strobe.perf.trace.events import Region, Trace
 
