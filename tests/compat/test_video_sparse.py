@@ -1,0 +1,61 @@
+"""The names of others give what their definition says, and what our own operator gives in their layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.api import video_sparse_attention
+from strobe.attention.sparse.layout import tile_layout
+from strobe.compat import video_sparse_attn
+from strobe.core.errors import ShapeError
+
+
+def _draw(rows: int, seed: int) -> Tensor:
+    return torch.randn(2, 3, rows, 16, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("block_size", "block"), [(64, 64), ((4, 4, 4), 64), ((2, 8, 8), 128), ((4, 8, 8), 256), (256, 256)])
+def test_the_documented_calls(block_size: Any, block: int) -> None:
+    """Block by block, with plain softmax."""
+    q, k, v, gate = _draw(2 * block, 0), _draw(3 * block, 1), _draw(3 * block, 2), _draw(2 * block, 3)
+    found = video_sparse_attn(q, k, v, topk=2, block_size=block_size, compress_attn_weight=gate)
+    q_means, k_means, v_means = (tensor.unflatten(2, (-1, block)).mean(dim=3) for tensor in (q, k, v))
+    scores = q_means @ k_means.transpose(-1, -2) / 4
+    coarse = (torch.softmax(scores, dim=-1) @ v_means).repeat_interleave(block, dim=2)
+    seen = torch.zeros(2, 3, 2, 3, dtype=torch.bool).scatter(-1, scores.topk(2).indices, True)
+    mask = seen.repeat_interleave(block, dim=2).repeat_interleave(block, dim=3)
+    fine = torch.softmax((q @ k.transpose(-1, -2) / 4).masked_fill(~mask, float("-inf")), dim=-1) @ v
+    torch.testing.assert_close(found, coarse * gate + fine, atol=1e-5, rtol=1e-5)
+    plain = video_sparse_attn(q, k, v, topk=2, block_size=block_size)
+    torch.testing.assert_close(plain, coarse + fine, atol=1e-5, rtol=1e-5)
+
+
+def test_ragged_tiles_are_those_of_our_own_operator() -> None:
+    layout = tile_layout((3, 5, 6), 64)
+    raster = [torch.randn(1, layout.num_tokens, 2, 8) for _ in range(3)]
+    ours = video_sparse_attention(*raster, grid=(3, 5, 6), topk=2, coarse=True).out
+    tiled = [layout.to_tiles(tensor).transpose(1, 2) for tensor in raster]
+    theirs = video_sparse_attn(*tiled, layout.sizes(), layout.sizes(), topk=2, block_size=(4, 4, 4))
+    torch.testing.assert_close(layout.to_raster(theirs.transpose(1, 2)), ours)
+    assert torch.equal(video_sparse_attn(*tiled, layout.sizes(), topk=2), theirs)  # one kind of sizes serves both
+    every = video_sparse_attn(*tiled, layout.sizes(), topk=99)
+    assert torch.equal(every, video_sparse_attn(*tiled, layout.sizes(), topk=layout.num_tiles))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 32}, "block: got 32 tokens, expected one of 64, 128, 256"),
+        ({"block_size": (8, 8, 8)}, "block: got 512 tokens"),
+        ({"block_size": 128}, "got 64 and 192 rows, expected multiples of the block's 128"),
+        ({"variable_block_sizes": torch.ones(2)}, r"variable_block_sizes: got shape \(2,\), expected \(3,\)"),
+        ({"q": torch.ones(2, 3)}, r"got shapes \(2, 3\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        video_sparse_attn(**({"q": _draw(64, 0), "k": _draw(192, 1), "v": _draw(192, 2)} | change))
