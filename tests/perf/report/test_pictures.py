@@ -15,6 +15,7 @@ from strobe.perf.report.html import render_html
 from strobe.perf.report.lanes import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
+    Bar,
     Code,
     Column,
     Figure,
@@ -28,9 +29,11 @@ from strobe.perf.report.model import (
     Strip,
     StripLane,
     Table,
+    Waterfall,
     decode_report,
     encode_report,
 )
+from strobe.perf.report.svg.bars import draw_waterfall
 from strobe.perf.report.svg.flame import MAX_FRAMES, draw_flame
 from strobe.perf.report.svg.strip import draw_strip
 
@@ -193,6 +196,45 @@ def test_a_large_or_deep_flame_stays_small_and_whole() -> None:
     assert "no time was spent" in draw_flame(Flame(Frame("nothing", 0, 0), True), "alt")
 
 
+# ------------------------------------------------------------------------------------------------------------ waterfall
+
+
+def test_whiskers_lie_where_the_interval_does() -> None:
+    """On an axis from 0 to 100 ms, positions in percent are milliseconds."""
+    bars = (
+        Bar("before", 0, 100_000_000, "plain", True),
+        Bar("faster", 100_000_000, 40_000_000, "good", False, 35_000_000, 44_000_000),
+        Bar("other", 40_000_000, 41_000_000, "bad"),
+        Bar("after", 0, 41_000_000, "plain", True, 36_500_000, 45_000_000),
+    )
+    text = draw_waterfall(Waterfall(bars))
+    rows = text.split('<div class="label')[1:-1]
+    found = [
+        [attrs for tag, attrs in Elements(f'<div class="label{row}').found if tag == "line" and "y2" in attrs] for row in rows
+    ]
+    drawn = [[(a["x1"], a["x2"]) for a in lines if a["y2"] in ("13", "17")] for lines in found]
+    assert drawn == [
+        [],
+        [("35%", "44%"), ("35%", "35%"), ("44%", "44%")],
+        [],
+        [("36.5%", "45%"), ("36.5%", "36.5%"), ("45%", "45%")],
+    ]
+    assert "faster: -60.000 ms, 95 % interval -65.000 to -56.000 ms" in text
+    assert "after: 41.00 ms, 95 % interval 36.500 to 45.000 ms" in text and "other: +1.000 ms</title>" in text
+
+
+def test_whiskers_widen_the_axis_and_totals_still_stand_on_zero() -> None:
+    bars = (
+        Bar("before", 0, 30_000_000, "plain", True),
+        Bar("unsure", 30_000_000, 10_000_000, "good", False, -20_000_000, 60_000_000),
+        Bar("after", 0, 10_000_000, "plain", True),
+    )
+    page = Elements(draw_waterfall(Waterfall(bars)))
+    first = next(attrs for tag, attrs in page.found if tag == "rect")
+    assert (first["x"], first["width"]) == ("25%", "37.5%")  # from 0 to 30 on an axis from -20 to 60
+    assert any((attrs.get("x1"), attrs.get("x2")) == ("0%", "100%") for tag, attrs in page.found if tag == "line")
+
+
 # ---------------------------------------------------------------------------------------------------------------- lanes
 
 LANE = st.lists(st.tuples(st.integers(1, 10_000), st.sampled_from([WORK, GAP, OTHER])), min_size=1, max_size=60)
@@ -231,6 +273,7 @@ def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
 # -------------------------------------------------------------------------------------------------------------- hostility
 
 HOSTILE = (
+    Waterfall((Bar(EVIL[0], 0, 9, "plain", True), *(Bar(name, 9, 9, "muted", False, 8, 10) for name in EVIL[:4]))),
     Strip(1000, (Kind(EVIL[0], "work1"),), tuple(StripLane(name, ((500, 0),)) for name in EVIL)),
     Flame(Frame(EVIL[0], 9, 9, tuple(Frame(name, 1, 1) for name in EVIL)), False),
     Flame(Frame(EVIL[0], 9, 5, tuple(Frame(name, 1, 2) for name in EVIL)), True),

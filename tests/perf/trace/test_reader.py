@@ -223,3 +223,14 @@ def test_a_cut_may_fall_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for size in range(31, 500):
         monkeypatch.setattr(plain, "BLOCK_BYTES", size)
         assert read_trace(tmp_path / "t.json") == whole, size
+
+
+@pytest.mark.parametrize(
+    "junk", ['{"x":bad}', "[]", '"abc"', "]}}", "{}}", "1 2", '"', "}" * 99, '{"ph":"X","cat":"kernel","name":"a"b"}']
+)
+def test_events_are_found_again_after_much_that_is_none(junk: str, known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
+    good = json.dumps(event("cpu_op", "first", "1", "1"))
+    text = '{"traceEvents":[' + good + f",{junk}" * 2000 + "," + compact(sample(), {}).removeprefix('{"traceEvents":[')
+    trace = read_trace(write(tmp_path / "t.json", text))
+    assert trace.counts.lost and [op.name for op in trace.ops][:1] == ["first"]
+    assert (len(trace.ops), trace.device_events) == (41, known.device_events)

@@ -81,4 +81,5 @@ def _ledger(reference: Subject, candidate: Subject) -> Ledger:
         timed_baseline=timed_sums(run, [clip for pair in pairs for clip in pair.baseline], blocks),
         timed_candidate=timed_sums(run, [clip for pair in pairs for clip in pair.candidate], blocks),
         num_clips=2 * len(pairs),
+        pairs=[(timed_sums(run, pair.baseline, blocks), timed_sums(run, pair.candidate, blocks)) for pair in pairs],
     )

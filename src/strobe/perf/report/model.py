@@ -142,13 +142,15 @@ class Whiskers(_Node, frozen=True):
 
 
 class Bar(_Node, frozen=True):
-    """One bar of a waterfall from `start_ns` to `stop_ns`; a total stands on zero."""
+    """One bar of a waterfall from `start_ns` to `stop_ns`, with the interval of its stop; a total stands on zero."""
 
     label: str
     start_ns: int
     stop_ns: int
     tone: Tone
     total: bool = False
+    low_ns: int | None = None
+    high_ns: int | None = None
 
 
 class Waterfall(_Node, frozen=True):

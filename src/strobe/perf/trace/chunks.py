@@ -25,11 +25,14 @@ MAX_EVENT_BYTES: Final = 8 << 20
 _MIN_WINDOW: Final = 4 << 10
 _MIN_SLICE: Final = 16 << 10
 _TAIL_WINDOW: Final = 64 << 10
-_HOPELESS: Final = 100_000
+_MANY_LOSSES: Final = 500
+_HOPELESS: Final = 10_000
 _FIRST_KEY: Final = re.compile(rb'\{\s*+("[^"\\]{0,64}+")')
 _BOUNDARY: Final = rb"\}(\s*+,\s*+)\{\s*+"
 _ANY_BOUNDARY: Final = re.compile(_BOUNDARY + rb'["}]')
-_EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + rb'"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"')
+_EVENT_KEY: Final = rb'"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"'
+_EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + _EVENT_KEY)
+_EVENT_START: Final = re.compile(rb"[,\[]\s*+(?=\{\s*+" + _EVENT_KEY + rb")")
 _CLOSING: Final = re.compile(rb"\}\s*+,?\s*+\]")
 _INNER_CLOSING: Final = re.compile(rb"\]\s*+\}\s*+[,}]")
 _SEPARATOR: Final = re.compile(rb"[\s,]*+")
@@ -84,15 +87,16 @@ class _Cutter:
         self._progress = progress
         self._text, self._at, self._ended = b"", 0, False
         self._window = CHUNK_BYTES
+        self._barren = 0  # no event ends before this place in `_text`
         self._batch, self._batch_bytes = Batch(), 0
-        self._hopeless = True
+        self._hopeless, self._losses = True, 0
 
     def batches(self) -> Iterator[Batch]:
         """The events in file order; at the end the metadata behind them is read too."""
         self._skip_head()
         while not self._at_closing():
             if self._piece() or self._single():
-                if self._batch_bytes >= CHUNK_BYTES:
+                if self._batch_bytes >= CHUNK_BYTES or self._batch.lost >= _HOPELESS:
                     yield self._hand_over()
             elif self._ended:
                 self._progress.truncated = True
@@ -107,7 +111,7 @@ class _Cutter:
         batch, self._batch, self._batch_bytes = self._batch, Batch(), 0
         self._progress.lost += batch.lost
         self._hopeless &= not batch.events
-        if self._hopeless and self._progress.lost > _HOPELESS:
+        if self._hopeless and self._progress.lost >= _HOPELESS:
             raise TraceFormatError(f"none of the first {self._progress.lost} entries is an event; {_EXPECTED}")
         return batch
 
@@ -133,7 +137,7 @@ class _Cutter:
         wanted = 2 * len(parts[0])
         while not self._ended and (len(parts) == 1 or sum(map(len, parts)) < wanted):
             parts.append(self._next_block())
-        self._text, self._at = b"".join(parts), 0
+        self._text, self._at, self._barren = b"".join(parts), 0, 0
 
     def _at_closing(self) -> bool:
         """Go to the next event; whether the array of events ends there, and not one inside a damaged event."""
@@ -143,10 +147,15 @@ class _Cutter:
 
     def _piece(self) -> bool:
         """Decode as many events as possible in one go; False if the next one needs a closer look."""
-        while cut := _last_boundary(self._text, self._at, self._at + self._window):
+        while (end := min(self._at + self._window, len(self._text))) > self._barren:
+            cut = _last_boundary(self._text, self._at, end)
+            if cut is None:
+                self._barren = end
+                return False
             left, right = cut
             if self._decode(self._text[self._at : left]):
                 self._go_to(right)
+                self._losses = 0
                 self._window = min(4 * self._window, CHUNK_BYTES)
                 return True
             if self._window <= _MIN_WINDOW:
@@ -167,6 +176,8 @@ class _Cutter:
 
     def _single(self) -> bool:
         """Decode one event, or count what stands in its place; False if its end is not in the text yet."""
+        if self._losses > _MANY_LOSSES:
+            return self._skip_junk()
         scalars = _SCALARS.match(self._text, self._at)
         if scalars:
             self._batch.lost += len(_SCALAR.findall(scalars[0]))
@@ -194,23 +205,46 @@ class _Cutter:
     def _take(self, end: int) -> None:
         """Take the text up to there as one event."""
         piece = self._text[self._at : end]
+        self._losses += 1
         if self._decode(piece):
             self._window = min(2 * self._window, CHUNK_BYTES)
-        elif self._decode(_mended(piece)):
+            self._losses = 0
+        elif (mended := _mended(piece)) != piece and self._decode(mended):
             self._progress.mended += 1
+            self._losses = 0
         else:
             self._batch.lost += 1
         self._go_to(end)
+
+    def _skip_junk(self) -> bool:
+        """After many losses in a row: go to what starts like an event, or else as far as the text may be cut; False if nowhere.
+
+        What looks like the end of an event on the way is counted.
+        """
+        found = _EVENT_START.search(self._text, self._at + 1)
+        end = found.end() if found else self._text.rfind(b",", self._at + 1) + 1
+        if not end:
+            if not self._ended and len(self._text) - self._at <= MAX_EVENT_BYTES:
+                return False
+            end = len(self._text)
+        self._batch.lost += max(1, len(_ANY_BOUNDARY.findall(self._text, self._at, end)))
+        self._losses = _MANY_LOSSES
+        self._go_to(end)
+        return True
 
     def _damaged(self) -> bool:
         """Take what reaches to the next event as one; False if that one may not be in the text yet."""
         ahead = len(self._text) - self._at
         if not self._ended and ahead < _MIN_SLICE:
             return False
-        near = self._at + _MIN_SLICE
-        boundary = _EVENT_BOUNDARY.search(self._text, self._at, near) or _ANY_BOUNDARY.search(self._text, self._at)
-        if boundary is None and not self._ended and ahead <= MAX_EVENT_BYTES:
-            return False
+        boundary = None
+        if self._barren < len(self._text):
+            near = _EVENT_BOUNDARY.search(self._text, self._at, self._at + _MIN_SLICE)
+            boundary = near or _ANY_BOUNDARY.search(self._text, self._at)
+        if boundary is None:
+            self._barren = len(self._text)
+            if not self._ended and ahead <= MAX_EVENT_BYTES:
+                return False
         found = boundary or _CLOSING.search(self._text, self._at)
         self._take(found.start() + 1 if found else len(self._text))
         return True

@@ -17,6 +17,7 @@ from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Count, ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
 from strobe.perf.report.speedup_page.build import build_speedup_report
+from strobe.perf.report.speedup_page.document import speedup_document
 from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
 
@@ -114,6 +115,62 @@ def test_waterfalls_end_where_the_candidate_stands(guide: dict[str, Path], prese
             assert first.total and last.total and not any(bar.total for bar in steps)
             assert [bar.start_ns for bar in (*steps, last)][:-1] == [first.stop_ns, *(bar.stop_ns for bar in steps)][:-1]
             assert (steps[-1].stop_ns if steps else first.stop_ns) == last.stop_ns
+
+
+def twelve(tmp_path: Path) -> SpeedupStudy:
+    """Thirteen repetitions a side, the last of which nothing bounds; all but the copies vary."""
+    sides = []
+    for name, focal in (("baseline", 900_000), ("candidate", 400_000)):
+        layers = [
+            [
+                ("kernel", "flash", focal + 977 * (7 * n % 13)),
+                ("kernel", "gemm", 700_000 - 3_001 * (5 * n % 13)),
+                ("gpu_memcpy", "copy", 9_000),
+            ]
+            for n in range(13)
+        ]
+        trace = write_trace(tmp_path / f"{name}.json.gz", layers)
+        sides.append(SideRequest(name=name, traces=(trace,), focal="flash"))
+    return load_speedup(SpeedupRequest(baseline=sides[0], candidate=sides[1], steps="flash"))
+
+
+def test_lines_of_enough_steps_carry_intervals_into_every_form_of_the_report(tmp_path: Path) -> None:
+    study = twelve(tmp_path)
+    (account,) = (account for _, account in study.accounts)
+    spread = account.ledger.spread
+    assert spread.samples == (12, 12) and spread.total is not None
+    report = build_speedup_report(study)
+    check_whole(report)
+    shown = figure(report, "ledger")
+    at = [column.title for column in shown.table.columns].index("95 % interval")
+    cells = {row.cells[1]: row.cells[at] for row in shown.table.rows}
+    focal = spread.lines["focal: kernel"]
+    assert cells[Text("focal kernel")] == Text(f"{focal.low / 1e6:.6f} to {focal.high / 1e6:.6f}")
+    assert cells[Text("copies")] == Text("0.000000 to 0.000000")
+    assert cells[Text("sum of all lines")] == Text(f"{spread.total.low / 1e6:.6f} to {spread.total.high / 1e6:.6f}")
+    assert any("12 of the baseline and 12 of the candidate, unpaired, drift unknown" in note for note in shown.table.notes)
+    assert isinstance(shown.picture, Waterfall)
+    bar = next(bar for bar in shown.picture.bars if bar.label == "focal kernel")
+    assert (bar.low_ns, bar.high_ns) == (round(bar.start_ns - focal.high), round(bar.start_ns - focal.low))
+    assert bar.low_ns < bar.stop_ns < bar.high_ns
+    last = shown.picture.bars[-1]
+    assert last.low_ns is not None and last.high_ns is not None and last.low_ns < last.stop_ns < last.high_ns
+    page, text = render_html(report), render_markdown(report)
+    assert page.count('class="interval"') == sum(bar.low_ns is not None for bar in shown.picture.bars) >= 2
+    assert "| 95 % interval (ms) |" in text and page == render_html(build_speedup_report(twelve(tmp_path)))
+    (ledger,) = speedup_document(study)["ledgers"]
+    assert (ledger["saved_low_ns"], ledger["saved_high_ns"]) == (round(spread.total.low, 3), round(spread.total.high, 3))
+    assert ledger["intervals"] == {"steps": [12, 12], "none_because": ""}
+    assert [line["saved_low_ns"] for line in ledger["lines"] if line["line"] == "focal kernel"] == [round(focal.low, 3)]
+
+
+def test_two_steps_have_no_intervals_and_the_table_says_why(guide: dict[str, Path]) -> None:
+    study = load_speedup(request(guide))
+    table = figure(build_speedup_report(study), "ledger").table
+    assert "95 % interval" not in [column.title for column in table.columns]
+    assert "No intervals: 2 and 2 compared steps, and an interval needs 5 on each side." in table.notes
+    (ledger,) = speedup_document(study)["ledgers"]
+    assert ledger["saved_low_ns"] is None and {line["saved_low_ns"] for line in ledger["lines"]} == {None}
 
 
 def test_the_pictures_of_our_own_captures(presets: SpeedupStudy) -> None:

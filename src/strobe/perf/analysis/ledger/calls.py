@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.ledger.close import Anchor, Level, Owned, Scale, close_ledger
+from strobe.perf.analysis.ledger.intervals import Spread
 from strobe.perf.analysis.ledger.traces import Account
 
 NEARLY: Final = Fraction(1, 10_000)
@@ -98,7 +99,8 @@ def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
         is_kernel=lambda line: line.name == KERNEL_LINE,
         num_units=num_units,
     )
-    ledger = close_ledger(Owned.nothing(), Owned.nothing(), anchors, scale)
+    apart = Spread(why_none="each level was measured by itself")
+    ledger = close_ledger(Owned.nothing(), Owned.nothing(), anchors, scale, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return Account(ledger=ledger, unit="stage" if staged else "call", why=why, missing=missing)
 

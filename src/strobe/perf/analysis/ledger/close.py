@@ -25,6 +25,7 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
+from strobe.perf.analysis.ledger.intervals import Spread, paired_spread
 from strobe.perf.analysis.runs.partition import Partition
 from strobe.perf.analysis.runs.timeline import KERNEL, OP, Label
 
@@ -119,6 +120,7 @@ class Ledger:
         ideal_ns: the highest level if nothing but that kernel had changed (Amdahl): `baseline_ns - kernel_saved_ns`.
         realised_share: `saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing.
         lost_ns: sum of the lines that grew, 0 or negative.
+        spread: how sure the savings are, for one unit.
     """
 
     num_units: int
@@ -132,6 +134,7 @@ class Ledger:
     ideal_ns: int
     realised_share: float | None
     lost_ns: int
+    spread: Spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +184,7 @@ class Scale:
     num_units: int
 
 
-def close_ledger(baseline: Owned, candidate: Owned, anchors: Sequence[Anchor], scale: Scale) -> Ledger:
+def close_ledger(baseline: Owned, candidate: Owned, anchors: Sequence[Anchor], scale: Scale, spread: Spread) -> Ledger:
     """Put labels and anchors on levels so that they add up.
 
     Args:
@@ -216,6 +219,7 @@ def close_ledger(baseline: Owned, candidate: Owned, anchors: Sequence[Anchor], s
         ideal_ns=whole[0] - kernel_saved,
         realised_share=(whole[0] - whole[1]) / kernel_saved if kernel_saved else None,
         lost_ns=sum(min(0, line.saved_ns) for line in lines),
+        spread=spread,
     )
 
 
@@ -333,6 +337,7 @@ def build_ledger(
     timed_baseline: TimedSums,
     timed_candidate: TimedSums,
     num_clips: int,
+    pairs: Sequence[tuple[TimedSums, TimedSums]] = (),
 ) -> Ledger:
     """Account for the difference between two variants of a run of ours.
 
@@ -342,6 +347,8 @@ def build_ledger(
         timed_baseline: timed sums over the paired clips, with `frame_blocks_ns` over the traced frame blocks.
         timed_candidate: likewise.
         num_clips: paired clips per variant.
+        pairs: the timed sums of each pair, from which lines that are timed alone have intervals. What is traced, and the dilation
+            that is measured against it, has none: the blocks of one clip say nothing of other clips.
 
     Raises:
         DataError: the variants were not traced on the same frame blocks and kind of device, or a timed sum is not positive.
@@ -361,7 +368,9 @@ def build_ledger(
         is_kernel=lambda line: is_attention_kernel(Label(line.path, line.activity)),
         num_units=num_clips,
     )
-    return close_ledger(_owned(baseline, num_clips), _owned(candidate, num_clips), anchors, scale)
+    outside = [(b.e2e_ns - b.frame_blocks_ns) - (c.e2e_ns - c.frame_blocks_ns) for b, c in pairs]
+    spread = paired_spread({OUTSIDE_WINDOW: outside}, [b.e2e_ns - c.e2e_ns for b, c in pairs], num_clips // max(1, len(pairs)))
+    return close_ledger(_owned(baseline, num_clips), _owned(candidate, num_clips), anchors, scale, spread)
 
 
 def _check(baseline: Partition, candidate: Partition, sums: Iterable[TimedSums], num_clips: int) -> None:

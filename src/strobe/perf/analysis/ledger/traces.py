@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final, Literal, NamedTuple
 
 from strobe.perf.analysis.ledger.close import DILATION, OUTSIDE_WINDOW, Anchor, Ledger, Level, Line, Owned, Scale, close_ledger
 from strobe.perf.analysis.ledger.cut import TracedSide
+from strobe.perf.analysis.ledger.intervals import Sampled, Spread, step_spread
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 
@@ -173,12 +174,24 @@ def _closed(
         for label in sides[0].inclusive.keys() | sides[1].inclusive.keys()
     }
     return Account(
-        ledger=close_ledger(owned[0], owned[1], scaled, scale),
+        ledger=close_ledger(owned[0], owned[1], scaled, scale, _spread(sides, unit, timed=bool(anchors))),
         unit=unit.name,
         why=unit.why,
         missing=missing,
         inclusive=inclusive,
     )
+
+
+def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
+    """Intervals of the labels. Their sum is the whole only if nothing of it is timed: logs are not resampled with the steps."""
+    if unit.name == "window" or any(isinstance(side.steps, NoSteps) for side in sides):
+        return Spread(why_none="no compared steps on both sides")
+    sampled = []
+    for side, factor in zip(sides, unit.factors, strict=True):
+        weights = [1 if unit.name == "step" else len(calls) for calls in side.focal]
+        sampled.append(Sampled(owned=[tile.owned for tile in side.tiles], weights=weights, scale=factor * sum(weights)))
+    found = step_spread(sampled[0], sampled[1])
+    return replace(found, total=None) if timed else found
 
 
 def _is_focal(line: Line) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from strobe.perf.analysis.ledger.close import CallsEffect, Ledger, Level, Line
+from strobe.perf.measure.stats import Interval
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
     Bar,
@@ -29,13 +30,25 @@ from strobe.perf.report.model import (
     Waterfall,
 )
 from strobe.perf.report.study import Profile, Subject, covers_clip
+from strobe.perf.report.text import exact_ms
 
 MAX_BARS: Final = 14
 MIN_SHARE: Final = 0.003
-"""Lines that moved by less than this share of all movement are one bar together."""
+"""Lines that moved by less than this share of all movement, at either end of their intervals, are one bar together."""
 SMALL_LINE: Final = 0.001
 """Lines that take less than this share of the reference's end to end in both variants are one row per level together."""
 MAX_EFFECTS: Final = 12
+
+
+INTERVAL: Final = Column("95 % interval", "ms", True, "of what is saved")
+
+
+class Drop(NamedTuple):
+    """What a line saves, for the waterfall, with its interval if it has one."""
+
+    name: str
+    saved_ns: Fraction
+    interval: Interval | None = None
 
 
 def ledger_blocks(finding: Finding, found: Ledger, *, table_open: bool) -> tuple[Block, ...]:
@@ -48,13 +61,13 @@ def ledger_blocks(finding: Finding, found: Ledger, *, table_open: bool) -> tuple
         scope = (
             f"the traced frame blocks ({_range(candidate)}) over {found.num_units} paired clips; the table goes on to end to end"
         )
+    picture = _waterfall(finding, found, Level.E2E if whole else Level.BLOCK)
     title = (
         f"From {reference.label} to {candidate.label}, line by line: {scope}. "
-        "Bars that go left are time saved, bars that go right time added."
+        f"Bars that go left are time saved, bars that go right time added.{whisker_words(picture)}"
     )
     alt = f"Waterfall from {reference.label} to {candidate.label}; the ledger table says the same."
     lines = _lines_table(reference, candidate, found)
-    picture = _waterfall(finding, found, Level.E2E if whole else Level.BLOCK)
     return (Figure(title, alt, picture, lines, table_open=table_open), _effects_table(reference, candidate, found))
 
 
@@ -71,30 +84,73 @@ def _tone(saved_ns: Fraction) -> Tone:
 def _waterfall(finding: Finding, found: Ledger, level: Level) -> Waterfall:
     """All lines up to a level, in the order of the levels."""
     whole = next(item for item in found.levels if item.level == level)
-    lines = [(line.name, Fraction(line.saved_ns)) for line in found.lines if level == Level.E2E or line.level != Level.E2E]
+    lines = [
+        Drop(line.name, Fraction(line.saved_ns), _over_all(found, found.spread.lines.get(line.name)))
+        for line in found.lines
+        if level == Level.E2E or line.level != Level.E2E
+    ]
     names = finding.reference.label, finding.candidate.label
-    return waterfall((names[0], Fraction(whole.baseline_ns)), (names[1], Fraction(whole.candidate_ns)), lines)
+    total = _over_all(found, found.spread.total) if level == Level.E2E else None
+    return waterfall((names[0], Fraction(whole.baseline_ns)), (names[1], Fraction(whole.candidate_ns)), lines, total)
+
+
+def _over_all(found: Ledger, interval: Interval | None) -> Interval | None:
+    """The interval of one unit, for all of them."""
+    return None if interval is None else Interval(low=found.num_units * interval.low, high=found.num_units * interval.high)
+
+
+def whisker_words(picture: Waterfall) -> str:
+    """What the whiskers of a waterfall are, if it has any."""
+    if all(bar.low_ns is None for bar in picture.bars):
+        return ""
+    total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
+    return f" Whiskers: where a bar would end at either end of its 95 % interval{total}."
 
 
 def waterfall(
-    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[tuple[str, Fraction]]
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
 ) -> Waterfall:
-    """Name and time of both sides, and what each line between them saves; small lines are one bar, so that the bars add up."""
-    moved = sum(abs(saved) for _, saved in lines)
-    largest = sorted(lines, key=lambda line: (-abs(line[1]), line[0]))[:MAX_BARS]
-    shown = [line for line in lines if line in largest and abs(line[1]) > MIN_SHARE * moved]
+    """Draw what lies between both sides; small lines are one bar without an interval, so that the bars add up.
+
+    Args:
+        baseline: name and time.
+        candidate: likewise.
+        lines: what each line between them saves.
+        total: the interval of what they save together.
+    """
+    moved = sum(abs(line.saved_ns) for line in lines)
+    largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
+    shown = [line for line in lines if line in largest and _may_save(line) > MIN_SHARE * moved]
     small = [line for line in lines if line not in shown]
     if len(small) == 1:
         shown, small = list(lines), []
-    if any(saved for _, saved in small):
-        shown.append((f"{len(small)} smaller lines", sum((saved for _, saved in small), Fraction(0))))
+    if any(line.saved_ns for line in small):
+        shown.append(Drop(f"{len(small)} smaller lines", sum((line.saved_ns for line in small), Fraction(0))))
     at = baseline[1]
     bars = [Bar(baseline[0], 0, round(at), "plain", True)]
-    for name, saved in shown:
-        bars.append(Bar(name, round(at), round(at - saved), _tone(saved)))
+    for name, saved, interval in shown:
+        bars.append(Bar(name, round(at), round(at - saved), _tone(saved), False, *_ends(at, interval)))
         at -= saved
     assert at == candidate[1], "the bars do not add up"
-    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True)))
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
+
+
+def _may_save(line: Drop) -> float:
+    """The largest saving or loss that its interval allows."""
+    saved = abs(float(line.saved_ns))
+    return saved if line.interval is None else max(saved, abs(line.interval.low), abs(line.interval.high))
+
+
+def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
+    """Where a bar that starts there ends if it saves most and least."""
+    return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
+
+
+def interval_cell(interval: Interval | None) -> Cell:
+    """The interval of a saving, in the column's milliseconds."""
+    if interval is None:
+        return Missing("", "-")
+    return Text(f"{exact_ms(round(interval.low))} to {exact_ms(round(interval.high))}")
 
 
 def _share(value: float | None) -> Cell:
@@ -120,7 +176,14 @@ def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> 
     baseline, candidate = sum(line.baseline_ns for line in lines), sum(line.candidate_ns for line in lines)
     saved = baseline - candidate
     times = (ExactTime(baseline), ExactTime(candidate), ExactTime(saved))
-    return Row((Text(level.value), Text(name), *times, _share(saved / found.saved_ns if found.saved_ns else None)))
+    interval = _over_all(found, found.spread.lines.get(lines[0].name)) if len(lines) == 1 else None
+    share = _share(saved / found.saved_ns if found.saved_ns else None)
+    return Row((Text(level.value), Text(name), *times, *_interval_cells(found, interval), share))
+
+
+def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
+    """One cell if the table has the column."""
+    return (interval_cell(interval),) if found.spread.lines else ()
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table:
@@ -130,21 +193,23 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         Column(reference.label, "ms", True),
         Column(candidate.label, "ms", True),
         Column("saved", "ms", True),
+        *([INTERVAL] if found.spread.lines else []),
         Column("share of saving", numeric=True),
     )
     rows = list(_line_rows(found))
     total = (ExactTime(found.baseline_ns), ExactTime(found.candidate_ns), ExactTime(found.saved_ns))
-    rows.append(
-        Row(
-            (Text("e2e"), Text("sum of all lines = timed clips"), *total, Share(1.0) if found.saved_ns else Missing("", "-")),
-            strong=True,
-        )
-    )
+    interval = _interval_cells(found, _over_all(found, found.spread.total))
+    share = _share(1.0 if found.saved_ns else None)
+    rows.append(Row((Text("e2e"), Text("sum of all lines = timed clips"), *total, *interval, share), strong=True))
     notes = (
         f"Every time is the sum over {found.num_units} paired clips, in integer nanoseconds. The lines add up exactly: checked.",
         "Labels were measured in one traced clip, times the number of clips. 'profiler dilation' takes back what tracing added, "
         "in the denoise steps and in the rest of the frame blocks; 'outside profiled window' is everything that was timed but "
         "not traced.",
+        f"No intervals: {found.spread.why_none}."
+        if found.spread.why_none
+        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines that a trace goes into have none: "
+        "they are from one traced clip, and its frame blocks say nothing of other clips.",
     )
     return Table(f"Ledger of {candidate.label} against {reference.label}.", columns, tuple(rows), notes)
 

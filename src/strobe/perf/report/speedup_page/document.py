@@ -9,6 +9,7 @@ from typing import Any
 from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.structure.sections import Sections
+from strobe.perf.measure.stats import Interval
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
 from strobe.perf.report.speedup_page.ledger import line_title
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
@@ -59,7 +60,7 @@ def _measured(measured: Measured | str) -> dict[str, Any] | None:
 
 
 def _account(account: Account) -> dict[str, Any]:
-    ledger = account.ledger
+    ledger, spread = account.ledger, account.ledger.spread
 
     def per_unit(ns: int | Fraction) -> str:
         return exact(account.per_unit(ns))
@@ -71,6 +72,8 @@ def _account(account: Account) -> dict[str, Any]:
         "baseline_ns": per_unit(ledger.baseline_ns),
         "candidate_ns": per_unit(ledger.candidate_ns),
         "saved_ns": per_unit(ledger.saved_ns),
+        **_interval(spread.total),
+        "intervals": {"steps": list(spread.samples), "none_because": spread.why_none},
         "kernel_saved_ns": per_unit(ledger.kernel_saved_ns),
         "ideal_ns": per_unit(ledger.ideal_ns),
         "realised_share": ledger.realised_share if kernel_moved(account) else None,
@@ -82,6 +85,7 @@ def _account(account: Account) -> dict[str, Any]:
                 "baseline_ns": per_unit(line.baseline_ns),
                 "candidate_ns": per_unit(line.candidate_ns),
                 "saved_ns": per_unit(line.saved_ns),
+                **_interval(spread.lines.get(line.name)),
                 "share": line.share,
             }
             for line in ledger.lines
@@ -96,6 +100,14 @@ def _account(account: Account) -> dict[str, Any]:
             }
             for effect in ledger.effects
         ],
+    }
+
+
+def _interval(saved: Interval | None) -> dict[str, float | None]:
+    """Ends of the 95 % interval of a saving; null where there is none."""
+    return {
+        "saved_low_ns": None if saved is None else round(saved.low, 3),
+        "saved_high_ns": None if saved is None else round(saved.high, 3),
     }
 
 

@@ -30,7 +30,7 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.sections.ledger import waterfall
+from strobe.perf.report.sections.ledger import Drop, waterfall
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 
 LEVEL_TITLES: Final = {
@@ -158,7 +158,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", columns, tuple(rows), tuple(notes))
-    lines = [(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
+    lines = [Drop(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
     sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
     picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
     title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from strobe.perf.report.model import Bar, Ratio, Waterfall, Whiskers
@@ -89,12 +89,31 @@ def draw_whiskers(picture: Whiskers) -> str:
 def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
     """From zero, unless the lines would be slivers: then from just below the lowest line."""
     steps = [edge for bar in bars if not bar.total for edge in (bar.start_ns, bar.stop_ns)]
-    totals = [bar.stop_ns for bar in bars if bar.total]
-    edges = steps + totals
+    ends = [end for bar in bars for end in (bar.low_ns, bar.high_ns) if end is not None]
+    edges = steps + ends + [bar.stop_ns for bar in bars if bar.total]
     low, high = float(min([0, *edges])), float(max(edges))
     if low == 0 and steps and high - min(edges) < 0.3 * high:
         low = min(edges) - 0.25 * (high - min(edges))
     return low, high if high > low else low + 1.0
+
+
+def _interval(bar: Bar, at: Callable[[float], str]) -> str:
+    """A line from one end of the interval to the other, with a cap on both."""
+    if bar.low_ns is None or bar.high_ns is None:
+        return ""
+    low, high = at(bar.low_ns), at(bar.high_ns)
+    caps = "".join(f'<line x1="{x}" x2="{x}" y1="9" y2="17"/>' for x in (low, high))
+    return (
+        f'<g class="interval" stroke="currentColor" stroke-width="1.5"><line x1="{low}" x2="{high}" y1="13" y2="13"/>{caps}</g>'
+    )
+
+
+def _interval_text(bar: Bar) -> str:
+    if bar.low_ns is None or bar.high_ns is None:
+        return ""
+    sign = "" if bar.total else "+"
+    low, high = (format((end - bar.start_ns) / _MS, f"{sign}.3f") for end in (bar.low_ns, bar.high_ns))
+    return f", 95 % interval {low} to {high} ms"
 
 
 def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
@@ -104,7 +123,7 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
     def width(left: float, right: float) -> str:
         return percent(max(0.0015, (min(right, high) - max(left, low)) / (high - low)))
 
-    left, right = (low if bar.total else float(min(bar.start_ns, bar.stop_ns))), max(bar.start_ns, bar.stop_ns)
+    left, right = (max(low, 0.0) if bar.total else float(min(bar.start_ns, bar.stop_ns))), max(bar.start_ns, bar.stop_ns)
     delta = bar.stop_ns - bar.start_ns
     text = significant(bar.stop_ns / _MS) if bar.total else f"{delta / _MS:+.3f}"
     grid = _rules(((tick * _MS - low) / (high - low) for tick in ticks), "grid")
@@ -112,9 +131,9 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
     link = f'<line class="link" x1="{at(bar.stop_ns)}" x2="{at(bar.stop_ns)}" y1="50%" y2="100%"/>'
     return (
         f'<div class="label{" strong" if bar.total else ""}">{esc(bar.label)}</div>'
-        f'<svg class="cell" role="img" height="26"><title>{esc(bar.label)}: {text} ms</title>{grid}{link}'
+        f'<svg class="cell" role="img" height="26"><title>{esc(bar.label)}: {text} ms{_interval_text(bar)}</title>{grid}{link}'
         f'<rect class="bar {"total" if bar.total else bar.tone}" x="{at(left)}" width="{width(left, right)}" y="5" height="16"/>'
-        f"{cut}</svg>"
+        f"{_interval(bar, at)}{cut}</svg>"
         f'<div class="value">{f"<b>{text}</b>" if bar.total else text}</div>'
     )
 
