@@ -94,7 +94,7 @@ class DeviceTable:
     def add(self, group: Group, times: Times) -> None:
         """Keep events of one group."""
         all_args = [event.args or _NO_ARGS for event in times.events]
-        works, known = [], self._known[group]
+        works, known, with_path = [], self._known[group], []
         for position, (event, args) in enumerate(zip(times.events, all_args, strict=True), len(self.work)):
             key: tuple[Hashable, ...] = (
                 event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
@@ -109,8 +109,9 @@ class DeviceTable:
             if communicates:
                 self.collectives.add(position, args)
             if args.module_path is not None:
-                self.path_event.extend([position])
-                self.path.extend([self.paths.id_of(str(args.module_path))])
+                with_path.append(position)
+        self.path.extend([self.paths.id_of(str(all_args[position - len(self.work)].module_path)) for position in with_path])
+        self.path_event.extend(with_path)
         self.work.extend(works)
         self.start.extend(times.start)
         self.duration.extend(times.duration)
