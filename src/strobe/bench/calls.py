@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,13 +10,14 @@ from msgspec.structs import replace
 
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import AttentionCase, Span
+from strobe.bench.clips import ClipNumbers
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
 from strobe.perf.measure.clocks import ClockSampler, read_clocks
 from strobe.perf.measure.isolated import Isolated, time_isolated
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.memory import peak_bytes, reset_peak
+from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.records import record
@@ -61,7 +61,7 @@ def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPla
 class _Run:
     def __init__(self, case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
         self._case, self._writer, self._plan, self._progress = case, writer, plan, progress
-        self._clips: Counter[str] = Counter()
+        self._clips = ClipNumbers(case.device)
         self._done = 0
 
     @torch.inference_mode()
@@ -110,7 +110,7 @@ class _Run:
             for what in case.spans:
                 run = variant.kernel if what == ATTENTION_KERNEL else variant.section
                 found[what] = time_isolated(run, iterations=plan.calls, device=case.device, cold=plan.cold)
-        clip = self._clip(name, "timed", lap, plan.calls * len(found), sampler.clocks())
+        clip = self._clips.finish(name, "timed", lap, plan.calls * len(found), sampler.clocks())
         self._writer.append(*_spans(clip, found), clip)
         self._writer.sync()
 
@@ -126,7 +126,7 @@ class _Run:
         path = self._writer.folder / "traces" / f"{name.replace(':', '-')}.json.gz"
         capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
         file = trace_blocks(calls(), device=case.device, first_block=1, num_blocks=plan.traced_calls, path=path, capture=capture)
-        clip = self._clip(name, "traced", None, 0, read_clocks(case.device))
+        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
         trace = record.Trace(
             variant=name,
             clip=clip.clip,
@@ -138,20 +138,6 @@ class _Run:
             regions=capture.regions,
         )
         self._writer.append(trace, clip)
-
-    def _clip(self, name: str, phase: record.Phase, lap: int | None, num_spans: int, clocks: record.Clocks) -> record.Clip:
-        clip = record.Clip(
-            variant=name,
-            clip=self._clips[name],
-            order=self._clips.total(),
-            palindrome=lap,
-            phase=phase,
-            num_spans=num_spans,
-            peak_bytes=peak_bytes(self._case.device),
-            clocks=clocks,
-        )
-        self._clips[name] += 1
-        return clip
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:

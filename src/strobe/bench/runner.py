@@ -13,16 +13,17 @@ from pathlib import Path
 import msgspec
 
 from strobe.bench.case import Case, Plan, Progress
+from strobe.bench.clips import ClipNumbers
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.spans import E2E, span
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.measure.memory import peak_bytes, reset_peak
+from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.measure.timing import Region, TimingRecorder, recording, span_records
-from strobe.perf.records.record import Clip, Clocks, End, Excluded, Gate, Phase, Status, Trace, Workload
+from strobe.perf.records.record import Clip, End, Excluded, Gate, Phase, Status, Trace, Workload
 from strobe.perf.records.store import RunWriter, create_run
 
 
@@ -131,7 +132,7 @@ class _Run:
         self._writer = writer
         self._progress = progress
         self._recorder = TimingRecorder(case.device)
-        self._clips: Counter[str] = Counter()
+        self._clips = ClipNumbers(case.device)
         self._done = 0
 
     def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
@@ -190,7 +191,7 @@ class _Run:
                 for _ in case.blocks(name):
                     pass
             regions = self._recorder.finish_clip()
-        clip = self._clip(name, phase, lap, len(regions), sampler.clocks())
+        clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
         self._writer.append(*span_records(clip, regions), clip)
         if phase == "timed" and num_compiles() > compiled:
             self._exclude(clip, "compilation")
@@ -216,7 +217,7 @@ class _Run:
         file = trace_blocks(
             case.blocks(name), device=case.device, first_block=traced.start, num_blocks=len(traced), path=path, capture=capture
         )
-        clip = self._clip(name, "traced", None, 0, read_clocks(case.device))
+        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
         trace = Trace(
             variant=name,
             clip=clip.clip,
@@ -237,17 +238,3 @@ class _Run:
         self._say(f"judging {name}")
         self._writer.append(*self._case.review(name, self._writer.folder))
         self._writer.sync()
-
-    def _clip(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks) -> Clip:
-        clip = Clip(
-            variant=name,
-            clip=self._clips[name],
-            order=self._clips.total(),
-            palindrome=lap,
-            phase=phase,
-            num_spans=num_spans,
-            peak_bytes=peak_bytes(self._case.device),
-            clocks=clocks,
-        )
-        self._clips[name] += 1
-        return clip
