@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from strobe.attention.dense.api import dense_attention
     from strobe.attention.explain import explain
-    from strobe.attention.sparse.api import block_sparse_attention, video_sparse_attention
+    from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
     from strobe.attention.sparse.layout import TileLayout, tile_layout
     from strobe.attention.sparse.selection import BlockSelection
+    from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
     from strobe.attention.types import AttentionOutput
     from strobe.core.errors import (
@@ -84,7 +85,8 @@ __all__ = [
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.dense.api": ("dense_attention",),
     "strobe.attention.explain": ("explain",),
-    "strobe.attention.sparse.api": ("block_sparse_attention", "video_sparse_attention"),
+    "strobe.attention.sparse.api": ("block_sparse_attention",),
+    "strobe.attention.sparse.video": ("video_sparse_attention",),
     "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
     "strobe.attention.sparse.selection": ("BlockSelection",),

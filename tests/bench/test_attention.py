@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strobe.attention.dense import impl as dense_impl
-from strobe.attention.sparse.api import video_sparse_attention
+from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.bench import gate
 from strobe.bench.calls import AttentionPlan, measure_attention

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.api import video_sparse_attention
 from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.video import video_sparse_attention
 from strobe.compat import video_sparse_attn
 from strobe.core.errors import ShapeError
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
-from strobe.attention.sparse.api import video_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ConfigError, ShapeError
 
 GRID = (3, 5, 6)

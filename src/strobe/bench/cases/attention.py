@@ -12,9 +12,10 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse.api import block_sparse_attention, video_sparse_attention
+from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.core import costs
 from strobe.core.device import resolve_device
