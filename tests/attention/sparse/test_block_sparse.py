@@ -192,7 +192,7 @@ def test_a_mask_and_its_indices_say_the_same() -> None:
 def test_custom_operators_are_clean() -> None:
     q, k, v, selection = _case((1, 2, 1, 2, 3, 8))
     q, k, v = (tensor.nan_to_num(0).requires_grad_() for tensor in (q, k, v))
-    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, 0.3, "cpu")
+    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, False, 0.3, "cpu")
     torch.library.opcheck(block_sparse_forward, (q, k, v, *where))
     out, lse = (tensor.detach() for tensor in block_sparse_forward(q, k, v, *where))
     plain = [tensor.detach() for tensor in (q, k, v)]

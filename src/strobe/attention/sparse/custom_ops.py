@@ -39,11 +39,14 @@ def block_sparse_forward(
     q_sizes: Tensor | None,
     kv_sizes: Tensor | None,
     block: int,
+    finite_padding: bool,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
-    selection = BlockSelection(indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes)
+    selection = BlockSelection(
+        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, finite_padding=finite_padding
+    )
     out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
     return out.contiguous(), lse.contiguous()
 
@@ -68,11 +71,14 @@ def block_sparse_backward(
     q_sizes: Tensor | None,
     kv_sizes: Tensor | None,
     block: int,
+    finite_padding: bool,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    selection = BlockSelection(indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes)
+    selection = BlockSelection(
+        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, finite_padding=finite_padding
+    )
     dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
@@ -84,21 +90,34 @@ def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, indices, counts, q_sizes, kv_sizes, ctx.block, ctx.softmax_scale, ctx.impl = inputs
+    q, k, v, indices, counts, q_sizes, kv_sizes, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, *output, indices, counts, q_sizes, kv_sizes)
 
 
 def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, ctx.block, ctx.softmax_scale, ctx.impl)
-    return dq, dk, dv, *(None,) * 7
+    dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
+    return dq, dk, dv, *(None,) * 8
 
 
 block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
-    """Run one impl as a custom operator."""
-    out, lse = block_sparse_forward(
-        q, k, v, selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, spec.block, spec.softmax_scale, impl
-    )
+    """Run one impl: as a custom operator where something must see through it, else called directly, which the host does faster."""
+    if spec.needs_grad or torch.compiler.is_compiling() or type(q) is not Tensor:
+        out, lse = block_sparse_forward(
+            q,
+            k,
+            v,
+            selection.indices,
+            selection.counts,
+            selection.q_sizes,
+            selection.kv_sizes,
+            selection.block,
+            selection.finite_padding,
+            spec.softmax_scale,
+            impl,
+        )
+    else:
+        out, lse = _kernels(impl).forward(q, k, v, selection, spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

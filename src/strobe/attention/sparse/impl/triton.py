@@ -1,7 +1,9 @@
-"""Block-sparse attention in Triton: one program per query block (and per key block for the gradients of k and v).
+"""Block-sparse attention in Triton: one program per run of 64 queries (per run of 64 keys for the gradients of k and v).
 
-Portable: it needs nothing of one architecture. Scores are kept in units of log 2. Gradients are gathered, never added by
-atomics: each program owns what it writes, so they are the same bits in every run. No launch depends on a count: nothing syncs.
+Portable: keys, values and whatever a loop walks over are read through tensor descriptors, which Hopper's copy engine serves and
+other GPUs emulate. Scores are kept in units of log 2. The scores of the next step are computed before this step's softmax, so
+that matrix units and the rest work at once. Gradients are gathered, never added by atomics: each program owns what it writes,
+so they are the same bits in every run. No launch depends on a count: nothing syncs. No configuration depends on a length.
 """
 
 from __future__ import annotations
@@ -12,184 +14,189 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from strobe.attention.sparse.selection import BlockSelection
 
 _LOG2E: Final = 1.4426950408889634
+_ROWS: Final = 64
+"""Queries of a program, and keys of a step."""
 
 
 @triton.jit
-def _tile(base, rows, stride_row, valid, width: tl.constexpr, ragged: tl.constexpr):
-    """Load rows of one head, `[len(rows), width]`; what padding rows hold is not read."""
-    pointers = base + rows.to(tl.int64)[:, None] * stride_row + tl.arange(0, width)[None, :]
+def _tile(desc, batch, first, head, rows: tl.constexpr, width: tl.constexpr):
+    """Rows `first` to `first + rows` of one head, `[rows, width]`."""
+    return desc.load([batch, first, head, 0]).reshape([rows, width])
+
+
+@triton.jit
+def _key_of(row, step, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr):
+    """First key of a step: key blocks in the order of the indices, each in `steps` runs."""
+    return tl.load(row + step // steps) * block + (step % steps) * rows
+
+
+@triton.jit
+def _scores(q, k_desc, batch, first, kv_head, sizes_ptr, block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+            ragged: tl.constexpr, precision: tl.constexpr):  # fmt: skip
+    """Scores of the queries against the keys from `first` on, `[rows, rows]`; -inf where a key is padding."""
+    keys = _tile(k_desc, batch, first, kv_head, rows, width)
+    scores = tl.dot(q, keys.T, input_precision=precision)
     if ragged:
-        return tl.load(pointers, mask=valid[:, None], other=0.0)
-    return tl.load(pointers)
+        seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+    return scores
 
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
     num_heads, groups, num_q, most, scale_log2,
-    block: tl.constexpr, rows_m: tl.constexpr, rows_n: tl.constexpr, width: tl.constexpr,
-    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the selected key blocks of one run of `rows_m` queries."""
-    runs: tl.constexpr = block // rows_m
-    steps: tl.constexpr = block // rows_n
+    """Online softmax over the selected key blocks of one run of queries. `scale_log2` is positive."""
+    steps: tl.constexpr = block // rows
     run, row_of_heads = tl.program_id(0), tl.program_id(1)
-    query_block, first = run // runs, (run % runs) * rows_m
-    batch, head = (row_of_heads // num_heads).to(tl.int64), row_of_heads % num_heads
+    query_block = run // steps
+    batch, head = row_of_heads // num_heads, row_of_heads % num_heads
     kv_head = head // groups
-    inside = first + tl.arange(0, rows_m)
-    rows = query_block * block + inside
-    valid = inside < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
-    q = _tile(q_ptr + batch * q_batch + head * q_head, rows, q_row, valid, width, ragged_q)
-    k_base, v_base = k_ptr + batch * k_batch + kv_head * k_head, v_ptr + batch * v_batch + kv_head * v_head
+    at = run * rows + tl.arange(0, rows)
+    valid = (run % steps) * rows + tl.arange(0, rows) < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
+    q = _tile(q_desc, batch, run * rows, head, rows, width)  # what a padding row holds stays in that row
 
-    top = tl.full([rows_m], float("-inf"), tl.float32)
-    total = tl.zeros([rows_m], tl.float32)
-    acc = tl.zeros([rows_m, width], tl.float32)
+    top = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    acc = tl.zeros([rows, width], tl.float32)
     entry = row_of_heads.to(tl.int64) * num_q + query_block
-    for step in range(tl.load(counts_ptr + entry) * steps):
-        key_block = tl.load(indices_ptr + entry * most + step // steps)
-        inside_n = (step % steps) * rows_n + tl.arange(0, rows_n)
-        seen = inside_n < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
-        keys = _tile(k_base, key_block * block + inside_n, k_row, seen, width, ragged_kv)
-        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale_log2
-        if ragged_kv:
-            scores = tl.where(seen[None, :], scores, float("-inf"))
+    row = indices_ptr + entry * most
+    last = tl.load(counts_ptr + entry) * steps - 1
+    first = tl.load(row, mask=last >= 0, other=0) * block
+    scores = _scores(q, k_desc, batch, first, kv_head, kv_sizes_ptr, block, rows, width, ragged_kv, precision)
+    for step in tl.range(last + 1, num_stages=stages):
+        following = _key_of(row, tl.minimum(step + 1, last), steps, rows, block)
+        ahead = _scores(q, k_desc, batch, following, kv_head, kv_sizes_ptr, block, rows, width, ragged_kv, precision)
+        values = _tile(v_desc, batch, first, kv_head, rows, width)
         higher = tl.maximum(top, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher) if ragged_kv else higher
-        decay = tl.exp2(top - shift)
-        weights = tl.exp2(scores - shift[:, None])
+        shift = higher * scale_log2
+        if ragged_kv:
+            shift = tl.where(higher == float("-inf"), 0.0, shift)
+        weights = tl.exp2(scores * scale_log2 - shift[:, None])
+        decay = tl.exp2(top * scale_log2 - shift)
         total = total * decay + tl.sum(weights, 1)
-        values = _tile(v_base, key_block * block + inside_n, v_row, seen, width, ragged_kv)
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision=precision)
-        top = higher
+        top, scores, first = higher, ahead, following
 
-    filled = (total > 0) & valid
-    out = tl.where(filled[:, None], acc / tl.where(total > 0, total, 1.0)[:, None], 0.0)
-    # a NaN in a valid token must show: `total > 0` is false for NaN
-    broken = (total != total) & valid
-    out = tl.where(broken[:, None], float("nan"), out)
-    lse = tl.where(filled, (top + tl.log2(tl.where(total > 0, total, 1.0))) * 0.6931471805599453, float("-inf"))
-    lse = tl.where(broken, float("nan"), lse)
-    pointers = out_ptr + batch * o_batch + head * o_head + rows.to(tl.int64)[:, None] * o_row + tl.arange(0, width)[None, :]
-    tl.store(pointers, out.to(out_ptr.dtype.element_ty))
-    tl.store(lse_ptr + row_of_heads.to(tl.int64) * num_q * block + rows, lse)
+    empty = (total == 0) | (valid == 0)  # a total of NaN is not empty: what is broken must show
+    filled = tl.where(empty, 1.0, total)
+    out = tl.where(empty[:, None], 0.0, acc / filled[:, None])
+    lse = tl.where(empty, float("-inf"), (top * scale_log2 + tl.log2(filled)) * 0.6931471805599453)
+    out_desc.store([batch, run * rows, head, 0], out.to(q.dtype).reshape([1, rows, 1, width]))
+    tl.store(lse_ptr + row_of_heads.to(tl.int64) * num_q * block + at, lse)
 
 
 @triton.jit
 def _d_query_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, d_q_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, d_q_desc, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
     num_heads, groups, num_q, most, scale,
-    block: tl.constexpr, rows_m: tl.constexpr, rows_n: tl.constexpr, width: tl.constexpr,
-    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one run of `rows_m` queries; `d_out` and `d_q` share the strides `o_*`."""
-    runs: tl.constexpr = block // rows_m
-    steps: tl.constexpr = block // rows_n
+    """Gradient of one run of queries. `scale` is positive."""
+    steps: tl.constexpr = block // rows
     run, row_of_heads = tl.program_id(0), tl.program_id(1)
-    query_block, first = run // runs, (run % runs) * rows_m
-    batch, head = (row_of_heads // num_heads).to(tl.int64), row_of_heads % num_heads
+    query_block = run // steps
+    batch, head = row_of_heads // num_heads, row_of_heads % num_heads
     kv_head = head // groups
-    inside = first + tl.arange(0, rows_m)
-    rows = query_block * block + inside
-    valid = inside < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
-    q = _tile(q_ptr + batch * q_batch + head * q_head, rows, q_row, valid, width, ragged_q)
-    d_out = _tile(d_out_ptr + batch * o_batch + head * o_head, rows, o_row, valid, width, ragged_q)
-    per_row = row_of_heads.to(tl.int64) * num_q * block + rows
+    at = run * rows + tl.arange(0, rows)
+    valid = (run % steps) * rows + tl.arange(0, rows) < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
+    q = _tile(q_desc, batch, run * rows, head, rows, width)
+    d_out = _tile(d_out_desc, batch, run * rows, head, rows, width)
+    per_row = row_of_heads.to(tl.int64) * num_q * block + at
     lse = tl.load(lse_ptr + per_row) * 1.4426950408889634
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # exp2(score - inf) = 0: an empty row has no gradient
     delta = tl.load(delta_ptr + per_row)
-    k_base, v_base = k_ptr + batch * k_batch + kv_head * k_head, v_ptr + batch * v_batch + kv_head * v_head
 
-    acc = tl.zeros([rows_m, width], tl.float32)
+    acc = tl.zeros([rows, width], tl.float32)
     entry = row_of_heads.to(tl.int64) * num_q + query_block
-    for step in range(tl.load(counts_ptr + entry) * steps):
-        key_block = tl.load(indices_ptr + entry * most + step // steps)
-        inside_n = (step % steps) * rows_n + tl.arange(0, rows_n)
-        seen = inside_n < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
-        keys = _tile(k_base, key_block * block + inside_n, k_row, seen, width, ragged_kv)
-        values = _tile(v_base, key_block * block + inside_n, v_row, seen, width, ragged_kv)
-        weights = tl.exp2(tl.dot(q, tl.trans(keys), input_precision=precision) * (scale * 1.4426950408889634) - lse[:, None])
+    row = indices_ptr + entry * most
+    for step in tl.range(tl.load(counts_ptr + entry) * steps, num_stages=stages):
+        first = _key_of(row, step, steps, rows, block)
+        keys = _tile(k_desc, batch, first, kv_head, rows, width)
+        scores = tl.dot(q, keys.T, input_precision=precision)
+        values = _tile(v_desc, batch, first, kv_head, rows, width)
+        d_weights = tl.dot(d_out, values.T, input_precision=precision)
+        weights = tl.exp2(scores * (scale * 1.4426950408889634) - lse[:, None])
         if ragged_kv:
+            seen = first % block + tl.arange(0, rows) < tl.load(kv_sizes_ptr + first // block)
             weights = tl.where(seen[None, :], weights, 0.0)
-        d_scores = weights * (tl.dot(d_out, tl.trans(values), input_precision=precision) - delta[:, None]) * scale
+        d_scores = weights * (d_weights - delta[:, None])
         acc = tl.dot(d_scores.to(keys.dtype), keys, acc, input_precision=precision)
 
-    pointers = d_q_ptr + batch * o_batch + head * o_head + rows.to(tl.int64)[:, None] * o_row + tl.arange(0, width)[None, :]
-    tl.store(pointers, tl.where(valid[:, None], acc, 0.0).to(d_q_ptr.dtype.element_ty))
+    d_q = tl.where(valid[:, None], acc * scale, 0.0).to(q.dtype)
+    d_q_desc.store([batch, run * rows, head, 0], d_q.reshape([1, rows, 1, width]))
 
 
 @triton.jit
 def _d_key_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, d_k_ptr, d_v_ptr, begins_ptr, queries_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head, g_batch, g_row, g_head,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, d_k_desc, d_v_desc, begins_ptr, queries_ptr, kv_sizes_ptr,
     num_heads, groups, num_q, num_kv, scale,
-    block: tl.constexpr, rows_m: tl.constexpr, rows_n: tl.constexpr, width: tl.constexpr,
-    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one run of `rows_n` keys and values: over every query head of the group, every query block that sees them."""
-    runs: tl.constexpr = block // rows_n
-    steps: tl.constexpr = block // rows_m
+    """Gradients of one run of keys and values: over every query head of the group, every query block that sees them.
+
+    The lse of a padding query is -inf, so it weighs nothing; `q` and `d_out` must be finite there. `scale` is positive.
+    """
+    steps: tl.constexpr = block // rows
     run, row_of_heads = tl.program_id(0), tl.program_id(1)
     kv_heads = num_heads // groups
-    key_block, first = run // runs, (run % runs) * rows_n
-    batch, kv_head = (row_of_heads // kv_heads).to(tl.int64), row_of_heads % kv_heads
-    inside = first + tl.arange(0, rows_n)
-    rows = key_block * block + inside
-    seen = inside < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
-    keys = _tile(k_ptr + batch * k_batch + kv_head * k_head, rows, k_row, seen, width, ragged_kv)
-    values = _tile(v_ptr + batch * v_batch + kv_head * v_head, rows, v_row, seen, width, ragged_kv)
+    key_block = run // steps
+    batch, kv_head = row_of_heads // kv_heads, row_of_heads % kv_heads
+    seen = (run % steps) * rows + tl.arange(0, rows) < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
+    keys = _tile(k_desc, batch, run * rows, kv_head, rows, width)
+    values = _tile(v_desc, batch, run * rows, kv_head, rows, width)
 
-    d_keys = tl.zeros([rows_n, width], tl.float32)
-    d_values = tl.zeros([rows_n, width], tl.float32)
+    d_keys = tl.zeros([rows, width], tl.float32)
+    d_values = tl.zeros([rows, width], tl.float32)
     for group in range(groups):
         head = kv_head * groups + group
-        row = (row_of_heads // kv_heads) * num_heads + head
-        q_base, o_base = q_ptr + batch * q_batch + head * q_head, d_out_ptr + batch * o_batch + head * o_head
-        entry = row.to(tl.int64) * num_kv + key_block
+        row = (batch * num_heads + head).to(tl.int64)
+        entry = row * num_kv + key_block
         begin, end = tl.load(begins_ptr + entry), tl.load(begins_ptr + entry + 1)
-        for step in range((end - begin).to(tl.int32) * steps):
-            query_block = tl.load(queries_ptr + begin + step // steps)
-            inside_m = (step % steps) * rows_m + tl.arange(0, rows_m)
-            valid = inside_m < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
-            at = query_block * block + inside_m
-            q = _tile(q_base, at, q_row, valid, width, ragged_q)
-            d_out = _tile(o_base, at, o_row, valid, width, ragged_q)
-            per_row = row.to(tl.int64) * num_q * block + at
+        for step in tl.range((end - begin).to(tl.int32) * steps, num_stages=stages):
+            first = _key_of(queries_ptr + begin, step, steps, rows, block)
+            q = _tile(q_desc, batch, first, head, rows, width)
+            scores = tl.dot(keys, q.T, input_precision=precision)  # [keys, queries]
+            per_row = row * num_q * block + first + tl.arange(0, rows)
             lse = tl.load(lse_ptr + per_row) * 1.4426950408889634
             lse = tl.where(lse == float("-inf"), float("inf"), lse)
-            delta = tl.load(delta_ptr + per_row)
-            scores = tl.dot(keys, tl.trans(q), input_precision=precision) * (scale * 1.4426950408889634)
-            weights = tl.exp2(scores - lse[None, :])  # [rows_n, rows_m]
+            weights = tl.exp2(scores * (scale * 1.4426950408889634) - lse[None, :])
+            d_out = _tile(d_out_desc, batch, first, head, rows, width)
             d_values = tl.dot(weights.to(d_out.dtype), d_out, d_values, input_precision=precision)
-            d_weights = tl.dot(values, tl.trans(d_out), input_precision=precision)
-            d_scores = weights * (d_weights - delta[None, :]) * scale
+            d_weights = tl.dot(values, d_out.T, input_precision=precision)
+            d_scores = weights * (d_weights - tl.load(delta_ptr + per_row)[None, :])
             d_keys = tl.dot(d_scores.to(q.dtype), q, d_keys, input_precision=precision)
 
-    offsets = batch * g_batch + kv_head * g_head + rows.to(tl.int64)[:, None] * g_row + tl.arange(0, width)[None, :]
-    tl.store(d_k_ptr + offsets, tl.where(seen[:, None], d_keys, 0.0).to(d_k_ptr.dtype.element_ty))
-    tl.store(d_v_ptr + offsets, tl.where(seen[:, None], d_values, 0.0).to(d_v_ptr.dtype.element_ty))
+    d_k = tl.where(seen[:, None], d_keys * scale, 0.0).to(keys.dtype)
+    d_v = tl.where(seen[:, None], d_values, 0.0).to(keys.dtype)
+    d_k_desc.store([batch, run * rows, kv_head, 0], d_k.reshape([1, rows, 1, width]))
+    d_v_desc.store([batch, run * rows, kv_head, 0], d_v.reshape([1, rows, 1, width]))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
-    q, k, v = (_dense_rows(tensor) for tensor in (q, k, v))
+    q, softmax_scale = _positive(q, softmax_scale)
+    q, k, v = _aligned(q), _aligned(k), _aligned(_cleared(v, selection.kv_sizes, selection))
     batch, q_len, heads, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
-    rows_m, rows_n = min(selection.block, 128), 64
-    num_q = q_len // selection.block
-    _forward_kernel[(q_len // rows_m, batch * heads)](
-        q, k, v, out, lse, selection.indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        heads, heads // k.shape[2], num_q, selection.indices.shape[3], softmax_scale * _LOG2E,
-        rows_m=rows_m, rows_n=rows_n, num_warps=4 if rows_m == 64 else 8, num_stages=3, **_constants(q, selection),
+    if q_len == 0 or k.shape[1] == 0:
+        return out.zero_(), lse.fill_(float("-inf"))
+    _forward_kernel[(q_len // _ROWS, batch * heads)](
+        *(_descriptor(tensor) for tensor in (q, k, v, out)), lse,
+        selection.indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
+        heads, heads // k.shape[2], q_len // selection.block, selection.indices.shape[3], softmax_scale * _LOG2E,
+        num_warps=4, **_constants(q, selection, 3), ragged_q=selection.q_sizes is not None,
     )  # fmt: skip
     return out, lse
 
@@ -204,29 +211,35 @@ def backward(
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, given those of `(out, lse)` and `(out, lse)` itself."""
-    q, k, v = (_dense_rows(tensor) for tensor in (q, k, v))
+    given = softmax_scale
+    q, softmax_scale = _positive(q, softmax_scale)
+    q = _aligned(_cleared(q, selection.q_sizes, selection))
+    k, v = (_aligned(_cleared(tensor, selection.kv_sizes, selection)) for tensor in (k, v))
+    d_out = _aligned(_cleared(grads[0], selection.q_sizes, None))
     batch, q_len, heads, _ = q.shape
-    kv_len, kv_heads = k.shape[1], k.shape[2]
-    d_out, lse = grads[0].contiguous(), state[1].contiguous()
-    delta = (d_out.float() * state[0].float()).sum(dim=-1).transpose(1, 2) - grads[1]  # [B, H, S_q]
-    delta = delta.masked_fill(lse.isneginf(), 0).contiguous()  # a padding row of d_out may hold anything
-    num_q, num_kv = q_len // selection.block, kv_len // selection.block
+    kv_len, kv_heads, lse = k.shape[1], k.shape[2], state[1].contiguous()
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-    rows_m, rows_n, indices = 64, 64, selection.indices.contiguous()
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3])
-    options = _constants(q, selection)
-    _d_query_kernel[(q_len // rows_m, batch * heads)](
-        q, k, v, d_out, lse, delta, d_q, indices, selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        *strides, heads, heads // kv_heads, num_q, indices.shape[3], softmax_scale,
-        rows_m=rows_m, rows_n=rows_n, num_warps=4, num_stages=2, **options,
+    if q_len == 0 or kv_len == 0:
+        return d_q.zero_(), d_k.zero_(), d_v.zero_()
+    delta = (d_out.float() * state[0].float()).sum(dim=-1).transpose(1, 2) - grads[1]  # [B, H, S_q]
+    delta = delta.masked_fill(lse.isneginf(), 0).contiguous()  # the lse of an empty row has no gradient, whatever was handed in
+    num_q, num_kv, groups, indices = q_len // selection.block, kv_len // selection.block, heads // kv_heads, selection.indices
+    options = _constants(q, selection, 2)
+    _d_query_kernel[(q_len // _ROWS, batch * heads)](
+        *(_descriptor(tensor) for tensor in (q, k, v, d_out)), lse, delta, _descriptor(d_q),
+        indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
+        heads, groups, num_q, indices.shape[3], softmax_scale,
+        num_warps=4, **options, ragged_q=selection.q_sizes is not None,
     )  # fmt: skip
     begins, queries = queries_of_keys(selection, num_kv)
-    _d_key_kernel[(kv_len // rows_n, batch * kv_heads)](
-        q, k, v, d_out, lse, delta, d_k, d_v, begins, queries, selection.q_sizes, selection.kv_sizes,
-        *strides, *d_k.stride()[:3], heads, heads // kv_heads, num_q, num_kv, softmax_scale,
-        rows_m=rows_m, rows_n=rows_n, num_warps=4, num_stages=2, **options,
+    _d_key_kernel[(kv_len // _ROWS, batch * kv_heads)](
+        *(_descriptor(tensor) for tensor in (q, k, v, d_out)), lse, delta, _descriptor(d_k), _descriptor(d_v), begins, queries,
+        selection.kv_sizes, heads, groups, num_q, num_kv, softmax_scale,
+        num_warps=4, **options,
     )  # fmt: skip
+    if given <= 0:  # d_q is that of the q which the kernels saw, `given / softmax_scale` times the caller's
+        d_q = d_q * (given / softmax_scale)
     return d_q, d_k, d_v
 
 
@@ -247,16 +260,37 @@ def queries_of_keys(selection: BlockSelection, num_kv: int) -> tuple[Tensor, Ten
     return begins, (order // max(1, most) % max(1, num_q)).to(torch.int32)
 
 
-def _dense_rows(tensor: Tensor) -> Tensor:
-    """The tensor with its last dimension contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+def _descriptor(tensor: Tensor) -> TensorDescriptor:
+    """Runs of `_ROWS` rows of one head of `[B, S, H, D]`."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS, 1, tensor.shape[3]])
 
 
-def _constants(q: Tensor, selection: BlockSelection) -> dict[str, Any]:
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor as a descriptor can address it: last dimension contiguous, the rest in steps of 16 bytes."""
+    bytes_each = tensor.element_size()
+    steps = (tensor.data_ptr(), *(stride * bytes_each for stride in tensor.stride()[:3]))
+    return tensor if tensor.stride(3) == 1 and not any(step % 16 for step in steps) else tensor.contiguous()
+
+
+def _cleared(tensor: Tensor, sizes: Tensor | None, selection: BlockSelection | None) -> Tensor:
+    """The tensor with padding rows 0, unless they are known to be finite: 0 times what they hold must be 0."""
+    if sizes is None or (selection is not None and selection.finite_padding):
+        return tensor
+    block = tensor.shape[1] // sizes.shape[0]
+    return tensor.masked_fill((torch.arange(block, device=tensor.device) >= sizes[:, None]).flatten()[:, None, None], 0)
+
+
+def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
+    """Queries and a positive scale that give the same scores: the largest scaled score is then that of the largest score."""
+    return (q, softmax_scale) if softmax_scale > 0 else (q * (-1.0 if softmax_scale else 0.0), -softmax_scale or 1.0)
+
+
+def _constants(q: Tensor, selection: BlockSelection, stages: int) -> dict[str, Any]:
     return {
         "block": selection.block,
+        "rows": _ROWS,
         "width": q.shape[-1],
-        "ragged_q": selection.q_sizes is not None,
         "ragged_kv": selection.kv_sizes is not None,
         "precision": "ieee" if q.dtype == torch.float32 else "tf32",  # 16-bit inputs have one precision
+        "stages": 1 if q.dtype == torch.float32 else stages,  # more tiles of float32 do not fit shared memory
     }
