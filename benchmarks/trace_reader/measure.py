@@ -41,6 +41,7 @@ on {machine}, {versions}.
 {rows}
 
 MB are 10^6 bytes, of the unpacked trace in the speed. `read_trace` is called without host operators, as `strobe trace` does.
+{growth}
 """
 
 
@@ -83,6 +84,17 @@ def row(one: dict[str, Any]) -> str:
     return f"| `{one['what']}` | {trace} | {one['cpu_s']:.1f} | {speed:.0f} | {one['peak_mb']:.0f} |"
 
 
+def growth(results: list[dict[str, Any]]) -> str:
+    """What each further device event costs at the peak, from the smallest to the largest trace that is not packed."""
+    said = []
+    for what in ("read_trace", "strobe trace"):
+        own = sorted((one["device_events"], one["peak_mb"]) for one in results if one["what"] == what and not one["packed"])
+        (few, small), (many, large) = own[0], own[-1]
+        if many > few:
+            said.append(f"{(large - small) * 1e6 / (many - few):.0f} bytes in `{what}`")
+    return f"From the smallest to the largest trace the peak grows, per device event, by {' and '.join(said)}." if said else ""
+
+
 def versions() -> str:
     """The versions that matter."""
     found = [f"Python {platform.python_version()}"]
@@ -121,7 +133,7 @@ def main() -> None:
     per_gb = results[0]["bytes"] / 1e9
     text = TEXT.format(
         source=SOURCE.name, folder=SOURCE.parent.relative_to(HERE.parent), rows="\n".join(map(row, results)), **facts,
-        events=round(results[0]["events"] / per_gb), device=round(results[0]["device_events"] / per_gb),
+        growth=growth(results), events=round(results[0]["events"] / per_gb), device=round(results[0]["device_events"] / per_gb),
     )  # fmt: skip
     (HERE / "README.md").write_text(text, encoding="utf-8")
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from strobe.attention.sparse.selection import BlockSelection
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
+    from strobe.attention.tree.api import tree_attention
+    from strobe.attention.tree.faults import CollectiveError
+    from strobe.attention.tree.placement import KVShards
     from strobe.attention.types import AttentionOutput
     from strobe.core.errors import (
         ConfigError,
@@ -50,12 +53,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionOutput",
     "BlockSelection",
+    "CollectiveError",
     "ConfigError",
     "DataError",
     "EngineConfig",
     "Estimator",
     "Forced",
     "ImplUnavailableError",
+    "KVShards",
     "Knobs",
     "RunWriter",
     "Session",
@@ -79,6 +84,7 @@ __all__ = [
     "recording",
     "span",
     "tile_layout",
+    "tree_attention",
     "video_sparse_attention",
 ]
 
@@ -91,6 +97,9 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
+    "strobe.attention.tree.api": ("tree_attention",),
+    "strobe.attention.tree.faults": ("CollectiveError",),
+    "strobe.attention.tree.placement": ("KVShards",),
     "strobe.attention.types": ("AttentionOutput",),
     "strobe.core.errors": (
         "ConfigError",

@@ -20,13 +20,16 @@ def test_it_says_what_this_machine_has(strobe: Strobe) -> None:
     assert document["machine"]["torch"] == torch.__version__ and document["machine"]["device"] == "cpu"
     assert document["attention"]["runs"] not in document["attention"]["passed_over"]
     assert document["attention"]["passed_over"] and all(document["attention"]["passed_over"].values())
+    states = {(impl["operator"], impl["name"]): impl for impl in document["attention"]["impls"]}
+    assert states["sparse", "cpu"]["state"] == states["dense", "sdpa"]["state"] == "runs"
+    assert states["sparse", "cudnn"]["state"] == "missing" and "runs on a GPU" in states["sparse", "cudnn"]["detail"]
     assert document["presets"]["baseline"]["ring_cache"] == {"on": False, "reason": ""}
     assert document["metrics"]["psnr"] == "measured" and "weights" in document["metrics"]["lpips"]
 
 
 def test_the_page_for_people_has_the_same(strobe: Strobe) -> None:
     out = strobe("doctor", "--device", "cpu").out
-    for words in ("torch", "runs: ", "ring_cache", "compile is off", "lpips: "):
+    for words in ("torch", "runs: ", "cudnn", "missing", "ring_cache", "compile is off", "lpips: "):
         assert words in out
 
 

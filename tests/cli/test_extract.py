@@ -132,7 +132,13 @@ def test_kernels(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
     assert (calls["n"], calls["min_ns"], calls["max_ns"], calls["p50_ns"]) == (16, 2_762_085, 2_762_100, 2_762_092)
     assert calls["sum_ns"] == 16 * 2_762_085 + sum(range(16))
     assert "| 16 | 2.762085 | 2.762100 | 2.762092 | 2.762092 | 44.193480 |" in out.read_text()
-    assert strobe("extract", "kernels", trace, "--focal", "flash").code == 0
+
+
+def test_kernels_that_no_trace_has_are_an_error_and_write_nothing(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kernels.md"
+    result = strobe("extract", "kernels", trace, "--focal", "flash", "-o", out)
+    assert result.code == USAGE and "has a name with 'flash'" in result.err and result.err.count("\n") == 1, result.err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

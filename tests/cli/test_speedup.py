@@ -153,6 +153,33 @@ def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_pa
     assert alone.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
 
 
+def write_host_trace(path: Path, steps_us: tuple[int, ...]) -> Path:
+    """A trace of a CPU: steps, one after the other, with an operator in each."""
+    events, at = [], 1_000
+    for number, length in enumerate(steps_us):
+        for category, name, dur in (("user_annotation", f"ProfilerStep#{number}", length), ("cpu_op", "aten::mm", length - 5)):
+            events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": dur, "args": {}})
+        at += length
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def test_a_side_that_was_traced_on_the_host_alone(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
+    host = write_host_trace(tmp_path / "host.json", (500, 400, 600))
+    logs = ("--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"])
+    mixed = ("--baseline-trace", guide["fa_trace"], "--candidate-trace", host, "--focal-baseline", "flash")
+    result = strobe("speedup", *logs, *mixed, "--unit", "s", "--json")
+    assert result.code == 0, result.err
+    levels = result.document["levels"]
+    assert levels["stage"]["ratio"] is not None and levels["kernel"]["ratio"] is None and levels["step"]["ratio"] is None
+    assert "host.json" not in result.err and "its traces hold no device events" in json.dumps(levels["kernel"])
+    faster = write_host_trace(tmp_path / "faster.json", (250, 250, 250))
+    both = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--json")
+    step = both.document["levels"]["step"]
+    assert both.code == 0 and step["ratio"] == pytest.approx(2.0) and "on the host" in json.dumps(step)
+    assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed).out
+
+
 def test_what_differs_is_not_comparable_unless_it_is_meant_to(strobe: Strobe, guide: dict[str, Path]) -> None:
     facts = ("--fact", "frames=121", "--baseline-fact", "sparsity=0", "--candidate-fact", "sparsity=0.7")
     plain = strobe(*flags(guide, *facts, "--json")).document

@@ -106,6 +106,17 @@ def test_a_window_is_all_that_is_analysed(strobe: Strobe, tmp_path: Path) -> Non
     assert missing.code == USAGE and "ProfilerStep#7" in missing.err and len(missing.err.splitlines()) == 1
 
 
+def test_a_window_of_a_trace_of_a_cpu_is_time_of_the_host(strobe: Strobe, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "a.json", device=False)
+    result = strobe("trace", path, "--window", "ProfilerStep#1", "-o", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "host threads over 0.500 ms" in result.out
+    rows = gzip.decompress((tmp_path / "out" / "events.csv.gz").read_bytes()).decode().splitlines()[1:]
+    assert len(rows) == 3
+    missing = strobe("trace", path, "--window", "7")
+    assert missing.code == USAGE and "no range ProfilerStep#7" in missing.err and missing.err.count("\n") == 1
+
+
 def test_a_trace_of_a_cpu_gets_an_operator_table(strobe: Strobe, tmp_path: Path) -> None:
     path = write_trace(tmp_path / "a.json", device=False)
     result = strobe("trace", path, "-o", tmp_path / "out", "--json")

@@ -33,6 +33,7 @@ VERBS = [
     "train-shapes",
     "bench",
     "bench shapes",
+    "bench attention",
 ]
 
 

@@ -6,10 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
+
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
+
+
+def _needs_no_gate(_: torch.device) -> str:
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +26,14 @@ class Impl(Generic[Spec]):
         name: what a user writes as `impl=`.
         refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
         run: the implementation, called with the operator's tensors and the spec.
-        untested: why `auto` must not choose it although it could run: it never passed its gate on such hardware. Empty if it did.
+        untested: why `auto` must not choose it on a device although it could run: it never passed its gate on such hardware.
+            Empty if it did, or needs none.
     """
 
     name: str
     refuses: Callable[[Spec], str | None]
     run: Callable[..., AttentionOutput]
-    untested: str = ""
+    untested: Callable[[torch.device], str] = _needs_no_gate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +62,8 @@ def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto") -> Choic
     chosen: Impl[Spec] | None = None
     for impl in impls:
         reason = impl.refuses(spec)
-        if reason is None and name == "auto" and impl.untested:
-            passed.append((impl.name, f"untested: {impl.untested}"))
+        if reason is None and name == "auto" and (doubt := impl.untested(spec.device)):
+            passed.append((impl.name, f"untested: {doubt}"))
         elif reason is None and chosen is None and name in ("auto", impl.name):
             chosen = impl
         elif reason is None:

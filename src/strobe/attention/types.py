@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,14 +46,28 @@ class AttentionOutput:
     lse: Tensor | None
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None, return_lse: bool) -> AttentionSpec:
+class Face(NamedTuple):
+    """What `check` looks at of a tensor: hashable, so that what follows from it can be kept."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Face:
+        """The face of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: float | None, return_lse: bool) -> AttentionSpec:
     """Check q, k, v `[B, S, H, D]` once and describe the call.
 
     Raises:
         ShapeError: names the argument, what was given and what is allowed.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
+        if len(tensor.shape) != 4:
             raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ShapeError(f"{name}: got {tensor.dtype} on {tensor.device}, expected {q.dtype} on {q.device} like q")

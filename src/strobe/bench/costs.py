@@ -11,7 +11,8 @@ from strobe.core.spans import ATTENTION_KERNEL, COMMIT, DENOISE_STEP, VAE_DECODE
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.stream import latent_shape
-from strobe.models.vae.tiny import TinyVAEConfig
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.perf.records.record import SpanCost
 
 
@@ -57,7 +58,9 @@ def stream_costs(model: Model, config: ResolvedConfig) -> tuple[SpanCost, ...]:
     commit = costs.transformer_pass(shape, steady_pass(model, config, commit=True))
     (kernel,) = (part.each for part in step if part.name == ATTENTION_KERNEL)
     decode = sum((cost for _, cost in decoder_stages(model, dtype_name(config))), Cost())
-    found = {DENOISE_STEP: costs.total(step), COMMIT: costs.total(commit), ATTENTION_KERNEL: kernel, VAE_DECODE: decode}
+    found = {DENOISE_STEP: costs.total(step), COMMIT: costs.total(commit), ATTENTION_KERNEL: kernel}
+    if decode != Cost():
+        found[VAE_DECODE] = decode
     return tuple(
         SpanCost(span=name, flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
         for name, cost in found.items()
@@ -65,8 +68,22 @@ def stream_costs(model: Model, config: ResolvedConfig) -> tuple[SpanCost, ...]:
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
-    """Convolutions of one decoder call over a frame block, by module of the decoder."""
-    return tuple(_stages(model.vae.config, latent_shape(model.defaults, model.dit.config), dtype))
+    """Convolutions of one decoder call over a frame block: by module of the tiny decoder, Wan's as a whole, of others none."""
+    latents, vae = latent_shape(model.defaults, model.dit.config), model.vae
+    if isinstance(vae, TinyVAE):
+        return tuple(_stages(vae.config, latents, dtype))
+    if not isinstance(vae, WanVAE):
+        return ()
+    sizes = vae.config
+    shape = costs.VideoDecoderShape(
+        width=sizes.width,
+        latent_channels=sizes.latent_channels,
+        multipliers=sizes.multipliers,
+        residual_blocks=sizes.num_blocks,
+        doubles_time=tuple(reversed(sizes.halve_time)),
+        source="the loaded model",
+    )
+    return (("decoder", costs.vae_decode(shape, latents, dtype=dtype)),)
 
 
 def _stages(config: TinyVAEConfig, latents: LatentShape, dtype: str) -> Iterator[tuple[str, Cost]]:

@@ -22,7 +22,8 @@ from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
 from strobe.engine.stream import latent_shape, new_cache
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.models.vae.tiny import StreamingDecoder, TinyVAE
+from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import Modulation, TextKV
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
@@ -262,7 +263,9 @@ def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
 
 
 def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[Prepared, ...]:
-    """The modules of the decoder, with the inputs they get in the second frame block of a stream."""
+    """The modules of the tiny decoder, with the inputs they get in the second frame block of a stream; of other decoders none."""
+    if not isinstance(model.vae, TinyVAE):
+        return ()
     vae = copy.deepcopy(model.vae).to(device=config.device, dtype=config.dtype).requires_grad_(False).eval()
     pieces = 1 if config.knobs.block_decode else latents.shape[1]
     inputs = _inputs(vae, latents.to(config.dtype)[:, : latents.shape[1] // pieces])

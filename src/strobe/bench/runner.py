@@ -14,6 +14,7 @@ import msgspec
 
 from strobe.bench.case import Case, Plan, Progress
 from strobe.bench.clips import ClipNumbers
+from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.spans import E2E, span
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
@@ -132,6 +133,7 @@ class _Run:
         self._writer = writer
         self._progress = progress
         self._recorder = TimingRecorder(case.device)
+        self._waiting = WaitingRecorder(case.device)
         self._clips = ClipNumbers(case.device)
         self._done = 0
 
@@ -185,12 +187,13 @@ class _Run:
         case.prepare(name)
         gc.collect()
         reset_peak(case.device)
-        with ClockSampler(case.device) as sampler, recording(self._recorder):
-            self._recorder.start_clip()
+        recorder = self._waiting if name in self._plan.waits else self._recorder
+        with ClockSampler(case.device) as sampler, recording(recorder):
+            recorder.start_clip()
             with span(E2E):
                 for _ in case.blocks(name):
                     pass
-            regions = self._recorder.finish_clip()
+            regions = recorder.finish_clip()
         clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
         self._writer.append(*span_records(clip, regions), clip)
         if phase == "timed" and num_compiles() > compiled:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 from rich.table import Table
 
+from strobe.cli.bench_attention import attention
 from strobe.cli.console import Output
 from strobe.cli.report import GATE_FAILED
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from strobe.bench.cases.accuracy import Figure
 
 bench = App(name="bench", help="Measure what the package ships.")
+bench.command(attention)
 
 
 @bench.command

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, parse_requirement
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class ClipFlags:
+class ClipFlags(ModelFlags):
     """What every clip shows, and where it is made.
 
     Args:
@@ -30,7 +31,14 @@ class ClipFlags:
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
+        weights: file or folder of a Wan model's weights.
+        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
+        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
+        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
+        prompt_cache: folder that keeps the embeddings of prompts for the next time.
+        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -41,7 +49,6 @@ class ClipFlags:
     )
     blocks: int = 14
     seed: int = 0
-    model: str = "shapes"
     device: str = "auto"
 
     def script(self, defaults: ModelDefaults) -> Script:
@@ -81,9 +88,8 @@ def compare(
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
-        from strobe.engine.load import load
 
-        model = load(clip.model)
+        model = clip.load()
         script = clip.script(model.defaults)
         case = StreamCase((baseline, *candidates), script=script, model=model, device=clip.device)
     code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output)

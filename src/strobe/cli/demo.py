@@ -30,11 +30,10 @@ def demo(
     with output.progress("demo") as advance:
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
-        from strobe.engine.load import load
         from strobe.engine.presets import PRESETS
         from strobe.engine.session import Session
 
-        model = load(clip.model)
+        model = clip.load()
         script = clip.script(model.defaults)
         case = StreamCase(tuple(PRESETS), script=script, model=model, device=clip.device, review_samples=2)
         out.mkdir(parents=True, exist_ok=True)

@@ -33,18 +33,31 @@ class Check:
     fix: str = ""
 
 
-def doctor(*, device: str = "auto", output: Output = Output()) -> int:
+def doctor(
+    *,
+    device: str = "auto",
+    preset: str | None = None,
+    model: str = "shapes",
+    size: str | None = None,
+    samples: int = 1,
+    output: Output = Output(),
+) -> int:
     """Say what this machine has, which implementation would run and why the others would not.
 
     ```
     strobe doctor
     strobe doctor --device cpu --json
+    strobe doctor --preset balanced --model wan-1.3b --size 480x832
     ```
 
     Exit code 3 if something that every stream needs is missing.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
+        preset: say what memory a stream with it will take; nothing is loaded.
+        model: shapes, wan-1.3b or wan-14b: whose memory.
+        size: frame height x width of a Wan model, such as 320x576.
+        samples: streams in lockstep.
     """
     checks = [check_torch()]
     if checks[0].ok:
@@ -52,6 +65,8 @@ def doctor(*, device: str = "auto", output: Output = Output()) -> int:
     document: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
     if checks[0].ok:
         document |= look(device)
+        if preset is not None:
+            document["memory"] = predict_memory(preset, model, size, samples, device)
     output.show(*_tables(document))
     output.emit(document)
     return 0 if all(check.ok for check in checks) else MISSING
@@ -111,11 +126,40 @@ def look(device: str) -> dict[str, Any]:
     }
 
 
+def predict_memory(preset: str, model: str, size: str | None, samples: int, device: str) -> dict[str, Any]:
+    """Bytes that a stream will hold, part by part."""
+    from strobe.cli.model import parse_size
+    from strobe.core.device import resolve_device
+    from strobe.core.errors import ConfigError, unknown_choice
+    from strobe.engine import memory
+    from strobe.engine.config import resolve
+    from strobe.engine.load import MODELS, model_parts
+    from strobe.engine.presets import preset as find_preset
+
+    if model not in MODELS:
+        raise unknown_choice("model", model, MODELS)
+    if samples < 1:
+        raise ConfigError(f"--samples {samples}: give 1 or more")
+    where, parts = resolve_device(device), model_parts(model, parse_size(size))
+    found = memory.predict(parts, resolve(find_preset(preset), parts.defaults, where), samples)
+    free = memory.free_bytes(where) if where.type == "cuda" else None
+    return {
+        "preset": preset,
+        "model": model,
+        "frame_size": list(parts.defaults.frame_size),
+        "samples": samples,
+        "parts": [asdict(part) for part in found],
+        "total_bytes": sum(part.num_bytes for part in found),
+        "free_bytes": free,
+    }
+
+
 def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Ask which implementation would run the bundled model's self-attention with a full window."""
+    """Ask which implementation would run the bundled model's self-attention with a full window, and what the others are here."""
     import torch
 
     from strobe.attention.explain import explain
+    from strobe.attention.survey import survey
     from strobe.engine.load import shapes_defaults
     from strobe.models.shapes.config import WAN
 
@@ -125,7 +169,8 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     q = torch.empty(1, defaults.frame_block * tokens, WAN.num_heads, WAN.head_dim, dtype=dtype, device=device)
     kv = q.repeat(1, 4, 1, 1)
     choice = explain(q, kv, kv)
-    return {"runs": choice.impl.name, "passed_over": dict(choice.passed_over)}
+    states = [asdict(state) for state in survey(device)]
+    return {"runs": choice.impl.name, "passed_over": dict(choice.passed_over), "impls": states}
 
 
 def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
@@ -144,11 +189,37 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     attention = document["attention"]
     yield from ("", f"[bold]attention[/]  runs: {attention['runs']}")
     yield from (f"  not {name}: {escape(reason)}" for name, reason in attention["passed_over"].items())
+    yield _impl_table(attention["impls"])
     yield from ("", "[bold]optimisations[/] on this device", _knob_table(document["presets"]))
     reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
     yield from (f"  {name} is off: {escape(reason)}" for name, reason in reasons.items())
     yield from ("", "[bold]quality metrics[/]")
     yield from (f"  {name}: {escape(state)}" for name, state in document["metrics"].items())
+    if "memory" in document:
+        yield from _memory_table(document["memory"])
+
+
+def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
+    """Parts of a stream's memory, and whether they fit."""
+    height, width = memory["frame_size"]
+    yield ""
+    yield f"[bold]memory[/] of {memory['preset']}, {memory['model']}, {height}x{width}, {memory['samples']} sample(s), in GiB"
+    table = Table("", Column("", justify="right"), "", box=None, show_header=False)
+    for part in memory["parts"]:
+        table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
+    free = memory["free_bytes"]
+    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {free / 2**30:.2f} free"
+    table.add_row("  total", f"{memory['total_bytes'] / 2**30:.2f}", verdict)
+    yield table
+    yield "  the text encoder is not counted"
+
+
+def _impl_table(impls: list[dict[str, str]]) -> Table:
+    """Every implementation: gated and where, or untested or missing and why."""
+    table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
+    for impl in impls:
+        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], escape(impl["detail"]))
+    return table
 
 
 def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> Table:

@@ -230,7 +230,7 @@ def kernels(
         focal: regular expression that is searched in the names of device events.
         into: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError
+    from strobe.core.errors import ConfigError, DataError
 
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
@@ -242,6 +242,9 @@ def kernels(
     read = _read_traces(traces, output)
     labels = trace_labels(read)
     found = [TraceKernels(label=label, found=focal_kernels(trace, focal)) for label, trace in zip(labels, read, strict=True)]
+    if not any(one.found for one in found):
+        files = ", ".join(str(trace.path) for trace in read)
+        raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")
     inputs = [input_file(trace.path) for trace in read]
     document = {"focal": focal, "kernels": [kernels_document(one) for one in found]}
     _finish("Kernel latency", kernels_section(found, focal), (inputs, []), into, document, output)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from strobe.cli.console import Advance, Output
+from strobe.cli.model import ModelFlags
 
 if TYPE_CHECKING:
     from strobe.engine.prompts import Switch
@@ -19,18 +20,24 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class Engine(ModelFlags):
     """What makes the frames.
 
     Args:
         preset: baseline, quality, balanced, turbo or ultra; see `strobe presets show --diff`.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
+        weights: file or folder of a Wan model's weights.
+        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
+        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
+        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
+        prompt_cache: folder that keeps the embeddings of prompts for the next time.
+        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
     """
 
     preset: str = "balanced"
-    model: str = "shapes"
     seed: int = 0
     device: str = "auto"
 
@@ -73,7 +80,7 @@ def generate(
             raise ConfigError("give --seconds or --blocks, not both")
         check_video_path(out)
         clip = Clip(path=out)
-        with Session(prompt, preset=engine.preset, model=engine.model, seed=engine.seed, device=engine.device) as session:
+        with Session(prompt, preset=engine.preset, model=engine.load(), seed=engine.seed, device=engine.device) as session:
             defaults = session.model.defaults
             total = blocks if blocks is not None else blocks_for(10.0 if seconds is None else seconds, defaults)
             try:
@@ -118,6 +125,7 @@ class Clip:
             "frame_blocks": self.frame_blocks,
             "fps": session.model.defaults.fps,
             "preset": session.config.name,
+            "model": session.model.name,
             "device": str(session.config.device),
             "work_ns": self.work_ns,
             "pixel_fps": self.frames * 1e9 / self.work_ns if self.frames else None,
@@ -128,7 +136,8 @@ class Clip:
         """The same in a line, if anything was made."""
         if self.frames:
             made = self.document(session)
+            who = f"{made['preset']}, {made['model']}, {made['device']}"
             yield (
                 f"{self.path}: {self.frames} frames, {self.frames / made['fps']:.1f} s at {made['fps']} FPS, made in "
-                f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({made['preset']}, {made['device']})"
+                f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({who})"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +151,8 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     if replace(comparing, baseline=None, candidate=None) != _COMPARING:
         raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
     requirements, into = wanted
-    code, document = write(list(run), into or run[0] / f"{pair[1]}-against-{pair[0]}", requirements, output, (pair[0], pair[1]))
+    own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
+    code, document = write(list(run), into or run[0] / own, requirements, output, (pair[0], pair[1]))
     output.emit(document)
     return code
 

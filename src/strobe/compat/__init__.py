@@ -1,5 +1,6 @@
 """Documented names of other packages, with their argument order and tensor layout, on top of this package's operators."""
 
+from strobe.compat.tree_attn import tree_attn_decode
 from strobe.compat.video_sparse import video_sparse_attn
 
-__all__ = ["video_sparse_attn"]
+__all__ = ["tree_attn_decode", "video_sparse_attn"]

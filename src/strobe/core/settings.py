@@ -12,14 +12,18 @@ class Settings:
 
     Args:
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
+        nccl_blocking_wait: `TORCH_NCCL_BLOCKING_WAIT` is on: waiting for NCCL stops the CPU, and so can have a timeout.
         no_color: `NO_COLOR` is set.
+        multicast_disabled: `TORCH_SYMM_MEM_DISABLE_MULTICAST` is on: torch's symmetric memory does not set up NVLink multicast.
         triton_interpret: `TRITON_INTERPRET` is on: Triton kernels run on the CPU, slowly, for tests.
         profile_dir: `STROBE_PROFILE_DIR`: where `strobe profile` writes unless it is told; empty if not set.
         profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
     launch_blocking: bool
+    nccl_blocking_wait: bool
     no_color: bool
+    multicast_disabled: bool
     triton_interpret: bool
     profile_dir: str
     profile_regions: tuple[str, ...]
@@ -29,7 +33,9 @@ def read_settings() -> Settings:
     """Read the environment once, now."""
     return Settings(
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        nccl_blocking_wait=os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0"),
         no_color="NO_COLOR" in os.environ,
+        multicast_disabled=os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
         profile_dir=os.environ.get("STROBE_PROFILE_DIR", ""),
         profile_regions=split_list(os.environ.get("STROBE_PROFILE_REGIONS", "")),

@@ -24,6 +24,9 @@ DIT_FORWARD: Final = "dit_forward"
 VAE_DECODE: Final = "vae_decode"
 ATTENTION: Final = "attention"
 ATTENTION_KERNEL: Final = "attention_kernel"
+ATTENTION_TILE: Final = "attention_tile"
+ATTENTION_SELECT: Final = "attention_select"
+ATTENTION_FINISH: Final = "attention_finish"
 CROSS_ATTENTION: Final = "cross_attention"
 FFN: Final = "ffn"
 
@@ -38,7 +41,10 @@ NAMES: Final[dict[str, str]] = {
     DIT_FORWARD: "all layers of one transformer pass, without embedding and output head",
     VAE_DECODE: "latents of one frame block to uint8 pixel frames",
     ATTENTION: "self-attention section: norm, QKV, RoPE, cache write, kernel, output projection, gated residual",
-    ATTENTION_KERNEL: "the attention kernel (operator on CPU) alone",
+    ATTENTION_KERNEL: "the attention kernel (operator on CPU) alone; of video-sparse attention its fine stage",
+    ATTENTION_TILE: "video-sparse attention: RoPE, tokens into tiles, tiles pooled",
+    ATTENTION_SELECT: "video-sparse attention: scores of the tiles, coarse attention, selection",
+    ATTENTION_FINISH: "video-sparse attention: coarse output weighed and added, tokens back in their order",
     CROSS_ATTENTION: "cross-attention to the text, with its norm and residual",
     FFN: "feed-forward, with its norm and gated residual",
 }

@@ -12,7 +12,7 @@ import torch
 
 from strobe.cache.kv import Positions
 from strobe.cache.policy import RingPolicy
-from strobe.core.errors import unknown_choice
+from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
 
@@ -40,6 +40,7 @@ class Knobs:
     block_decode: bool = _knob("one decoder call per frame block; off: one per latent frame")
     commit_kv_only: bool = _knob("last layer of the commit pass writes keys and values only; off: a full pass")
     fused_qkv: bool = _knob("queries, keys and values in one matrix product; off: three")
+    merge_lora: bool = _knob("a LoRA, if there is one, is added into the weights; off: two more matrix products per linear layer")
     overlap_decode: bool = _knob("decoding runs beside the commit pass; off: after it")
     compile: bool = _knob("passes over a frame block through torch.compile, layer by layer; off: eager")
 
@@ -55,6 +56,7 @@ class ModelDefaults:
         frame_block: latent frames of a frame block.
         timesteps: nominal timesteps of its full schedule.
         shift: of the schedule.
+        lora: a LoRA belongs to it.
     """
 
     frame_size: tuple[int, int]
@@ -63,6 +65,7 @@ class ModelDefaults:
     frame_block: int
     timesteps: tuple[float, ...]
     shift: float
+    lora: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +78,7 @@ class EngineConfig:
         shift: of the schedule; None: the model's own.
         window: latent frames attended, sink and current frame block included.
         sink: first latent frames, never evicted.
+        first_block: latent frames of the first frame block; None: as many as every other. 1 starts from a single frame.
         positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless).
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
@@ -89,6 +93,7 @@ class EngineConfig:
     shift: float | None = None
     window: int = 12
     sink: int = 3
+    first_block: int | None = None
     positions: Positions = "rebased"
     keep_sink: bool = True
     dtype: DType = "auto"
@@ -103,6 +108,8 @@ class EngineConfig:
             raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
         if self.dtype not in ("auto", *DTYPES):
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
+        if self.first_block is not None and self.first_block < 1:
+            raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +140,7 @@ class ResolvedConfig:
     device: torch.device
     dtype: torch.dtype
     frame_block: int
+    first_block: int
     schedule: NoiseSchedule
     policy: RingPolicy
     positions: Positions
@@ -144,6 +152,11 @@ class ResolvedConfig:
     def name(self) -> str:
         """Name of the preset."""
         return self.asked.name
+
+    def latents_of(self, frame_block: int) -> range:
+        """Numbers of the latent frames of a frame block."""
+        first = 0 if frame_block == 0 else self.first_block + (frame_block - 1) * self.frame_block
+        return range(first, first + (self.frame_block if frame_block else self.first_block))
 
     @property
     def calls_per_block(self) -> dict[str, int]:
@@ -158,14 +171,16 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         ConfigError: the window leaves no room for the model's frame block beside the sink, or the dtype is not for this device.
     """
     policy = RingPolicy(window=config.window, sink=config.sink)
-    policy.check_block(defaults.frame_block)
-    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], device) for each in fields(Knobs))
+    first_block = defaults.frame_block if config.first_block is None else config.first_block
+    policy.check_block(max(first_block - policy.sink, defaults.frame_block))
+    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], device, defaults) for each in fields(Knobs))
     automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
         device=device,
         dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
         frame_block=defaults.frame_block,
+        first_block=first_block,
         schedule=NoiseSchedule(
             timesteps=defaults.timesteps if config.timesteps is None else config.timesteps,
             shift=defaults.shift if config.shift is None else config.shift,
@@ -178,14 +193,16 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     )
 
 
-def _knob_state(knobs: Knobs, name: str, meaning: str, device: torch.device) -> KnobState:
+def _knob_state(knobs: Knobs, name: str, meaning: str, device: torch.device, defaults: ModelDefaults) -> KnobState:
     asked: bool = getattr(knobs, name)
-    reason = _does_nothing(name, device) if asked else ""
+    reason = _does_nothing(name, device, defaults) if asked else ""
     return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
 
 
-def _does_nothing(name: str, device: torch.device) -> str:
-    """Say why a knob does nothing on this device; empty if it does something."""
+def _does_nothing(name: str, device: torch.device, defaults: ModelDefaults) -> str:
+    """Say why a knob does nothing for this model on this device; empty if it does something."""
+    if name == "merge_lora":
+        return "" if defaults.lora else "no LoRA belongs to the model"
     if name == "compile":
         return _cannot_compile(device)
     cores = len(os.sched_getaffinity(0))

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from strobe.core.spans import VAE_DECODE, span
 from strobe.engine.config import ResolvedConfig
-from strobe.models.vae.tiny import StreamingDecoder, TinyVAE
+from strobe.models.vae.stream import Memories, StreamingDecoder
+from strobe.models.vae.taew import Taew
+from strobe.models.vae.tiny import TinyVAE
+from strobe.models.vae.wan.autoencoder import WanVAE
 
-DecoderState = tuple[bool, tuple[Tensor | None, ...]]
+VideoVAE = TinyVAE | WanVAE | Taew
+DecoderState = tuple[bool, Memories]
 Decoded = tuple[Tensor, DecoderState]
 
 
@@ -36,15 +40,18 @@ class FrameDecoder:
     Args:
         vae: weights; left as they are.
         config: device, dtype and knobs.
+        device: where to decode; None: where the transformer runs. Another GPU always works beside it.
     """
 
-    def __init__(self, vae: TinyVAE, config: ResolvedConfig) -> None:
-        self._vae = copy.deepcopy(vae).to(device=config.device, dtype=config.dtype).requires_grad_(False).eval()
+    def __init__(self, vae: VideoVAE, config: ResolvedConfig, device: torch.device | None = None) -> None:
+        self._device = config.device if device is None else device
+        self._vae = copy.deepcopy(vae).to(device=self._device, dtype=config.dtype).requires_grad_(False).eval()
         self._config = config
         self._open()
 
     def _open(self) -> None:
-        overlap, device = self._config.knobs.overlap_decode, self._config.device
+        device = self._device
+        overlap = self._config.knobs.overlap_decode or device != self._config.device
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
 
@@ -72,7 +79,7 @@ class FrameDecoder:
     def adopt(self, state: DecoderState) -> DecoderState:
         """A state that a decoder on another device or in another dtype may have left, made ready for this one."""
         started, memories = state
-        device, dtype = self._config.device, self._config.dtype
+        device, dtype = self._device, self._config.dtype
         return started, tuple(None if memory is None else memory.to(device, dtype) for memory in memories)
 
     def share(self) -> FrameDecoder:
@@ -93,7 +100,8 @@ class FrameDecoder:
 
     @torch.inference_mode()
     def _start_beside(self, latents: Tensor, state: DecoderState, side: torch.cuda.Stream) -> Callable[[], Decoded]:
-        side.wait_stream(torch.cuda.current_stream(side.device))
+        if latents.device.type == "cuda":
+            side.wait_stream(torch.cuda.current_stream(latents.device))
         with torch.cuda.stream(side), span(VAE_DECODE):
             frames, after = self._push(latents, state)
 
@@ -106,7 +114,7 @@ class FrameDecoder:
     def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
-        latents = latents.to(self._config.dtype)
+        latents = latents.to(self._device, non_blocking=True)
         pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
         frames = torch.cat([decoder.push(piece) for piece in pieces], dim=1)
         return to_levels(frames, beside=self._side is not None), decoder.state()

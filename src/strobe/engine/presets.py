@@ -21,6 +21,7 @@ def baseline() -> EngineConfig:
             block_decode=False,
             commit_kv_only=False,
             fused_qkv=False,
+            merge_lora=False,
             overlap_decode=False,
             compile=False,
         ),

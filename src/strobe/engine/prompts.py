@@ -73,8 +73,14 @@ class Switch:
             )
 
 
-def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0) -> int:
+def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0, first_block: int | None = None) -> int:
     """Return how many frame blocks from number `first` on last at least `seconds`.
+
+    Args:
+        seconds: of video.
+        defaults: frame block, frame rate and stride.
+        first: number of the first frame block that counts.
+        first_block: latent frames of frame block 0; None: as many as every other.
 
     Raises:
         ConfigError: `seconds` is not a finite number.
@@ -82,16 +88,23 @@ def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0) -> in
     if not math.isfinite(seconds):
         raise ConfigError(f"{seconds} seconds cannot be counted in frame blocks; leave the length out for an endless stream")
     size, frames = defaults.frame_block, seconds * defaults.fps
+    start = size if first_block is None else first_block
+
+    def latents(number: int) -> int:
+        return start + (number - 1) * size if number else 0
+
     count = max(0, int(frames) // (size * defaults.stride.time))
-    while defaults.stride.frames(first * size, count * size) < frames - 1e-6:
+    while defaults.stride.frames(latents(first), latents(first + count) - latents(first)) < frames - 1e-6:
         count += 1
     return count
 
 
-def parse_switch(text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4) -> Switch:
+def parse_switch(
+    text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4, first_block: int | None = None
+) -> Switch:
     """Read a switch such as ``4.5s:a blue square`` or ``block=12:a blue square``; the prompt is the rest of the string.
 
-    A time takes effect at the next frame block.
+    A time takes effect at the next frame block; `first_block` is that of `blocks_for`.
 
     Raises:
         ConfigError: it does not read like that, or the time is before the second frame block.
@@ -99,7 +112,9 @@ def parse_switch(text: str, defaults: ModelDefaults, *, mode: Mode = "recache", 
     found = _SWITCH.fullmatch(text)
     if found is None or not found["prompt"].strip():
         raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
-    number = blocks_for(float(found["seconds"]), defaults) if found["block"] is None else int(found["block"])
+    number = (
+        blocks_for(float(found["seconds"]), defaults, first_block=first_block) if found["block"] is None else int(found["block"])
+    )
     return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode, over=over)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from strobe.core.errors import ConfigError
-from strobe.models.wan.flow import shifted_sigma
+from strobe.models.wan.flow import shifted_sigma, warped_timestep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,8 @@ class NoiseSchedule:
 
     @property
     def warped(self) -> tuple[float, ...]:
-        """Timesteps after the shift, as the transformer is told: ``1000 * sigma``."""
-        return tuple(1000 * sigma for sigma in self.sigmas)
+        """Timesteps after the shift, as the transformer is told: ``1000 * sigma`` with the official rounding."""
+        return tuple(warped_timestep(timestep, self.shift) for timestep in self.timesteps)
 
 
 def check_timesteps(timesteps: Sequence[float]) -> None:

@@ -12,15 +12,19 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.load import Model, load
+from strobe.engine.memory import check, free_bytes, predict
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
+from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity, Snapshot, read_snapshot
 from strobe.engine.stream import FrameBlock, Stream
+from strobe.models.lora import Lora
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +56,15 @@ class Session:
         seed: of all noise.
         samples: numbers of the streams that run in lockstep; each draws noise of its own.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        start: what the stream begins with, for all samples: frames uint8 [1 + 4 n, Y, X, 3] (one is an image), or clean latents
+            [F, C, Y, X]. They fill the first frame blocks; what does not fill whole ones goes into the first.
 
     Raises:
+        ShapeError: `start` has another shape.
         ConfigError: unknown preset, model or word, or an impossible window (names the nearest that is allowed).
         ImplUnavailableError: the device is not on this machine.
         WeightsError: the model's weights cannot be read.
+        StrobeError: the GPU has too little free memory; says how much, and what to lower.
     """
 
     def __init__(
@@ -68,13 +76,20 @@ class Session:
         seed: int = 0,
         samples: Sequence[int] = (0,),
         device: str | torch.device = "auto",
+        start: Tensor | None = None,
     ) -> None:
         asked = find_preset(preset) if isinstance(preset, str) else preset
         if isinstance(samples, int) or not samples or len(set(samples)) != len(samples):
             raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
         where = resolve_device(device)
         loaded = model if isinstance(model, Model) else load(model)
-        self._attach(Stream(loaded, resolve(asked, loaded.defaults, where), seed=seed, samples=samples))
+        given = None if start is None else start_latents(start, loaded, len(samples))
+        if given is not None:
+            asked = with_first_block(asked, given.shape[1], loaded.defaults)
+        config = resolve(asked, loaded.defaults, where)
+        if where.type == "cuda":
+            check(predict(loaded.parts, config, len(samples)), free_bytes(where), where)
+        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given))
         if prompt is not None:
             self.prompt(prompt)
 
@@ -129,7 +144,7 @@ class Session:
         prompts = (text,) * count if isinstance(text, str) else tuple(text)
         if len(prompts) != count:
             raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
-        self.model.text.batch(prompts)  # unknown words are told now
+        self.model.text.check(prompts)  # unknown words are told now
         with self._prompting:
             self._pending = Change(prompts=prompts, mode=mode, over=over)
             return PromptAck(prompts=prompts, mode=mode, frame_block=self._open_block)
@@ -154,13 +169,25 @@ class Session:
         blocks = self._plan(num_blocks, seconds)
         timeline = {switch.frame_block: switch for switch in check_switches(switches)}
         for switch in timeline.values():
-            self.model.text.batch([switch.prompt])
+            self.model.text.check([switch.prompt])
             if isinstance(blocks, range) and switch.frame_block not in blocks:
                 raise ConfigError(
                     f"the switch to {switch.prompt!r} at frame block {switch.frame_block} would never take effect: "
                     f"this stream makes frame blocks {blocks.start}..{blocks.stop - 1}"
                 )
         return self._run(blocks, timeline, self._cancellations)
+
+    def use_lora(self, lora: Lora | None, *, strength: float = 1.0) -> None:
+        """Go on with another LoRA, or with None without any, from the next frame block on.
+
+        The window is derived again as in a hard prompt switch.
+
+        Raises:
+            WeightsError: the LoRA is not one of this model's; the old one stays.
+            SessionError: the session is closed or working, or was forked.
+        """
+        with self._exclusive():
+            self._stream.use_lora(lora, strength)
 
     def cancel(self) -> None:
         """End the streams opened so far before their next frame block. The session can go on with another `stream`."""
@@ -237,7 +264,7 @@ class Session:
     def _identity(self) -> Identity:
         return Identity(
             model=self.model.name,
-            weights_hash=self.model.weights_hash,
+            weights_hash=self._stream.weights_hash,
             config=self.config.asked,
             seed=self._stream.seed,
             samples=self._stream.samples,
@@ -248,7 +275,7 @@ class Session:
         if num_blocks is not None and seconds is not None:
             raise ConfigError("give num_blocks or seconds, not both")
         if seconds is not None:
-            num_blocks = blocks_for(seconds, self.model.defaults, first=first)
+            num_blocks = blocks_for(seconds, self.model.defaults, first=first, first_block=self.config.first_block)
         if num_blocks is None:
             return itertools.count(first)
         if num_blocks < 1:

@@ -30,6 +30,7 @@ class StreamState:
         blend: text of the last frame block; None before the first.
         history: last clean latents [B, <= window, C, Y, X], float32: what a recache derives keys and values from.
         decoder: memory of the frame decoder.
+        start: given latents [B, F, C, Y, X] that the next frame blocks are made of; None: they are denoised.
     """
 
     next_block: int
@@ -37,6 +38,7 @@ class StreamState:
     blend: Blend | None
     history: Tensor
     decoder: DecoderState
+    start: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,8 @@ class Snapshot:
         }
         if blend is not None:
             tensors |= {"text.start": blend.start, "text.target": blend.target}
+        if self.state.start is not None:
+            tensors["start"] = self.state.start
         header = _Header(
             version=VERSION,
             identity=self.identity,
@@ -172,6 +176,7 @@ def _assemble(header: _Header, tensors: dict[str, Tensor]) -> Snapshot:
             blend=blend,
             history=tensors["history"],
             decoder=(header.decoder_started, memories),
+            start=tensors.get("start"),
         ),
         cache=CacheState(
             keys=tensors["cache.keys"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer
+from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.rope import rotate_temporal
 
@@ -72,6 +74,7 @@ class Stream:
         config: how to run it.
         seed: of all noise.
         samples: numbers of the streams in lockstep; each draws noise of its own.
+        start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
     """
 
@@ -82,6 +85,7 @@ class Stream:
         *,
         seed: int,
         samples: Sequence[int],
+        start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
     ) -> None:
         self.model = model
@@ -90,12 +94,20 @@ class Stream:
         self.samples = tuple(samples)
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
-        self._dit, self._decoder = parts or (Transformer(model.dit, config, block_tokens), FrameDecoder(model.vae, config))
+        self._dit, self._decoder = parts or (
+            Transformer(model.dit, config, block_tokens, model.lora),
+            FrameDecoder(model.vae, config),
+        )
         self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples))
         self._text: tuple[Blend, TextContext] | None = None
         self._half_way = False  # the cache has moved on from `state`
-        history = torch.zeros(len(self.samples), 0, *self._block_shape[1:], device=config.device)
-        self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=self._decoder.state())
+        self._stale = False  # what the cache holds was made with other weights
+        self._shared = parts is not None  # another stream runs with the same weights
+        self.weights_hash = model.weights_hash
+        history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=config.device)
+        start = start if start is None else start.to(config.device)
+        decoder = self._decoder.state()
+        self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
 
     @torch.inference_mode()
     def advance(self, change: Change | None = None) -> FrameBlock:
@@ -108,18 +120,25 @@ class Stream:
         with span(FRAME_BLOCK, index):
             blend, text = self._read(change)
             self._half_way = True
-            noise, cache = self._draw(index), self._cache.at(index * self.latent_shape.frames, self.latent_shape.frames)
-            latents = denoise(self._dit, noise, text, cache, self.config.schedule)
+            frames = self.config.latents_of(index)
+            given, cache = self.state.start, self._cache.at(frames.start, len(frames))
+            if given is None:
+                latents = denoise(self._dit, self._draw(index), text, cache, self.config.schedule)
+            else:
+                latents, given = given[:, : len(frames)], given[:, len(frames) :]
             decoding = self._decoder.start(latents, self.state.decoder)
             try:
                 commit(self._dit, latents, text, cache)
             finally:
-                frames, decoder = decoding()
+                pixels, decoder = decoding()
         prompts = self.state.prompts if change is None else change.prompts
         history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
-        self.state = StreamState(next_block=index + 1, prompts=prompts, blend=blend, history=history, decoder=decoder)
+        start = None if given is None or not given.shape[1] else given
+        self.state = StreamState(
+            next_block=index + 1, prompts=prompts, blend=blend, history=history, decoder=decoder, start=start
+        )
         self._half_way = False
-        return FrameBlock(index=index, samples=frames, latents=latents, prompts=prompts, elapsed_ns=perf_counter_ns() - began)
+        return FrameBlock(index=index, samples=pixels, latents=latents, prompts=prompts, elapsed_ns=perf_counter_ns() - began)
 
     def snapshot(self) -> tuple[StreamState, CacheState]:
         """Copy state and cache.
@@ -135,9 +154,29 @@ class Stream:
         """Return to a snapshot of a stream with the same model and configuration, maybe on another device."""
         self._half_way = True
         self._cache.restore(cache)
-        history, decoder = state.history.to(self.config.device), self._decoder.adopt(state.decoder)
-        self.state = replace(state, history=history, blend=state.blend and state.blend.to(self.config.device), decoder=decoder)
+        device = self.config.device
+        self.state = replace(
+            state,
+            history=state.history.to(device),
+            blend=state.blend and state.blend.to(device),
+            decoder=self._decoder.adopt(state.decoder),
+            start=state.start if state.start is None else state.start.to(device),
+        )
         self._half_way = False
+
+    def use_lora(self, lora: Lora | None, strength: float) -> None:
+        """Go on with another LoRA or none from the next frame block on, which derives the window again.
+
+        Raises:
+            SessionError: a fork shares the weights.
+            WeightsError: the LoRA is not one of this model's.
+        """
+        if self._shared:
+            raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
+        self._dit.use_lora(lora, strength)
+        what = "no LoRA" if lora is None else f"{lora.weights_hash} at {strength}"
+        self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
+        self._text, self._stale = None, True
 
     def fork(self) -> Stream:
         """Return a second stream that goes on from here on its own; weights are shared.
@@ -148,6 +187,7 @@ class Stream:
         parts = (self._dit, self._decoder.share())
         other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts)
         other.restore(state, cache)
+        other.weights_hash, other._stale, self._shared = self.weights_hash, self._stale, True
         return other
 
     def close(self) -> None:
@@ -155,14 +195,15 @@ class Stream:
         self._decoder.close()
 
     @property
-    def _block_shape(self) -> tuple[int, int, int, int]:
+    def _frame_shape(self) -> tuple[int, int, int]:
         shape = self.latent_shape
-        return shape.frames, shape.channels, shape.height, shape.width
+        return shape.channels, shape.height, shape.width
 
     def _draw(self, index: int) -> BlockNoise:
         with span(DRAW):
             num_steps = len(self.config.schedule.timesteps)
-            return draw_block(self.seed, self.samples, index, num_steps, self._block_shape, self.config.device)
+            shape = (len(self.config.latents_of(index)), *self._frame_shape)
+            return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
 
     def _read(self, change: Change | None) -> tuple[Blend, TextContext]:
         """Work out this frame block's text; after a hard switch, the past under it too."""
@@ -171,12 +212,14 @@ class Stream:
             if self._text is None or self._text[0] is not blend:
                 self._text = blend, self._dit.read(blend.text)
             text = self._text[1]
-        if change is not None and change.mode == "recache" and self.state.next_block > 0:
+        switched = change is not None and change.mode == "recache"
+        if (switched or self._stale) and self.state.next_block > 0:
             self._half_way = True
             with span(RECACHE):
-                end = self.state.next_block * self.latent_shape.frames
+                end = self.config.latents_of(self.state.next_block).start
                 cache = self._cache.rewrite(end, keep_sink=self.config.keep_sink)
                 self._dit.write(self.state.history, text, cache)
+        self._stale = False
         return blend, text
 
     def _blend(self, change: Change | None) -> Blend:
@@ -192,7 +235,7 @@ class Stream:
 
 
 def latent_shape(defaults: ModelDefaults, config: WanConfig) -> LatentShape:
-    """Latents of one frame block of a model."""
+    """Latents of one frame block of a model, the first of a stream perhaps excepted."""
     height, width = defaults.stride.latent_size(*defaults.frame_size)
     return LatentShape(frames=defaults.frame_block, channels=config.latent_channels, height=height, width=width)
 

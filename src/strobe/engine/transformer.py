@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.engine.config import ResolvedConfig
+from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
 from strobe.models.wan.dit import CausalWan, Modulation, TextKV
 
@@ -39,20 +39,44 @@ class Transformer:
         dit: weights; left as they are.
         config: what to prepare for.
         block_tokens: tokens of a frame block; passes of this size are what is compiled.
+        lora: merged into the copy, or with knob `merge_lora` off beside it.
+
+    Raises:
+        WeightsError: the LoRA is not one of this model's.
     """
 
-    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int) -> None:
-        self.dit = copy.deepcopy(dit).to(device=config.device, dtype=config.dtype).requires_grad_(False).eval()
+    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, lora: Lora | None = None) -> None:
         self.knobs = config.knobs
+        self._base, self._config = dit, config
+        self.dit = copied(dit, config.device, config.dtype)
+        self.lora: Lora | None = None
         self._rope: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: dict[float, Modulation] = {}
-        if self.knobs.fused_qkv:
-            self.dit.fuse_qkv()
-        if self.knobs.modulation_table:
-            self._rows = {timestep: self._modulation(timestep, 1) for timestep in (*config.schedule.warped, CLEAN)}
+        self.use_lora(lora)
         if self.knobs.compile:
             for layer in self.dit.layers:
                 layer.compile_pieces(block_tokens)
+
+    @torch.no_grad()
+    def use_lora(self, lora: Lora | None, strength: float = 1.0) -> None:
+        """Run with a LoRA, with another or with none; merged weights are worked out from the originals and keep their addresses.
+
+        What was made under other weights is stale afterwards: texts read and frames in a cache.
+
+        Raises:
+            WeightsError: the LoRA is not one of this model's; what runs stays as it is.
+        """
+        if lora is not None:
+            lora.check(self._base)
+        if not self._config.asked.knobs.merge_lora:
+            attach(self.dit, lora, strength)
+        elif lora is not None or self.lora is not None:
+            merge(self.dit, lora, self._base, strength)
+        self.lora = lora
+        if self.knobs.fused_qkv:
+            self.dit.fuse_qkv()
+        if self.knobs.modulation_table:
+            self._rows = {timestep: self._modulation(timestep, 1) for timestep in (*self._config.schedule.warped, CLEAN)}
 
     def read(self, text: Tensor) -> TextContext:
         """Prepare a prompt: text encoder's output [B, L, text_dim] to keys and values."""
@@ -97,3 +121,12 @@ class Transformer:
         if held is None or held[0] != positions:
             held = self._rope = positions, self.dit.rope(positions, grid)
         return held[1]
+
+
+def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:
+    """A copy on a device and in a dtype, tensor by tensor: no second copy of the original is ever held."""
+    with torch.device("meta"):
+        copy = CausalWan(dit.config)
+    tensors = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in dit.state_dict().items()}
+    copy.load_state_dict(tensors, strict=True, assign=True)
+    return copy.requires_grad_(False).eval()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ShapeError
-from strobe.models.vae.tiny import StreamingDecoder, TinyVAE, TinyVAEConfig
+from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 
 
 @pytest.fixture(scope="module")

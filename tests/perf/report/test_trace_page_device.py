@@ -182,3 +182,32 @@ def test_foreign_names_are_escaped_in_every_section(by: str) -> None:
     assert len(report.sections) == 4 and decode_report(encode_report(report)) == report
     page = render_markdown(report)
     assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;" in page
+
+
+def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
+    """Two launches that come late: the first beside the loading of its kernel, the second beside the profiler's buffers."""
+    call = [HostEvent("cudaLaunchKernel", at, at + 1, 0) for at in (80, 300)]
+    events = [
+        DeviceEvent("a", "kernel", 0, 10, 0, 7, 0, None),
+        DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call[0]),
+        DeviceEvent("c", "kernel", 310, 320, 0, 7, 0, call[1]),
+    ]
+    named = [
+        HostEvent("Lazy Function Loading", 5, 40, 0), HostEvent("Buffer Flush", 30, 50, 0),
+        HostEvent("Buffer Flush", 290, 400, 0),
+    ]  # fmt: skip
+    trace = _trace(events, overhead=((5, 50), (290, 400)), overheads=HostEvents.from_rows(named))
+    table = next(one for one in _tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
+    assert _column(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
+    assert _column(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300
+    said = " ".join(_column(table, "that is"))
+    assert "loaded at its first use" in said and "the profiler's own work" in said
+    causes = next(one for one in _tables(activity_section(_study(trace))) if "what the device waited for" in one.caption)
+    assert dict(zip(_column(causes, "idle because"), _column(causes, "time"), strict=True))["profiler_overhead"] == 50
+
+
+def test_overhead_without_a_name_makes_no_table() -> None:
+    call = HostEvent("cudaLaunchKernel", 80, 81, 0)
+    events = [DeviceEvent("a", "kernel", 0, 10, 0, 7, 0, None), DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call)]
+    tables = _tables(activity_section(_study(_trace(events, overhead=((5, 50),)))))
+    assert not any("what held up the host" in one.caption for one in tables)

@@ -200,11 +200,11 @@ def test_communication_alone_and_across_ranks() -> None:
     section = collectives_section(_study(*_ranks()))
     members, kinds = _table(section, "Waiting and moving"), _table(section, "Skew against")
     assert _values(members, "device") == ["rank 0, device 0", "rank 1, device 0", "rank 2, device 0"]
-    assert (_values(members, "last"), _values(members, "cost")) == ([0, 0, "5"], [0, 0, 5 * 300_000])
+    assert (_values(members, "last"), _values(members, "cost")) == ([0, 0, 5], [0, 0, "1.500000"])
     assert (_values(members, "waited"), _values(members, "transferred")) == ([1_500_000, 1_500_000, 0], [500_000] * 3)
     assert _values(kinds, "rate") == [10.0]  # 1 MB in 100 µs
     notes = _notes(section)
-    assert "wait most often for rank 2, device 0: it starts 5 of 5 collectives last" in notes
+    assert "wait longest for rank 2, device 0: it costs each of them" in notes
     assert "5 collectives were found on every rank that has a trace, by sequence." in notes
     assert "by order." in _notes(collectives_section(_study(*_ranks(sequence=False))))
 

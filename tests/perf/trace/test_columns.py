@@ -52,7 +52,8 @@ def _column(*numbers: int) -> array[int]:
 
 def test_taking_and_looking_up() -> None:
     assert taken(_column(10, 11, 12, 13), np.array([3, 0, 3], np.int32)).tolist() == [13, 10, 13]
-    assert looked_up([5, 6], _column(1, 0, 1), "h").tolist() == [6, 5, 6]
+    small, large = looked_up([5, 6], _column(1, 0, 1)), looked_up([5, -6], _column(1, 0, 1), 300)
+    assert (small.tolist(), small.itemsize, large.tolist(), large.itemsize) == ([6, 5, 6], 1, [-6, 5, -6], 2)
     ids = _column(1, -1, 0)
     renumber(ids, [7, 8])
     assert ids.tolist() == [8, -1, 7]

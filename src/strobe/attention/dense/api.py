@@ -7,11 +7,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.dense.impl import reference, sdpa
+from strobe.attention.dense.impl import fa3, fa4, reference, sdpa
 from strobe.attention.impls import Choice, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 
-IMPLS = (sdpa.IMPL, reference.IMPL)
+IMPLS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, reference.IMPL)
 
 
 @lru_cache(maxsize=256)
@@ -35,7 +35,7 @@ def dense_attention(
         k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
         v: like k.
         softmax_scale: default `D ** -0.5`.
-        impl: `auto`, `sdpa` or `reference`; a named impl runs or raises.
+        impl: `auto`, `fa4`, `fa3`, `sdpa` or `reference`; a named impl runs or raises.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
 
     Raises:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from strobe.attention.impls import Choice, select
-from strobe.attention.sparse.impls import IMPLS
+from strobe.attention.sparse.impls import ranked
 from strobe.attention.sparse.selection import BlockSelection, check_selection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput, check
@@ -17,7 +16,7 @@ from strobe.attention.types import AttentionOutput, check
 
 @lru_cache(maxsize=256)
 def _choose(spec: SparseSpec, impl: str) -> Choice[SparseSpec]:
-    return select(spec, IMPLS, impl)
+    return select(spec, ranked(spec), impl)
 
 
 def block_sparse_attention(
@@ -42,7 +41,7 @@ def block_sparse_attention(
         v: like k.
         selection: which key blocks each query block sees.
         softmax_scale: default `D ** -0.5`.
-        impl: `auto`, `triton`, `cpu` or `reference`; a named impl runs or raises.
+        impl: `auto`, `cudnn`, `fa4`, `triton`, `cpu`, `flex` or `reference`; a named impl runs or raises.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
         deterministic: gradients are the same bits in every run.
 
@@ -51,7 +50,7 @@ def block_sparse_attention(
         ImplUnavailableError: the named impl cannot run this call.
     """
     spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
-    choice = select(spec, IMPLS, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    choice = select(spec, ranked(spec), impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     return choice.impl.run(q, k, v, selection, spec)
 
 
@@ -82,8 +81,8 @@ def _spec(
 ) -> SparseSpec:
     dense = check(q, k, v, softmax_scale, return_lse)
     check_selection(selection, q, k)
-    return SparseSpec(
-        **{field.name: getattr(dense, field.name) for field in fields(dense)},
+    return SparseSpec.of(
+        dense,
         block=selection.block,
         most_selected=selection.indices.shape[3],
         ragged=selection.q_sizes is not None or selection.kv_sizes is not None,

@@ -49,6 +49,12 @@ class Forced:
     last_frames: int = 0
 
 
+def check_parts(estimator: Estimator, block: int) -> None:
+    """Raise ConfigError unless the estimator's parts divide the block."""
+    if estimator.parts < 1 or block % estimator.parts:
+        raise ConfigError(f"estimator: got {estimator.parts} parts, expected a divisor of the block's {block} rows")
+
+
 def pool(tiled: Tensor, sizes: Tensor, block: int, parts: int = 1) -> Tensor:
     """Mean of the valid tokens of each tile, or of each of `parts` runs of rows; 0 where there are none.
 
@@ -81,9 +87,8 @@ def block_scores(
     Raises:
         ConfigError: the estimator's parts do not divide the block.
     """
+    check_parts(estimator, block)
     parts = estimator.parts
-    if parts < 1 or block % parts:
-        raise ConfigError(f"estimator: got {parts} parts, expected a divisor of the block's {block} rows")
     queries, keys = pool(q, q_sizes, block, parts), pool(k, kv_sizes, block, parts)
     keys = keys.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
     scores: Tensor = queries @ keys.transpose(-1, -2) * softmax_scale  # [B, H, N_q * parts, N_kv * parts]

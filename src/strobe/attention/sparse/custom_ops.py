@@ -1,6 +1,7 @@
 """Block-sparse attention as custom operators: what `torch.compile`, autograd and `opcheck` see of every impl but the reference.
 
-The impl is an argument: forward and backward of one call run in the same one.
+The impl is an argument: forward and backward of one call run in the same one. An eager call of plain tensors goes past the
+operators, straight to the impl: their dispatch costs more host time than some kernels take.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
-HOMES: Final = {name: f"strobe.attention.sparse.impl.{name}" for name in ("cpu", "triton")}
+HOMES: Final = {name: f"strobe.attention.sparse.impl.{name}" for name in ("cpu", "cudnn", "fa4", "triton")}
 """Module of each impl; it has `forward` and `backward` and is imported when it is first used."""
 
 
@@ -102,9 +104,41 @@ def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | Non
 block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
+class _Eager(torch.autograd.Function):
+    """The same two functions without an operator around them."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, selection, softmax_scale, impl = inputs
+        out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
+        ctx.save_for_backward(q, k, v, out, lse, selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes)
+        ctx.block, ctx.finite_padding, ctx.softmax_scale, ctx.impl = (
+            selection.block,
+            selection.finite_padding,
+            softmax_scale,
+            impl,
+        )
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, indices, counts, q_sizes, kv_sizes = ctx.saved_tensors
+        selection = BlockSelection(
+            indices=indices,
+            counts=counts,
+            block=ctx.block,
+            q_sizes=q_sizes,
+            kv_sizes=kv_sizes,
+            finite_padding=ctx.finite_padding,
+        )
+        found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
+        return *found, None, None, None
+
+
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
-    """Run one impl: as a custom operator where something must see through it, else called directly, which the host does faster."""
-    if spec.needs_grad or torch.compiler.is_compiling() or type(q) is not Tensor:
+    """Run one impl: as a custom operator where something looks at operators, else directly."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(
             q,
             k,
@@ -118,6 +152,8 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
             spec.softmax_scale,
             impl,
         )
+    elif spec.needs_grad:
+        out, lse = _Eager.apply(q, k, v, selection, spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
     else:
         out, lse = _kernels(impl).forward(q, k, v, selection, spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import torch
+from torch import Tensor
 
+from strobe.attention.gates import untested
 from strobe.attention.impls import Impl
+from strobe.attention.libraries import MISSING, not_hopper, short
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
+from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.types import AttentionOutput
 from strobe.core.settings import read_settings
+
+_ATOMICS = "its gradients are added with atomics and differ from run to run"
 
 
 def _refuses_cpu(spec: SparseSpec) -> str | None:
@@ -19,24 +27,99 @@ def _refuses_cpu(spec: SparseSpec) -> str | None:
 
 
 def _refuses_triton(spec: SparseSpec) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+    if MISSING["triton"]:
+        return MISSING["triton"]
     if spec.device.type != "cuda" and not (spec.device.type == "cpu" and read_settings().triton_interpret):
         return f"it runs on a GPU, the tensors are on {spec.device}"
     if spec.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"it computes bfloat16, float16 and float32, not {str(spec.dtype).removeprefix('torch.')}"
+        return f"it computes bfloat16, float16 and float32, not {short(spec.dtype)}"
     if spec.head_dim not in (32, 64, 128):
         return f"it has head_dim 32, 64 and 128, not {spec.head_dim}"
     return None
 
 
-IMPLS = (
-    Impl(
-        name="triton",
-        refuses=_refuses_triton,
-        run=partial(custom_ops.run, "triton"),
-        untested="no recorded green gate on a GPU yet",
-    ),
-    Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu")),
+def _refuses_library(spec: SparseSpec, widths: tuple[int, ...]) -> str | None:
+    """What the two libraries' kernels for compute capability 9.0 have in common."""
+    if spec.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
+    if spec.block not in (64, 128):
+        return f"it has blocks of 64 and 128 tokens, not {spec.block}"
+    if spec.head_dim not in widths:
+        return f"it has head_dim {', '.join(map(str, widths))}, not {spec.head_dim}"
+    if spec.softmax_scale <= 0:
+        return f"it takes a positive softmax_scale, not {spec.softmax_scale}"
+    if spec.needs_grad and spec.deterministic:
+        return _ATOMICS
+    return None
+
+
+def _refuses_cudnn(spec: SparseSpec) -> str | None:
+    if reason := not_hopper(spec.device) or MISSING["cudnn"] or _refuses_library(spec, (64, 96, 128)):
+        return reason
+    if not spec.needs_grad:
+        return None
+    if spec.return_lse:
+        return "its backward takes no gradient through the lse"
+    if spec.dtype != torch.bfloat16:
+        return f"its backward computes bfloat16, not {short(spec.dtype)}"
+    if spec.head_dim != 128:
+        return f"its backward has head_dim 128, not {spec.head_dim}"
+    if spec.num_heads != spec.num_kv_heads:
+        return f"its backward needs as many key heads as query heads, not {spec.num_kv_heads} and {spec.num_heads}"
+    return None
+
+
+def _refuses_fa4(spec: SparseSpec) -> str | None:
+    if reason := not_hopper(spec.device) or MISSING["fa4"] or _refuses_library(spec, (64, 128)):
+        return reason
+    if spec.needs_grad and spec.block != 128:
+        return f"its backward has blocks of 128 tokens, not {spec.block}"
+    return None
+
+
+def _refuses_flex(spec: SparseSpec) -> str | None:
+    if spec.device.type not in ("cpu", "cuda"):
+        return f"it runs on a CPU and on CUDA, the tensors are on {spec.device}"
+    if spec.needs_grad:
+        return "it has no gradients: FlexAttention has none on a CPU, and found no kernel for these blocks on a GPU"
+    if spec.batch * max(spec.q_len * spec.num_heads, spec.kv_len * spec.num_kv_heads) * spec.head_dim >= 2**31:
+        return "its kernels address tensors of fewer than 2^31 elements"
+    if 0 in (spec.batch, spec.q_len, spec.kv_len, spec.most_selected):
+        return "it takes at least one query and one selected block"
+    if spec.dtype == torch.float64:
+        return "it computes float32 and the 16-bit types, not float64"
+    return None
+
+
+def _run_flex(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
+    from strobe.attention.sparse.impl import flex
+
+    return flex.run(q, k, v, selection, spec)
+
+
+def _operator(name: str, refuses: Callable[[SparseSpec], str | None]) -> Impl[SparseSpec]:
+    return Impl(name=name, refuses=refuses, run=partial(custom_ops.run, name), untested=partial(untested, "sparse", name))
+
+
+IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
+    _operator("cudnn", _refuses_cudnn),
+    _operator("fa4", _refuses_fa4),
+    _operator("triton", _refuses_triton),
+    _operator("cpu", _refuses_cpu),
+    Impl(name="flex", refuses=_refuses_flex, run=_run_flex, untested=partial(untested, "sparse", "flex")),
     reference.IMPL,
 )
+
+
+def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
+    """The implementations, the fastest for this call first, as measured on an H200 (benchmarks/attention-h200).
+
+    Blocks of 64: cuDNN, but for gradients with padding, which it must clear first. Blocks of 128: FA4 where every block is whole,
+    else Triton; gradients by cuDNN.
+    """
+    best = "cudnn"
+    if spec.block == 128 and not spec.needs_grad:
+        best = "triton" if spec.ragged else "fa4"
+    elif spec.block == 64 and spec.needs_grad and spec.ragged:
+        best = "triton"
+    return tuple(sorted(IMPLS, key=lambda impl: impl.name != best))

@@ -25,7 +25,7 @@ class BlockSelection:
         block: tokens of a block, of queries and of keys.
         q_sizes: valid tokens of each query block, 0 to `block`, int32 `[N_q]`; None if all are whole.
         kv_sizes: likewise of the key blocks, int32 `[N_kv]`.
-        finite_padding: padding rows of q, k and v hold finite numbers, as `TileLayout.to_tiles` leaves them. Then they need not be
+        finite_padding: padding rows of q, k and v hold finite numbers, as `TileLayout.to_tiles` leaves them, and need not be
             cleared first; by default they may hold anything, NaN included.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from strobe.attention.types import AttentionSpec
 
@@ -22,3 +23,8 @@ class SparseSpec(AttentionSpec):
     most_selected: int
     ragged: bool
     deterministic: bool
+
+    @classmethod
+    def of(cls, call: AttentionSpec, **sparse: Any) -> SparseSpec:
+        """What is sparse about a call, and what is not; `sparse` may also change the latter."""
+        return cls(**{field.name: getattr(call, field.name) for field in fields(call)} | sparse)

@@ -1,30 +1,35 @@
-"""The front door of attention over a video: the coarse stage selects, `block_sparse_attention` computes."""
+"""The front door of attention over a video: the coarse stage selects, `block_sparse_attention`'s impls compute.
+
+Everything a call's shapes and options decide is worked out once, in a `_Plan`, and kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import lru_cache
+from importlib import import_module
+from typing import Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import (
-    Estimator,
-    Forced,
-    block_scores,
-    budget,
-    coarse_attention,
-    forced_blocks,
-    select_blocks,
-)
+from strobe.attention.impls import Choice, select
+from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
+from strobe.attention.sparse.impls import ranked
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.types import AttentionOutput, check
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.stages.impl import reference
+from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.attention.types import AttentionOutput, Face, check
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.settings import read_settings
+from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
 
 Layout = Literal["raster", "tiled"]
+TileName = tuple[int, ...] | int | Literal["auto"]
 
 _FREE: Final = Forced()
 _MEANS: Final = Estimator()
@@ -94,7 +99,7 @@ def video_sparse_attention(
         rope: (cos, sin), each `[S, D / 2]` in raster order: q and k are rotated by pairs of channels (2i, 2i + 1) first.
         softmax_scale: default `D ** -0.5`.
         q_layout: `raster`, or `tiled`: rows in tile order, as `TileLayout.to_tiles` makes them. The output has the same.
-        kv_layout: likewise of k and v.
+        kv_layout: likewise of k and v; padding rows must hold finite numbers.
         impl: of the fine stage, as in `block_sparse_attention`.
         return_lse: also return the lse of the fine stage.
         probe: queries per head, evenly spaced, to measure the recall with; 0 for none.
@@ -104,44 +109,175 @@ def video_sparse_attention(
         ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    q_tiles = tile_layout(grid, tile)
-    kv_tiles = _kv_tiles(q_tiles, kv_grid, kv_tile)
-    scale = check(q, k, v, softmax_scale, return_lse).softmax_scale
-    if rope is not None:
-        q, k = _rotated(q, k, rope, q_layout, kv_layout)
-    q = _tiled(q, q_tiles, q_layout, "q")
-    k, v = (_tiled(tensor, kv_tiles, kv_layout, name) for tensor, name in ((k, "k"), (v, "v")))
-    q_sizes, kv_sizes, block = q_tiles.sizes(q.device), kv_tiles.sizes(q.device), q_tiles.block
-    per_head = budget(topk, sparsity, q.shape[2], kv_tiles.num_tiles)
-    must = forced_blocks(forced, q_tiles, kv_tiles, per_head)
-    add_coarse = gate is not None if coarse is None else coarse
-    scores = block_scores(q, k, q_sizes, kv_sizes, block, scale, estimator)
-    indices, counts = select_blocks(scores, per_head, None if must is None else must.to(q.device))
-    selection = BlockSelection(
-        indices=indices,
-        counts=counts,
-        block=block,
-        q_sizes=None if q_tiles.whole else q_sizes,
-        kv_sizes=None if kv_tiles.whole else kv_sizes,
+    call = _Call(
+        q=Face.of(q),
+        k=Face.of(k),
+        v=Face.of(v),
+        grid=tuple(grid),
+        kv_grid=None if kv_grid is None else tuple(kv_grid),
+        tile=tile if isinstance(tile, (int, str)) else tuple(tile),
+        kv_tile=kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else tuple(kv_tile),
+        topk=topk if topk is None or isinstance(topk, int) else tuple(topk),
+        sparsity=sparsity,
+        gated=gate is not None,
+        coarse=coarse,
+        forced=forced,
+        estimator=estimator,
+        rotated=rope is not None,
+        softmax_scale=softmax_scale,
+        q_layout=q_layout,
+        kv_layout=kv_layout,
+        impl=impl,
+        return_lse=return_lse or probe > 0,
+        plain=torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, gate)),
     )
-    fine = block_sparse_attention(q, k, v, selection, softmax_scale=scale, impl=impl, return_lse=return_lse or probe > 0)
-    out = fine.out
-    if add_coarse:
-        means = scores if estimator == _MEANS else block_scores(q, k, q_sizes, kv_sizes, block, scale, _MEANS)
-        rows = coarse_attention(means, v, kv_sizes, block).to(out.dtype).repeat_interleave(block, dim=2).transpose(1, 2)
-        out = out + (rows if gate is None else rows * _gate_rows(gate, q, q_tiles, q_layout))
-    recall = None if probe == 0 else _recall(q, k, fine, q_tiles, kv_tiles, scale, probe)
+    plan = _planned(call) if torch.compiler.is_compiling() or type(q) is not Tensor else _kept(call)
+    if rope is not None:
+        _check_rope(rope, q)
+    out, fine, selection, tiled = _run(plan, (q, k, v), rope, None if gate is None else _spread(gate, q))
+    recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, plan, probe)
     lse = fine.lse if return_lse else None
-    if q_layout == "raster":
-        out = q_tiles.to_raster(out)
-        lse = None if lse is None else lse.index_select(2, q_tiles.rows(q.device))
+    if lse is not None and not plan.q_rows.tiled:
+        lse = lse.index_select(2, plan.q_rows.rows)
     return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=recall)
 
 
-def _kv_tiles(
-    q_tiles: TileLayout, kv_grid: Iterable[int] | None, kv_tile: Iterable[int] | int | Literal["auto"] | None
-) -> TileLayout:
-    cut = q_tiles.grid if kv_grid is None else tuple(kv_grid)
+def _run(
+    plan: _Plan, tensors: tuple[Tensor, Tensor, Tensor], rope: tuple[Tensor, Tensor] | None, gate: Tensor | None
+) -> tuple[Tensor, AttentionOutput, BlockSelection, Tiled]:
+    """Return the output in the order of the queries, the fine stage's result, what it saw, and its operands."""
+    stages, wish, q_rows, kv_rows = _stages(plan.fused), plan.wish, plan.q_rows, plan.kv_rows
+    with span(ATTENTION_TILE):
+        tiled = stages.tile(*tensors, q_rows, kv_rows, rope, wish)
+    with span(ATTENTION_SELECT):
+        chosen = stages.select(tiled, q_rows, kv_rows, wish)
+    selection = BlockSelection(
+        indices=chosen.indices,
+        counts=chosen.counts,
+        block=q_rows.block,
+        q_sizes=plan.q_sizes,
+        kv_sizes=plan.kv_sizes,
+        finite_padding=True,
+    )
+    with span(ATTENTION_KERNEL):
+        fine = plan.choice.impl.run(tiled.q, tiled.k, tiled.v, selection, plan.spec)
+    with span(ATTENTION_FINISH):
+        out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
+    return out, fine, selection, tiled
+
+
+class _Call(NamedTuple):
+    """All that decides what happens, but for the values."""
+
+    q: Face
+    k: Face
+    v: Face
+    grid: tuple[int, ...]
+    kv_grid: tuple[int, ...] | None
+    tile: TileName
+    kv_tile: TileName | None
+    topk: int | tuple[int, ...] | None
+    sparsity: float | None
+    gated: bool
+    coarse: bool | None
+    forced: Forced
+    estimator: Estimator
+    rotated: bool
+    softmax_scale: float | None
+    q_layout: Layout
+    kv_layout: Layout
+    impl: str
+    return_lse: bool
+    plain: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Plan:
+    """What a call comes to.
+
+    Args:
+        q_sizes, kv_sizes: valid rows of each tile; None if all are whole.
+        spec, choice: the fine stage.
+        fused: the stages around it run fused; they have no gradients, and the compiler fuses the plain ones itself.
+    """
+
+    q_tiles: TileLayout
+    kv_tiles: TileLayout
+    q_rows: Grid
+    kv_rows: Grid
+    q_sizes: Tensor | None
+    kv_sizes: Tensor | None
+    wish: Wish
+    spec: SparseSpec
+    choice: Choice[SparseSpec]
+    fused: bool
+
+
+def _planned(call: _Call) -> _Plan:
+    q_tiles = tile_layout(call.grid, call.tile)
+    kv_tiles = _kv_tiles(q_tiles, call.kv_grid, call.kv_tile)
+    spec = check(call.q, call.k, call.v, call.softmax_scale, call.return_lse)
+    device = spec.device
+    if call.rotated and (call.q_layout != "raster" or call.kv_layout != "raster" or spec.q_len != spec.kv_len):
+        raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
+    q_rows = _rows(q_tiles, call.q_layout, spec.q_len, "q", device)
+    same = q_tiles == kv_tiles and call.q_layout == call.kv_layout
+    kv_rows = _rows(kv_tiles, call.kv_layout, spec.kv_len, "k", device)
+    per_head = budget(call.topk, call.sparsity, spec.num_heads, kv_tiles.num_tiles)
+    must = forced_blocks(call.forced, q_tiles, kv_tiles, per_head)
+    check_parts(call.estimator, q_tiles.block)
+    sparse = SparseSpec.of(
+        spec,
+        q_len=q_tiles.num_rows,
+        kv_len=kv_tiles.num_rows,
+        block=q_tiles.block,
+        most_selected=max(per_head),
+        ragged=not (q_tiles.whole and kv_tiles.whole),
+        deterministic=False,
+    )
+    wish = Wish(
+        softmax_scale=spec.softmax_scale,
+        parts=call.estimator.parts,
+        numbers=torch.tensor(per_head, dtype=torch.int32).to(device),
+        per_head=per_head,
+        forced=None if must is None else must.to(device),
+        coarse=call.gated if call.coarse is None else call.coarse,
+    )
+    return _Plan(
+        q_tiles=q_tiles,
+        kv_tiles=kv_tiles,
+        q_rows=q_rows,
+        kv_rows=q_rows if same else kv_rows,
+        q_sizes=None if q_tiles.whole else q_rows.sizes,
+        kv_sizes=None if kv_tiles.whole else kv_rows.sizes,
+        wish=wish,
+        spec=sparse,
+        choice=select(sparse, ranked(sparse), call.impl),
+        fused=not call.plain and not torch.compiler.is_compiling() and _fuses(spec.device, spec.dtype, spec.head_dim),
+    )
+
+
+_kept = lru_cache(maxsize=256)(_planned)
+
+
+class _Stages(Protocol):
+    tile: Callable[..., Tiled]
+    select: Callable[..., Selected]
+    finish: Callable[..., Tensor]
+
+
+def _stages(fused: bool) -> _Stages:
+    return import_module("strobe.attention.sparse.stages.impl.triton") if fused else reference
+
+
+def _fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    able = device.type == "cuda" or (device.type == "cpu" and read_settings().triton_interpret)
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in (32, 64, 128)
+    return able and known and importlib.util.find_spec("triton") is not None
+
+
+def _kv_tiles(q_tiles: TileLayout, kv_grid: tuple[int, ...] | None, kv_tile: TileName | None) -> TileLayout:
+    cut = q_tiles.grid if kv_grid is None else kv_grid
     if kv_tile is not None:
         return tile_layout(cut, kv_tile, q_tiles.block)
     if cut == q_tiles.grid:
@@ -149,54 +285,46 @@ def _kv_tiles(
     return tile_layout(cut, tile_layout((1, *cut[1:]), "auto", q_tiles.block).tile, q_tiles.block)
 
 
-def _tiled(tensor: Tensor, layout: TileLayout, order: Layout, name: str) -> Tensor:
+def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch.device) -> Grid:
     expected = {"raster": layout.num_tokens, "tiled": layout.num_rows}
     if order not in expected:
         raise ConfigError(f"layout of {name}: got {order!r}, expected 'raster' or 'tiled'")
-    if tensor.shape[1] != expected[order]:
+    if rows != expected[order]:
         raise ShapeError(
-            f"{name}: got {tensor.shape[1]} rows, expected {expected[order]} in {order} order for grid {layout.grid} "
-            f"and tile {layout.tile}"
+            f"{name}: got {rows} rows, expected {expected[order]} in {order} order for grid {layout.grid} and tile {layout.tile}"
         )
-    return layout.to_tiles(tensor) if order == "raster" else tensor
+    return Grid(
+        block=layout.block,
+        sizes=layout.sizes(device),
+        tokens=layout.tokens(device),
+        rows=layout.rows(device),
+        tiled=order == "tiled",
+    )
 
 
-def _gate_rows(gate: Tensor, q: Tensor, layout: TileLayout, order: Layout) -> Tensor:
-    rows = layout.num_tokens if order == "raster" else layout.num_rows
+def _spread(gate: Tensor, q: Tensor) -> Tensor:
     try:
-        spread = gate.expand(q.shape[0], rows, *q.shape[2:])
+        return gate.expand(q.shape)
     except RuntimeError as error:
-        raise ShapeError(f"gate: got shape {tuple(gate.shape)}, expected what broadcasts to [B, {rows}, H, D]") from error
-    return _tiled(spread, layout, order, "gate").to(q.dtype)
+        wanted = f"what broadcasts to q's {tuple(q.shape)}"
+        raise ShapeError(f"gate: got shape {tuple(gate.shape)}, expected {wanted}") from error
 
 
-def _rotated(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], q_layout: Layout, kv_layout: Layout) -> tuple[Tensor, Tensor]:
-    """Rotate q and k; positions are those of the raster order, so both must be in it and share one grid."""
-    if q_layout != "raster" or kv_layout != "raster" or q.shape[1] != k.shape[1]:
-        raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
+def _check_rope(rope: tuple[Tensor, Tensor], q: Tensor) -> None:
     wanted = (q.shape[1], q.shape[3] // 2)
     for name, table in zip(("cos", "sin"), rope, strict=True):
         if tuple(table.shape) != wanted:
             raise ShapeError(f"rope {name}: got shape {tuple(table.shape)}, expected {wanted}")
-    cos, sin = (table[:, None, :] for table in rope)  # [S, 1, D / 2]
-    rotated = []
-    for tensor in (q, k):
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        real, imaginary = tensor.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-        pairs = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
-        rotated.append(pairs.flatten(-2).to(tensor.dtype))
-    return rotated[0], rotated[1]
 
 
-def _recall(
-    q: Tensor, k: Tensor, fine: AttentionOutput, q_tiles: TileLayout, kv_tiles: TileLayout, scale: float, probe: int
-) -> Tensor:
+def _recall(q: Tensor, k: Tensor, fine: AttentionOutput, plan: _Plan, probe: int) -> Tensor:
     """Mean over some queries of `exp(lse of the selected tiles - lse of all keys)`; no host sync."""
     assert fine.lse is not None
-    tokens = torch.linspace(0, q_tiles.num_tokens - 1, min(probe, q_tiles.num_tokens), device=q.device).round().long()
-    rows = q_tiles.rows(q.device)[tokens]
+    number = plan.q_tiles.num_tokens
+    tokens = torch.linspace(0, number - 1, min(probe, number), device=q.device).round().long()
+    rows = plan.q_rows.rows[tokens]
     queries = q.detach().index_select(1, rows).transpose(1, 2).float()  # [B, H, P, D]
-    keys = k.detach().index_select(1, kv_tiles.rows(q.device)).transpose(1, 2).float()
+    keys = k.detach().index_select(1, plan.kv_rows.rows).transpose(1, 2).float()
     keys = keys.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
-    dense = torch.logsumexp(queries @ keys.transpose(-1, -2) * scale, dim=-1)
+    dense = torch.logsumexp(queries @ keys.transpose(-1, -2) * plan.spec.softmax_scale, dim=-1)
     return torch.exp(fine.lse.detach().index_select(2, rows) - dense).mean(dim=-1)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strobe.core.errors import ConfigError
 from strobe.engine.load import Model
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import Scene, sample_scene
 from strobe.models.shapes.train.autoencoder import measure
+from strobe.models.vae.tiny import TinyVAE
 
 SETTLED = (1, 10)
 """Frame blocks, first and last, over which prompt accuracy is measured."""
@@ -76,7 +78,14 @@ def measure_model(
         device: where it runs.
         trial: how much.
         progress: called between frame blocks: (done, total, what).
+
+    Raises:
+        ConfigError: another model than `shapes` or one trained like it.
     """
+    if not isinstance(model.vae, TinyVAE):
+        raise ConfigError(
+            f"model {model.name!r} is none whose clips the oracle reads; give shapes, or a folder of `train-shapes`"
+        )
     vae = model.vae.to(device)
     yield Figure(
         name="autoencoder PSNR, dB",

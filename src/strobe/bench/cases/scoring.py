@@ -53,6 +53,23 @@ def against_reference(variant: str, frames: Tensor, reference: Tensor, reference
         )
 
 
+def not_measured(variant: str, reason: str) -> Iterator[Quality]:
+    """A line for every metric that would otherwise be measured, with the reason instead of a value."""
+    for metric in METRICS:
+        if metric.not_measured is None:
+            yield Quality(
+                variant=variant,
+                metric=metric.name,
+                value=None,
+                unit=metric.unit,
+                reference="",
+                definition=metric.definition,
+                n=0,
+                better="higher" if metric.higher_is_better else "lower",
+                note=reason,
+            )
+
+
 def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
     """Prompt accuracy, switch latency, drift, flicker and border jump, where the oracle can read clip and prompts.
 

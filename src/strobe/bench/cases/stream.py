@@ -93,7 +93,7 @@ class StreamCase:
         self.device = resolve_device(device)
         self._script = script
         self._loaded = model if isinstance(model, load.Model) else load.load(model)
-        self._loaded.text.batch([script.prompt, *(switch.prompt for switch in script.switches)])
+        self._loaded.text.check([script.prompt, *(switch.prompt for switch in script.switches)])
         self._samples = tuple(range(review_samples))
         self._sessions: dict[str, tuple[Session, Snapshot]] = {}
         self._gate_latents: list[Tensor] | None = None
@@ -137,9 +137,8 @@ class StreamCase:
         yield from session.stream(self._script.num_blocks, switches=self._script.switches)
 
     def settings(self, name: str) -> record.Variant:
-        """Return what the variant's session resolved to."""
-        session = self._session(name)
-        config, work = session.config, self.workload
+        """Return what the variant's configuration resolves to here."""
+        config, work = resolve(self._configs[name], self._loaded.defaults, self.device), self.workload
         grid = self._loaded.dit.config.patch
         height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
         per_frame = (height // grid[0]) * (width // grid[1])
@@ -167,7 +166,13 @@ class StreamCase:
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
-        """Judge the variant's clips against the reference with the same noise and by the oracle; keep the first as a file."""
+        """Judge the variant's clips against the reference with the same noise and by the oracle; keep the first as a file.
+
+        Clips of a model with random weights are not made: their quality means nothing.
+        """
+        if self._loaded.random_weights:
+            yield from scoring.not_measured(name, load.RANDOM)
+            return
         if self._reference is None:
             self._reference = self._clips(presets.preset(REFERENCE))
         own = self._configs[name]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.model import ModelFlags
 from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.tables import table_text
@@ -28,7 +29,7 @@ ATTENTIONS: Final = ("dense",)
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class Profiled:
+class Profiled(ModelFlags):
     """What is streamed, and how often.
 
     Args:
@@ -40,7 +41,14 @@ class Profiled:
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12); may be given several times.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
+        weights: file or folder of a Wan model's weights.
+        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
+        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
+        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
+        prompt_cache: folder that keeps the embeddings of prompts for the next time.
+        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -52,7 +60,6 @@ class Profiled:
     switch: tuple[str, ...] = ()
     blocks: int = 8
     seed: int = 0
-    model: str = "shapes"
     device: str = "auto"
 
 
@@ -126,10 +133,9 @@ def stream(
     kept: list[Path] = []
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase
-        from strobe.engine.load import load
         from strobe.engine.prompts import parse_switch
 
-        model = load(what.model)
+        model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
         case = StreamCase([_config(name, what.compile) for name in what.preset], script=script, model=model, device=what.device)

@@ -63,6 +63,10 @@ class WordEncoder(nn.Module):
         padded = [row + [0] * (self.length - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.places.device)
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """Check prompts before a stream depends on them. Raises: see `tokenize`."""
+        self.batch(prompts)
+
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to text `[B, length, dim]`."""
         out: Tensor = self(self.batch(prompts))

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strobe.core.errors import ShapeError
 from strobe.core.shapes import VaeStride
+from strobe.models.vae.stream import Memories, check_frames, check_latents
 
-NO_MEMORY: tuple[Tensor | None, ...] = (None,) * 5
+NO_MEMORY: Memories = (None,) * 5
 """The decoder's memories before a stream's first latent frame."""
 
 
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         self.shallow1, self.shallow2 = MemoryBlock(shallow), MemoryBlock(shallow)
         self.leave = nn.Conv2d(shallow, 3 * config.stride.time * 4, 3, padding=1)
 
-    def forward(self, x: Tensor, memories: tuple[Tensor | None, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, x: Tensor, memories: Memories) -> tuple[Tensor, tuple[Tensor, ...]]:
         """x `[B, F, C, Y, X]` to `[B, F, 4 * 3, 8Y, 8X]` and the memories for the next call."""
         shape = x.shape[:2]
         deep1, deep2, middle, shallow1, shallow2 = memories
@@ -139,6 +139,16 @@ class TinyVAE(nn.Module):
         self.register_buffer("mean", torch.zeros(config.latent_channels))
         self.register_buffer("std", torch.ones(config.latent_channels))
 
+    @property
+    def stride(self) -> VaeStride:
+        """Pixels and frames per latent."""
+        return self.config.stride
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent frame."""
+        return self.config.latent_channels
+
     def _statistics(self) -> tuple[Tensor, Tensor]:
         return self.mean.view(1, 1, -1, 1, 1), self.std.view(1, 1, -1, 1, 1)
 
@@ -148,11 +158,8 @@ class TinyVAE(nn.Module):
         Raises:
             ShapeError: another number of frames or channels, or a size that is not a multiple of the stride.
         """
-        stride = self.config.stride
-        if frames.dim() != 5 or frames.shape[2] != 3 or (frames.shape[1] - 1) % stride.time:
-            raise ShapeError(f"frames: got shape {tuple(frames.shape)}, expected [B, 1 + {stride.time} n, 3, Y, X]")
-        stride.latent_size(frames.shape[3], frames.shape[4])
-        padded = torch.cat((frames[:, :1].expand(-1, stride.time - 1, -1, -1, -1), frames), dim=1)
+        check_frames(frames, self.stride, first=True)
+        padded = torch.cat((frames[:, :1].expand(-1, self.stride.time - 1, -1, -1, -1), frames), dim=1)
         return self.encode_groups(padded)
 
     def encode_groups(self, frames: Tensor) -> Tensor:
@@ -163,44 +170,26 @@ class TinyVAE(nn.Module):
         latents: Tensor = self.encoder(stacked).unflatten(0, (batch, count))
         return (latents - mean) / std
 
-    def decode_groups(
-        self, latents: Tensor, memories: tuple[Tensor | None, ...] = NO_MEMORY
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def decode_groups(self, latents: Tensor, memories: Memories = NO_MEMORY) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Latents `[B, F, C, Y, X]` to frames `[B, 4 F, 3, 8Y, 8X]` (not clamped) and the decoder's next memories.
 
         Raises:
             ShapeError: the latents are not those of this autoencoder.
         """
-        if latents.dim() != 5 or latents.shape[2] != self.config.latent_channels:
-            raise ShapeError(f"latents: got shape {tuple(latents.shape)}, expected [B, F, {self.config.latent_channels}, Y, X]")
+        check_latents(latents, self.latent_channels)
         mean, std = self._statistics()
-        out, after = self.decoder(latents * std + mean, memories)
+        out, after = self.decoder(latents.to(std.dtype) * std + mean, memories)
         return out.unflatten(2, (self.config.stride.time, 3)).flatten(1, 2), after
+
+    def empty_memories(self) -> Memories:
+        """Memories before a stream's first latent frame."""
+        return NO_MEMORY
+
+    def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
+        """A piece of a stream; see `strobe.models.vae.stream.VideoDecoder`."""
+        frames, after = self.decode_groups(latents, memories)
+        return frames[:, self.stride.time - 1 if first else 0 :].clamp(0, 1), after
 
     def decode(self, latents: Tensor) -> Tensor:
         """A whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1]."""
-        return self.decode_groups(latents)[0][:, self.config.stride.time - 1 :].clamp(0, 1)
-
-
-class StreamingDecoder:
-    """Decodes a stream of latents piece by piece, exactly as `TinyVAE.decode` would in one call."""
-
-    def __init__(self, vae: TinyVAE) -> None:
-        self.vae = vae
-        self.memories = NO_MEMORY
-        self.started = False
-
-    def push(self, latents: Tensor) -> Tensor:
-        """Latents `[B, F, C, Y, X]` to frames `[B, F', 3, 8Y, 8X]` in [0, 1]: 4 per latent frame, 1 for the stream's first."""
-        frames, self.memories = self.vae.decode_groups(latents, self.memories)
-        if not self.started:
-            frames = frames[:, self.vae.config.stride.time - 1 :]
-            self.started = True
-        return frames.clamp(0, 1)
-
-    def state(self) -> tuple[bool, tuple[Tensor | None, ...]]:
-        """What a copy of this decoder needs to go on from here. Tensors are never written in place, so sharing them is safe."""
-        return self.started, self.memories
-
-    def load_state(self, state: tuple[bool, tuple[Tensor | None, ...]]) -> None:
-        self.started, self.memories = state
+        return self.decode_piece(latents, NO_MEMORY, first=True)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from strobe.core.errors import ConfigError
 
@@ -47,3 +48,9 @@ class WanConfig:
         pairs = self.head_dim // 2
         side = pairs // 3
         return pairs - 2 * side, side, side
+
+
+WAN_1_3B: Final = WanConfig()
+WAN_14B: Final = WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40)
+SIZES: Final[dict[str, WanConfig]] = {"wan-1.3b": WAN_1_3B, "wan-14b": WAN_14B}
+"""Released text-to-video sizes by name. Source: config.json of Wan2.1-T2V-1.3B and Wan2.1-T2V-14B."""

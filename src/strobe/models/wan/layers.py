@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
+from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, span
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.rope import rotate
@@ -77,12 +78,21 @@ class SelfAttention(nn.Module):
         self.fused: tuple[Tensor, Tensor] | None = None
 
     def fuse(self) -> None:
-        """Keep Q, K and V as one matrix for inference. Call again after the weights change."""
+        """Keep Q, K and V as one matrix for inference; theirs become views of it, so that nothing is held twice.
+
+        Call again after weights were replaced by other tensors; its address stays.
+        """
         layers = (self.q, self.k, self.v)
-        self.fused = (
-            torch.cat([layer.weight.detach() for layer in layers]),
-            torch.cat([layer.bias.detach() for layer in layers]),
-        )
+        if not all(isinstance(layer, nn.Linear) for layer in layers):
+            raise ConfigError("Q, K and V cannot be fused with a LoRA beside them; turn knob merge_lora on or fused_qkv off")
+        both: tuple[Tensor, ...] = ()
+        for index, name in enumerate(("weight", "bias")):
+            parts = [getattr(layer, name).detach() for layer in layers]
+            fused = torch.cat(parts) if self.fused is None else self.fused[index].copy_(torch.cat(parts))
+            both = (*both, fused)
+            for layer, piece in zip(layers, fused.chunk(3), strict=True):
+                setattr(layer, name, nn.Parameter(piece, requires_grad=False))
+        self.fused = both[0], both[1]
 
     def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys after RoPE and values, each `[B, S, H, D]`."""

@@ -189,6 +189,14 @@ class Variant(_Line, frozen=True, kw_only=True):
     calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
     costs: Annotated[tuple[SpanCost, ...], Meta(description="what one region of a name must compute and move")] = ()
     sizes: Annotated[dict[str, int], Meta(description="sizes of one call where an operator is measured, e.g. `q_tokens`")] = {}
+    cold_start_ns: Annotated[
+        int | None,
+        Meta(description="opening the variant and a first short clip of it, minus the same short clip again; null: not taken"),
+    ] = None
+    text_encoder_bytes: Annotated[int | None, Meta(description="bytes of the text encoder's weights; null: not known")] = None
+    text_encoder_on_device: Annotated[
+        bool | None, Meta(description="they lie in the memory that `peak_bytes` counts; null: not known")
+    ] = None
 
 
 # -------------------------------------------------------------------------------------------------------------- samples

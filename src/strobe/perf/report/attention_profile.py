@@ -13,6 +13,7 @@ from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.perf.analysis.device.roofline import roofline
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
 from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.records.store import RunRecords
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Block,
@@ -43,16 +44,26 @@ _GREEN, _RED = Text("green", "good"), Text("RED", "bad")
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
 
 
-def attention_report(folder: Path) -> Report:
+def is_attention_run(run: RunRecords) -> bool:
+    """Whether the records are of attention calls by themselves: no other region was timed."""
+    return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
+
+
+def attention_report(folder: Path, pair: tuple[str, str] | None = None) -> Report:
     """Build the page.
+
+    Args:
+        folder: the run folder.
+        pair: only these two implementations, the second measured against the first.
 
     Raises:
         DataError: the folder holds no records of attention calls.
+        ConfigError: the run does not have both of the pair.
     """
-    study = load_study([folder])
+    study = load_study([folder], pair=pair)
     header = study.runs[0].header
     compared = tuple(_compared(study))
-    sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), *_traced(folder)]
+    sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), *_traced(study)]
     sizes = next((subject.settings.sizes for subject in study.subjects), {})
     return Report(
         v=SCHEMA_VERSION,
@@ -206,13 +217,19 @@ def _rooflines(study: Study) -> Section | None:
     return Section("roofline", "Against the device's peaks", "", blocks)
 
 
-def _traced(folder: Path) -> Iterator[Section]:
+def _traced(study: Study) -> Iterator[Section]:
     """The sections of the trace report, if there are traces."""
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_page.study import load_trace_study
 
-    if not (folder / "traces").is_dir():
+    names = {subject.name for subject in study.subjects}
+    run = study.runs[0]
+    recorded = {run.folder / trace.path: trace.path for trace in run.traces if trace.variant in names}
+    if not recorded:
         return
+    there = [path for path in recorded if path.is_file()]
+    gone = [f"{name} is not there any more." for path, name in recorded.items() if path not in there]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
-    yield Section("traces", "What the traces say", lead, (Paragraph("Each implementation's trace is named by its file."),))
-    yield from build_trace_report(load_trace_study([folder / "traces"])).sections
+    yield Section("traces", "What the traces say", lead, (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),))
+    if there:
+        yield from build_trace_report(load_trace_study(there)).sections

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.report.attention_profile import attention_report, is_attention_run
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.sections.attention import attention_sections
@@ -32,12 +34,19 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
 
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, gives the page of that command.
+
     Raises:
-        DataError: no folder, or a folder without readable records.
+        DataError: no folder, a folder without readable records, or a run of attention calls among others.
         ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
     study = load_study(folders, into, pair)
+    alone = [run.folder for run in study.runs if is_attention_run(run)]
+    if alone and len(folders) > 1:
+        raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
+    if alone:
+        return attention_report(alone[0], pair)
     findings, found_latencies = find(study), find_latencies(study)
     sections = (
         headline_section(study, findings),

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from strobe.perf.analysis.device.views import device_views
+from strobe.perf.analysis.device.views import all_work, parts_of
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.trace_page.study import TraceStudy
-from strobe.perf.trace import HostEvents, Trace
+from strobe.perf.trace import Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 
 COLUMNS: Final = (
     "trace", "kind", "name", "start_ns", "end_ns", "device", "stream", "shape", "module",
     "call", "call_start_ns", "call_end_ns", "thread", "ordinal",
 )  # fmt: skip
-_CHUNK: Final = 10_000
+_CHUNK: Final = 4_000
 
 
 def write_events(study: TraceStudy, path: Path) -> int:
@@ -36,7 +34,7 @@ def write_events(study: TraceStudy, path: Path) -> int:
     with path.open("wb") as file, gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
         packed.write(",".join(COLUMNS).encode() + b"\n")
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-            rows = _device_rows(trace, window) if len(trace.device_events) else _operator_rows(trace)
+            rows = _device_rows(trace, window) if len(trace.device_events) else _operator_rows(trace, window)
             head = _field(label)
             while chunk := list(islice(rows, _CHUNK)):
                 packed.write("".join(f"{head},{row}\n" for row in chunk).encode("utf-8", "replace"))
@@ -50,34 +48,41 @@ def _field(text: str) -> str:
 
 
 def _device_rows(trace: Trace, window: Window | None) -> Iterator[str]:
-    events, base, positions = trace.device_events, trace.base_ns, range(len(trace.device_events))
-    names, shapes = [_field(name) for name in events.names], [_field(shape) for shape in events.shapes]
-    calls = [*_calls(events.hosts, [_field(thread) for thread in trace.threads], base), ",,,"]  # -1: not known
-    modules = {position: _field(path) for position, path in trace.module_paths.items()}
-    columns: Iterable[Iterable[int]] = (
-        positions, events.kind, events.name, events.start_ns, events.end_ns, events.device, events.stream, events.shape,
-        events.host, events.ordinal,
-    )  # fmt: skip
-    if window is not None:
-        inside = [view.work.position[view.inside] for view in device_views(trace, window)]
-        chosen = np.sort(np.concatenate(inside))
-        columns = [np.asarray(column)[chosen].tolist() for column in columns]
-    for position, kind, name, start, end, device, stream, shape, host, ordinal in zip(*columns, strict=True):
-        yield (
-            f"{DEVICE_KINDS[kind]},{names[name]},{base + start},{base + end},{device},{stream},{shapes[shape]},"
-            f"{modules.get(position, '')},{calls[host]},{ordinal}"
-        )
+    names, shapes = ([_field(text) for text in texts] for texts in (trace.device_events.names, trace.device_events.shapes))
+    call = _Calls(trace)
+    parts = (part.work for part in parts_of(all_work(trace), window))
+    for work in (one.at(slice(at, min(at + _CHUNK, len(one)))) for one in parts for at in range(0, len(one), _CHUNK)):
+        position = work.position.tolist()
+        modules = [trace.module_paths.get(number, "") for number in position] if trace.module_paths else [""] * len(position)
+        columns = (work.kind, work.name, work.start, work.end, work.device, work.stream, work.shape, work.host, work.ordinal)
+        rows = zip(modules, *(column.tolist() for column in columns), strict=True)
+        for module, kind, name, start, end, device, stream, shape, host, ordinal in rows:
+            yield (
+                f"{DEVICE_KINDS[kind]},{names[name]},{trace.base_ns + start},{trace.base_ns + end},{device},{stream},"
+                f"{shapes[shape]},{_field(module)},{call.fields(host)},{ordinal}"
+            )
 
 
-def _calls(hosts: HostEvents, threads: Sequence[str], base: int) -> list[str]:
-    """The fields of each launch call."""
-    names = [_field(name) for name in hosts.names]
-    columns = zip(hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread, strict=True)
-    return [f"{names[name]},{base + start},{base + end},{threads[thread]}" for name, start, end, thread in columns]
+class _Calls:
+    """The fields of launch calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._hosts, self._base = trace.device_events.hosts, trace.base_ns
+        self._names = [_field(name) for name in self._hosts.names]
+        self._threads = [_field(thread) for thread in trace.threads]
+
+    def fields(self, call: int) -> str:
+        """Of one call; a negative one is not known."""
+        if call < 0:
+            return ",,,"
+        hosts, base = self._hosts, self._base
+        name, thread = self._names[hosts.name[call]], self._threads[hosts.thread[call]]
+        return f"{name},{base + hosts.start_ns[call]},{base + hosts.end_ns[call]},{thread}"
 
 
-def _operator_rows(trace: Trace) -> Iterator[str]:
+def _operator_rows(trace: Trace, window: Window | None) -> Iterator[str]:
     ops, base = trace.ops, trace.base_ns
     names, threads = [_field(name) for name in ops.names], [_field(thread) for thread in trace.threads]
     for name, start, end, thread in zip(ops.name, ops.start_ns, ops.end_ns, ops.thread, strict=True):
-        yield f"operator,{names[name]},{base + start},{base + end},,,,,,,,{threads[thread]},"
+        if window is None or (start < window.end_ns and (end > window.start_ns or start == end >= window.start_ns)):
+            yield f"operator,{names[name]},{base + start},{base + end},,,,,,,,{threads[thread]},"

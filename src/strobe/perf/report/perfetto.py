@@ -97,9 +97,10 @@ def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | Non
     for view in device_views(trace, window):
         group = writer.track(f"device {view.device}", process)
         writer.lanes("idle", group, _idle(view), trace.base_ns)
-        stream, host = view.work.stream[view.inside], view.work.host[view.inside]
+        inside = view.work.at(view.inside)
+        stream, host = inside.stream, inside.host
         for number in np.unique(stream).tolist():
-            chosen = view.work.position[view.inside[stream == number]].tolist()
+            chosen = inside.position[stream == number].tolist()
             slices = (_device_slice(trace.device_events, i, writer.first_flow) for i in chosen)
             writer.lanes(f"stream {number}", group, slices, trace.base_ns)
         launches.append(np.unique(host[host >= 0]))

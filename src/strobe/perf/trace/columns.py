@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from strobe.perf.trace.digits import Integers
 
-BLOCK: Final = 1 << 16
+BLOCK: Final = 1 << 15
 Ids = npt.NDArray[np.int32]
 
 T = TypeVar("T", bound=Hashable)
@@ -54,6 +54,20 @@ class Interned(Generic[T]):
         return tuple(self._ids)
 
 
+def code_for(low: int, high: int) -> str:
+    """The type code of the smallest integers that hold both."""
+    return next(code for code in "bBhHiq" if np.iinfo(code).min <= low and high <= np.iinfo(code).max)
+
+
+def narrow(values: Sequence[int] | npt.NDArray[Any]) -> array[int]:
+    """The values as a column of the smallest integers that hold them."""
+    given = np.asarray(values)
+    if not len(given):
+        return array("b")
+    code = code_for(int(given.min()), int(given.max()))
+    return array(code, given.astype(np.dtype(code), copy=False).tobytes())
+
+
 def view(column: array[int]) -> Integers:
     """The column as numpy sees it, without a copy."""
     return np.frombuffer(column, np.dtype(column.typecode))
@@ -77,8 +91,9 @@ def taken(column: array[int], places: Ids) -> array[int]:
     return new
 
 
-def looked_up(table: Sequence[int] | npt.NDArray[Any], ids: array[int], code: str = "i") -> array[int]:
-    """`table` at each id, as a new column."""
+def looked_up(table: Sequence[int], ids: array[int], *others: int) -> array[int]:
+    """`table` at each id, as a new column of the smallest integers that hold the table and some others."""
+    code = code_for(min((*table, *others), default=0), max((*table, *others), default=0))
     new, numbers = blank(code, len(ids)), np.asarray(table, np.dtype(code))
     for block in blocks(len(ids)):
         view(new)[block] = numbers[view(ids)[block]]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from strobe.perf.trace.columns import narrow
+
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 _NO_HOST: Final = -1
 
@@ -79,14 +81,14 @@ class HostEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[HostEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names = _Names()
-        name, start, end, thread = array("i"), array("q"), array("q"), array("i")
+        names, name, thread = _Names(), list[int](), list[int]()
+        start, end = array("q"), array("q")
         for row in rows:
             name.append(names.id_of(row.name))
             start.append(row.start_ns)
             end.append(row.end_ns)
             thread.append(row.thread)
-        return cls(names=names.texts(), name=name, start_ns=start, end_ns=end, thread=thread)
+        return cls(names=names.texts(), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
 
     @classmethod
     def empty(cls) -> Self:
@@ -107,8 +109,8 @@ class HostEvents:
 class DeviceEvents:
     """Column store of `DeviceEvent` rows, in order of start. The launch calls are stored once, in `hosts`.
 
-    39 bytes an event and 24 bytes a launch call. `np.frombuffer(column, dtype)` views a column without a copy: `i` is int32,
-    `b` int8, `h` int16, `q` int64.
+    Times are 8 bytes, launch calls 4, every other column as few as hold its values: in a usual trace 27 bytes an event and 18 a
+    launch call. `np.asarray(column)` views a column without a copy, in the type it has: widen it before calculating.
     """
 
     names: tuple[str, ...]
@@ -129,8 +131,8 @@ class DeviceEvents:
         """Store rows that are already in order of start."""
         names, shapes = _Names(), _Names()
         hosts: dict[HostEvent, int] = {}
-        name, kind, start, end = array("i"), array("b"), array("q"), array("q")
-        device, stream, ordinal, host, shape = array("h"), array("i"), array("i"), array("i"), array("i")
+        start, end, host = array("q"), array("q"), array("i")
+        name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
         for row in rows:
             name.append(names.id_of(row.name))
             kind.append(DEVICE_KINDS.index(row.kind))
@@ -142,8 +144,9 @@ class DeviceEvents:
             host.append(_NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
             shape.append(shapes.id_of(row.shape))
         return cls(
-            names=names.texts(), shapes=shapes.texts(), hosts=HostEvents.from_rows(hosts), name=name, kind=kind,
-            start_ns=start, end_ns=end, device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
+            names=names.texts(), shapes=shapes.texts(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
+            start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
+            shape=narrow(shape),
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -267,13 +270,15 @@ class Trace:
         threads: `pid/tid` of each host thread, sorted; `thread` fields count into it.
         ops: operators of every host thread; empty unless they were asked for.
         regions: our spans, in order of start, an enclosing region before what it encloses.
-        ranges: every `record_function` range of the host under its own name, ours and `ProfilerStep#N` too.
+        ranges: every `record_function` range of the host under its own name, ours and `ProfilerStep#N` too, and the calls of what
+            `torch.compile` compiled (`Torch-Compiled Region: 0/0`), which are among the operators in the trace.
         modules: calls of `nn.Module`s (`nn.Module: Linear_3` in the trace is `Linear_3` here); empty without Python frames.
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
         module_paths: by position among the device events, the module path that a graph's kernel carries (`module_fqn`).
         collectives: what the communication kernels say of themselves, in order of `event`.
         memory: one track per device whose allocations were recorded.
-        overhead: when the profiler itself held up the host: disjoint intervals in order.
+        overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
+        overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
         window_end_ns: end of the recorded window, where the trace says it.
@@ -296,5 +301,6 @@ class Trace:
     collectives: tuple[Collective, ...] = ()
     memory: tuple[MemoryTrack, ...] = ()
     overhead: tuple[tuple[int, int], ...] = ()
+    overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     window_end_ns: int | None = None

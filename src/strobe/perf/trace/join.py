@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.trace.columns import Ids, blank, blocks, distinct, looked_up, ranks, renumber, taken, time_order, view
+from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.device import Collectives, DeviceTable, Said
 from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import Collective, DeviceEvents, HostEvents
@@ -66,11 +66,11 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     shapes, shape = _shapes([one.shape for one in works], work, sizes, view(operator))
     names, name_of = distinct([one.name for one in works])
     stream = looked_up([one.stream for one in works], work)
-    device = looked_up([one.device for one in works], work, "h")
-    kind = looked_up([one.kind for one in works], work, "b")
-    renumber(work, name_of)
+    device = looked_up([one.device for one in works], work)
+    kind = looked_up([one.kind for one in works], work)
+    name = looked_up(name_of, work)
     events = DeviceEvents(
-        names=names, shapes=shapes, hosts=hosts, name=work, kind=kind, start_ns=start, end_ns=end,
+        names=names, shapes=shapes, hosts=hosts, name=name, kind=kind, start_ns=start, end_ns=end,
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
     return Joined(events=events, launched=launched, collectives=collectives, module_paths=module_paths)
@@ -108,8 +108,8 @@ class _Calls:
         used = np.flatnonzero(np.bincount(np.unique(view(self.call)), minlength=len(self.names))).tolist()
         names, name_of = distinct(self.names, used)
         thread = looked_up(self.threads, self.call)
-        renumber(self.call, name_of)
-        return HostEvents(names=names, name=self.call, start_ns=self.start, end_ns=end, thread=thread)
+        name = looked_up(name_of, self.call)
+        return HostEvents(names=names, name=name, start_ns=self.start, end_ns=end, thread=thread)
 
 
 def _answer(
@@ -180,17 +180,20 @@ def _count(calls: _Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, 
 
 def _ordinals(host: Integers, num_hosts: int) -> array[int]:
     """The number of each event among those of its call; 0 where there is no call."""
-    ordinal, seen, shared = blank("i", len(host)), np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
+    seen, shared = np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
     for block in blocks(len(host)):
         some, counts = np.unique(host[block], return_counts=True)
         some, counts = some[some >= 0], counts[some >= 0]
         shared[some[(counts > 1) | seen[some]]] = True
         seen[some] = True
-    if shared.any():
-        rows = np.flatnonzero((host >= 0) & shared[host]).astype(np.int32)
-        rows = rows[np.argsort(host[rows], kind="stable")]
-        ordered = host[rows]
-        view(ordinal)[rows] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+    if not shared.any():
+        return blank("b", len(host))
+    rows = np.flatnonzero((host >= 0) & shared[host]).astype(np.int32)
+    rows = rows[np.argsort(host[rows], kind="stable")]
+    ordered = host[rows]
+    number = (np.arange(len(rows)) - np.searchsorted(ordered, ordered)).astype(np.int32)
+    ordinal = blank(code_for(0, int(number.max())), len(host))
+    view(ordinal)[rows] = number
     return ordinal
 
 
@@ -200,7 +203,7 @@ def _shapes(
     """The shapes, and the number of each event's."""
     of_operator = sizes.texts.values()
     shapes, numbers = distinct([*texts, *of_operator])
-    shape = looked_up(numbers[: len(texts)], work)
+    shape = looked_up(numbers[: len(texts)], work, len(shapes))
     if len(operator) and of_operator:
         number, text = sizes.operator.release(), sizes.text.release()
         order = np.argsort(view(number), kind="stable").astype(np.int32)
@@ -208,7 +211,7 @@ def _shapes(
         for block in blocks(len(operator)):
             place = _places(known, operator[block])
             hit = place >= 0
-            view(shape)[block][hit] = np.array(numbers[len(texts) :], np.int32)[view(text)[place[hit]]]
+            view(shape)[block][hit] = np.array(numbers[len(texts) :], view(shape).dtype)[view(text)[place[hit]]]
     return shapes, shape
 
 

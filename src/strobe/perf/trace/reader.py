@@ -13,7 +13,7 @@ from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import Progress, event_batches
 from strobe.perf.trace.device import DeviceTable
 from strobe.perf.trace.digits import nanoseconds
-from strobe.perf.trace.events import Device, DeviceEvents, HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
 from strobe.perf.trace.schema import Batch, Decoder, Group
@@ -25,7 +25,8 @@ _SUFFIXES: Final = (".json", ".json.gz")
 _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
 _MODULE: Final = "nn.Module: "
 _COMM_OPERATOR: Final = "record_param_comms"
-_COMM_OPERATOR_BYTES: Final = _COMM_OPERATOR.encode()
+_COMPILED: Final = "Torch-Compiled Region"
+_ALWAYS_READ: Final = (_COMM_OPERATOR.encode(), _COMPILED.encode())
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -104,12 +105,12 @@ class _Contents:
         self._devices = DeviceTable(linked=shapes)
         self._sizes = OperatorSizes()
         self._memory = MemoryTracks()
-        self._overhead: list[tuple[int, int]] = []
+        self._overheads: list[HostEvent] = []
         self._window_end: int | None = None
 
     def decoder_for(self, piece: bytes) -> Decoder:
-        """Operators are built only where they are kept, or say something of collectives."""
-        wanted = self._keep_ops or self._keep_sizes or _COMM_OPERATOR_BYTES in piece
+        """Operators are built only where they are kept, say something of collectives, or are compiled regions."""
+        wanted = self._keep_ops or self._keep_sizes or any(name in piece for name in _ALWAYS_READ)
         return self._with_ops if wanted else self._without_ops
 
     def add(self, batch: Batch) -> None:
@@ -123,7 +124,9 @@ class _Contents:
         self._add_modules(batch.of[Group.FRAME])
         self._add_operators(batch.of[Group.OP])
         overhead = self._times(batch.of[Group.OVERHEAD])
-        self._overhead += zip(overhead.start.tolist(), (overhead.start + overhead.duration).tolist(), strict=True)
+        ends = (overhead.start + overhead.duration).tolist()
+        for event, start, end in zip(overhead.events, overhead.start.tolist(), ends, strict=True):
+            self._overheads.append(HostEvent(event.name, start, end, 0))
         self.lost += self._memory.add(batch.of[Group.MEMORY])
         for event in batch.of[Group.WINDOW_END]:
             self._end_window(event)
@@ -141,13 +144,17 @@ class _Contents:
         self._modules.add(self._times(modules))
 
     def _add_operators(self, operators: Sequence[Any]) -> None:
+        compiled = []
         for operator in operators:
             if operator.name == _COMM_OPERATOR and operator.args is not None:
                 self._devices.collectives.add_operator(operator.args)
+            elif operator.name.startswith(_COMPILED):
+                compiled.append(operator)
         if self._keep_sizes:
             self._sizes.add(operators)
         if self._keep_ops:
             self._ops.add(self._times(operators))
+        self._ranges.add(times_of(compiled) if self._keep_ops else self._times(compiled))  # what is bad counts once
 
     def _end_window(self, event: Any) -> None:
         try:
@@ -178,7 +185,8 @@ class _Contents:
             module_paths=joined.module_paths,
             collectives=joined.collectives,
             memory=self._memory.tracks(),
-            overhead=_union(self._overhead),
+            overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
+            overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             launched=joined.launched,
             window_end_ns=self._window_end,
         )

@@ -102,6 +102,7 @@ def test_formulas(sentence: str, right: str | None, page: Any, only: Any, clean:
         ("21.9% (749 ms → 585 ms)", None),
         ("-21.9% (749 ms -> 585 ms)", None),
         ("31.9% (749 ms → 585 ms)", "21.9%"),
+        ("31.9% (749 ms -> 585 ms)", "21.9%"),
         ("+26.8% (4.1 → 5.2 FPS)", None),
         ("+36.8% (4.1 → 5.2 FPS)", "+26.8%"),
         ("about 20 % (749 ms → 585 ms)", None),
@@ -117,6 +118,29 @@ def test_a_change_beside_its_arrow(text: str, right: str | None, table: bool, pa
         return clean(made)
     found = only(made)
     assert (found.rule, found.corrected, found.place.row) == ("arrow", right, "Latency" if table else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("It is 2.3x faster (410 ms -> 178 ms).", None),
+        ("It is 3.3x faster (410 ms -> 178 ms).", "2.3x"),
+        ("It is 3.3x faster, from 410 ms to 178 ms.", "2.3x"),
+        ("It went from 410 ms down to 178 ms, a speedup of 3.3x.", "2.3x"),
+        ("It went from 4.1 to 5.2 FPS (1.27x).", None),
+        ("It went from 4.1 to 5.2 FPS (1.37x).", "1.27x"),
+        ("The time fell to 0.43x (410 ms -> 178 ms).", None),
+        ("On 2x A100 it fell (410 ms -> 178 ms).", None),
+        ("It is 3.3x faster; the decode takes 4 ms to 5 ms.", None),
+        ("It is about 2x faster (410 ms -> 178 ms).", None),
+    ],
+)
+def test_a_ratio_beside_what_it_is_of(text: str, right: str | None, page: Any, only: Any, clean: Any) -> None:
+    made = page(0).say(text)
+    if right is None:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.corrected) == ("arrow", right)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -83,6 +83,20 @@ def test_skew_and_transfer_by_hand() -> None:
     assert (kind.transfer.min_ns, kind.transfer.max_ns) == (40_000, 40_000)
 
 
+def test_the_straggler_is_who_the_others_wait_longest_for_not_who_is_last_most_often() -> None:
+    """Rank 0 comes 1 µs after rank 1 three times, rank 1 comes 500 µs after rank 0 once."""
+    starts = [(1_000, 0), (1_000, 0), (1_000, 0), (0, 500_000)]
+    traces = []
+    for rank in (0, 1):
+        comm = [(1_000_000 * i + both[rank], 1_000_000 * i + max(both) + 9_000) for i, both in enumerate(starts)]
+        traces.append(_rank(rank, comm, _told(4)))
+    found = meetings(traces)
+    assert found is not None
+    zero, one = found.times
+    assert (zero.last, zero.cost_ns, one.last, one.cost_ns) == (3, 3_000, 1, 500_000)
+    assert found.straggler == one and found.last_most_often == zero
+
+
 def test_the_base_of_each_file_is_added() -> None:
     expected = meetings(_late([2, 0, 1]))
     shifted = []

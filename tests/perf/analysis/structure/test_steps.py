@@ -231,9 +231,37 @@ def test_windows_that_are_not_there(text: str, error: type[Exception], says: str
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("ProfilerStep#1", 0, 100), ("2", 100, 200), ("1..2", 0, 200), ("attention[1]", 110, 120), ("Block_0", 5, 15),
+        ("attention[0]..a..b", 10, 60), ("10ns..20ns", 10, 20), ("150ns..", 150, 200), ("..1ms", 0, 200),
+    ],
+)  # fmt: skip
+def test_windows_of_a_trace_without_a_device_are_time_of_the_host(text: str, start: int, end: int) -> None:
+    found = choose_window(_trace([], _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
+    assert found == Window(start_ns=start, end_ns=end, label=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("3", "no range ProfilerStep#3"), ("1us..2us", "after the last event of the host"), ("none", "no range or module 'none'")],
+)
+def test_windows_that_a_trace_without_a_device_has_not(text: str, says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        choose_window(_trace([], _CALLS), text)
+    assert says in str(caught.value)
+
+
+def test_ranges_on_a_thread_that_launched_nothing_are_no_steps() -> None:
+    elsewhere = [HostEvent("ProfilerStep#1", 0, 100, 1), HostEvent("ProfilerStep#2", 100, 200, 1)]
+    (found,) = find_steps(_trace([DeviceEvent("k", "kernel", 5, 9, 0, 7, 0, None)], elsewhere))
+    assert isinstance(found, NoSteps)
+
+
 def test_windows_of_other_traces() -> None:
-    with pytest.raises(DataError, match="no device events"):
-        choose_window(_trace([], _CALLS), "1ms..2ms")
+    with pytest.raises(DataError, match="no events, so there is no window"):
+        choose_window(_trace([]), "1ms..2ms")
     with pytest.raises(DataError, match="step 1 cannot be found: no repeating step found"):
         choose_window(_trace(_EVENTS), "1")
     with pytest.raises(DataError, match="the trace has no ranges or modules"):

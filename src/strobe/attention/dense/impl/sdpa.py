@@ -1,4 +1,9 @@
-"""Dense attention through `torch.nn.functional.scaled_dot_product_attention`."""
+"""Dense attention through the kernels of torch itself.
+
+Without the lse torch picks the kernel on a CPU and for grouped queries; on a GPU cuDNN's kernel is called by its own name where
+it runs, because torch prefers slower ones. With the lse one kernel is called by its own name on every device, and its lse is made
+float32 `[B, H, S_q]`: cuDNN's has a last dimension of 1 and the memory-efficient one is padded to a multiple of 32 rows.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,69 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.attention.impls import Impl
+from strobe.attention.libraries import capability, short
 from strobe.attention.types import AttentionOutput, AttentionSpec
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput:
-    """Attention by the kernel torch picks for this device; with the lse by torch's flash kernel for a CPU."""
+    """Attention by the fastest of torch's kernels that takes this call."""
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
     groups = spec.num_heads // spec.num_kv_heads
-    if spec.return_lse:
-        keys, values = (tensor.repeat_interleave(groups, dim=1) if groups > 1 else tensor for tensor in (keys, values))
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = flash(queries, keys, values, 0.0, False, scale=spec.softmax_scale)
-        return AttentionOutput(out=out.transpose(1, 2), lse=lse.float())
-    out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, enable_gqa=groups > 1)
-    return AttentionOutput(out=out.transpose(1, 2), lse=None)
+    kernel = kernel_of(spec)
+    if not kernel:
+        out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, enable_gqa=groups > 1)
+        return AttentionOutput(out=out.transpose(1, 2), lse=None)
+    if groups > 1:
+        keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
+    queries, keys, values = (each if each.stride(-1) == 1 else each.contiguous() for each in (queries, keys, values))
+    scale, wants_lse = spec.softmax_scale, spec.return_lse or spec.needs_grad
+    if kernel == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, values, 0.0, False, scale=scale)
+    elif kernel == "cudnn":
+        attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+        out, lse = attention(queries, keys, values, None, wants_lse, 0.0, False, False, scale=scale)[:2]
+    elif kernel == "flash":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(queries, keys, values, 0.0, False, False, scale=scale)[:2]
+    else:
+        attention = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, lse = attention(queries, keys, values, None, wants_lse, 0.0, False, scale=scale)[:2]
+    return AttentionOutput(out=out.transpose(1, 2), lse=rows_of(lse, spec) if spec.return_lse else None)
+
+
+def kernel_of(spec: AttentionSpec) -> str:
+    """The kernel that is called by its own name, `cpu`, `cudnn`, `flash` or `efficient`; empty if torch picks."""
+    if spec.device.type == "cpu":
+        return "cpu" if spec.return_lse else ""
+    grouped = spec.num_heads != spec.num_kv_heads
+    half = spec.dtype in _HALF and spec.head_dim % 8 == 0
+    many = spec.q_len > 1 and spec.kv_len > 1
+    if half and many and spec.head_dim <= 128 and capability(spec.device) >= (9, 0) and not (grouped and not spec.return_lse):
+        return "cudnn"
+    if not spec.return_lse:
+        return ""
+    return "flash" if half and spec.head_dim <= 256 else "efficient"
+
+
+def rows_of(lse: Tensor, spec: AttentionSpec) -> Tensor:
+    """A kernel's lse as float32 `[B, H, S_q]`: `[B, H, S_q, 1]` or more rows than there are queries become that."""
+    if lse.dim() == 4:
+        lse = lse.squeeze(-1)
+    return lse[..., : spec.q_len].float()
 
 
 def _refuses(spec: AttentionSpec) -> str | None:
     if spec.kv_len == 0:
         return "scaled_dot_product_attention does not define attention over no keys"
-    if spec.return_lse and spec.device.type != "cpu":
-        return "it returns the lse on a CPU only"
+    if spec.return_lse and spec.device.type not in ("cpu", "cuda"):
+        return f"it returns the lse on a CPU and on CUDA, the tensors are on {spec.device}"
     if spec.return_lse and spec.needs_grad:
         return "torch's flash kernel has no gradient through the lse"
+    if spec.return_lse and spec.device.type == "cuda" and 0 in (spec.batch, spec.q_len):
+        return "torch's kernels return no lse for no queries"
+    if spec.return_lse and spec.device.type == "cuda" and spec.dtype not in (*_HALF, torch.float32):
+        return f"torch's kernels for CUDA return no lse for {short(spec.dtype)}"
     return None
 
 

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from strobe.attention.sparse.selection import BlockSelection
 
 _LOG2E: Final = 1.4426950408889634
-_ROWS: Final = 64
+_ROWS: Final = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
 """Queries of a program, and keys of a step."""
 
 
@@ -30,27 +30,33 @@ def _tile(desc, batch, first, head, rows: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
+def _own(pointer, batch, first, head, stride_batch, stride_row, stride_head, rows: tl.constexpr, width: tl.constexpr):
+    """The same without a descriptor: for what a program keeps, which the copy engine's next tiles must not overwrite.
+
+    Loaded with four dimensions, because what is reshaped reaches the matrix units from registers, not from shared memory.
+    """
+    at = (first + tl.arange(0, rows)).to(tl.int64)[None, :, None, None] * stride_row
+    base = pointer + batch.to(tl.int64) * stride_batch + head * stride_head
+    return tl.load(base + at + tl.arange(0, width)[None, None, None, :]).reshape([rows, width])
+
+
+@triton.jit
 def _key_of(row, step, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr):
     """First key of a step: key blocks in the order of the indices, each in `steps` runs."""
     return tl.load(row + step // steps) * block + (step % steps) * rows
 
 
 @triton.jit
-def _scores(q, k_desc, batch, first, kv_head, sizes_ptr, block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-            ragged: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Scores of the queries against the keys from `first` on, `[rows, rows]`; -inf where a key is padding."""
-    keys = _tile(k_desc, batch, first, kv_head, rows, width)
-    scores = tl.dot(q, keys.T, input_precision=precision)
-    if ragged:
-        seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-    return scores
+def _hide(scores, first, sizes_ptr, block: tl.constexpr, rows: tl.constexpr):
+    """Scores against the keys from `first` on, -inf where a key is padding."""
+    seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
+    return tl.where(seen[None, :], scores, float("-inf"))
 
 
 @triton.jit
 def _forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    num_heads, groups, num_q, most, scale_log2,
+    q_ptr, k_desc, v_desc, out_desc, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
+    q_batch, q_row, q_head, num_heads, groups, num_q, most, scale_log2,
     block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
     ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +68,7 @@ def _forward_kernel(
     kv_head = head // groups
     at = run * rows + tl.arange(0, rows)
     valid = (run % steps) * rows + tl.arange(0, rows) < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
-    q = _tile(q_desc, batch, run * rows, head, rows, width)  # what a padding row holds stays in that row
+    q = _own(q_ptr, batch, run * rows, head, q_batch, q_row, q_head, rows, width)  # what a padding row holds stays in that row
 
     top = tl.full([rows], float("-inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
@@ -71,11 +77,16 @@ def _forward_kernel(
     row = indices_ptr + entry * most
     last = tl.load(counts_ptr + entry) * steps - 1
     first = tl.load(row, mask=last >= 0, other=0) * block
-    scores = _scores(q, k_desc, batch, first, kv_head, kv_sizes_ptr, block, rows, width, ragged_kv, precision)
+    scores = tl.dot(q, _tile(k_desc, batch, first, kv_head, rows, width).T, input_precision=precision)
+    if ragged_kv:
+        scores = _hide(scores, first, kv_sizes_ptr, block, rows)
     for step in tl.range(last + 1, num_stages=stages):
         following = _key_of(row, tl.minimum(step + 1, last), steps, rows, block)
-        ahead = _scores(q, k_desc, batch, following, kv_head, kv_sizes_ptr, block, rows, width, ragged_kv, precision)
+        keys = _tile(k_desc, batch, following, kv_head, rows, width)
         values = _tile(v_desc, batch, first, kv_head, rows, width)
+        ahead = tl.dot(q, keys.T, input_precision=precision)
+        if ragged_kv:
+            ahead = _hide(ahead, following, kv_sizes_ptr, block, rows)
         higher = tl.maximum(top, tl.max(scores, 1))
         shift = higher * scale_log2
         if ragged_kv:
@@ -95,9 +106,21 @@ def _forward_kernel(
 
 
 @triton.jit
+def _d_scores(q, d_out, keys, values, lse, delta, first, sizes_ptr, scale, block: tl.constexpr, rows: tl.constexpr,
+              ragged: tl.constexpr, precision: tl.constexpr):  # fmt: skip
+    """Gradient of the scaled scores of some queries against the keys from `first` on."""
+    weights = tl.exp2(tl.dot(q, keys.T, input_precision=precision) * (scale * 1.4426950408889634) - lse[:, None])
+    if ragged:
+        seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
+        weights = tl.where(seen[None, :], weights, 0.0)
+    d_weights = tl.dot(d_out, values.T, input_precision=precision)
+    return (weights * (d_weights - delta[:, None])).to(keys.dtype)
+
+
+@triton.jit
 def _d_query_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, d_q_desc, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    num_heads, groups, num_q, most, scale,
+    q_ptr, k_desc, v_desc, d_out_ptr, lse_ptr, delta_ptr, d_q_desc, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
+    q_batch, q_row, q_head, o_batch, o_row, o_head, num_heads, groups, num_q, most, scale,
     block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
     ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
@@ -109,37 +132,38 @@ def _d_query_kernel(
     kv_head = head // groups
     at = run * rows + tl.arange(0, rows)
     valid = (run % steps) * rows + tl.arange(0, rows) < (tl.load(q_sizes_ptr + query_block) if ragged_q else block)
-    q = _tile(q_desc, batch, run * rows, head, rows, width)
-    d_out = _tile(d_out_desc, batch, run * rows, head, rows, width)
+    q = _own(q_ptr, batch, run * rows, head, q_batch, q_row, q_head, rows, width)
+    d_out = _own(d_out_ptr, batch, run * rows, head, o_batch, o_row, o_head, rows, width)
     per_row = row_of_heads.to(tl.int64) * num_q * block + at
     lse = tl.load(lse_ptr + per_row) * 1.4426950408889634
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # exp2(score - inf) = 0: an empty row has no gradient
     delta = tl.load(delta_ptr + per_row)
 
-    acc = tl.zeros([rows, width], tl.float32)
     entry = row_of_heads.to(tl.int64) * num_q + query_block
     row = indices_ptr + entry * most
-    for step in tl.range(tl.load(counts_ptr + entry) * steps, num_stages=stages):
+    count = tl.load(counts_ptr + entry) * steps
+    # the first step stands before the loop, where nothing is yet in flight: so q and d_out move to registers once and for all
+    first = tl.load(row, mask=count > 0, other=0) * block
+    keys = _tile(k_desc, batch, first, kv_head, rows, width)
+    values = _tile(v_desc, batch, first, kv_head, rows, width)
+    d_scores = _d_scores(q, d_out, keys, values, lse, delta, first, kv_sizes_ptr, scale, block, rows, ragged_kv, precision)
+    acc = tl.dot(d_scores, keys, input_precision=precision)
+    for step in tl.range(1, count, num_stages=stages):
         first = _key_of(row, step, steps, rows, block)
         keys = _tile(k_desc, batch, first, kv_head, rows, width)
-        scores = tl.dot(q, keys.T, input_precision=precision)
         values = _tile(v_desc, batch, first, kv_head, rows, width)
-        d_weights = tl.dot(d_out, values.T, input_precision=precision)
-        weights = tl.exp2(scores * (scale * 1.4426950408889634) - lse[:, None])
-        if ragged_kv:
-            seen = first % block + tl.arange(0, rows) < tl.load(kv_sizes_ptr + first // block)
-            weights = tl.where(seen[None, :], weights, 0.0)
-        d_scores = weights * (d_weights - delta[:, None])
-        acc = tl.dot(d_scores.to(keys.dtype), keys, acc, input_precision=precision)
+        d_scores = _d_scores(q, d_out, keys, values, lse, delta, first, kv_sizes_ptr, scale, block, rows, ragged_kv, precision)
+        acc = tl.dot(d_scores, keys, acc, input_precision=precision)
 
-    d_q = tl.where(valid[:, None], acc * scale, 0.0).to(q.dtype)
+    live = valid & (lse != float("inf"))
+    d_q = tl.where(live[:, None], acc * scale, 0.0).to(q.dtype)
     d_q_desc.store([batch, run * rows, head, 0], d_q.reshape([1, rows, 1, width]))
 
 
 @triton.jit
 def _d_key_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, d_k_desc, d_v_desc, begins_ptr, queries_ptr, kv_sizes_ptr,
-    num_heads, groups, num_q, num_kv, scale,
+    q_desc, k_ptr, v_ptr, d_out_desc, lse_ptr, delta_ptr, d_k_desc, d_v_desc, begins_ptr, queries_ptr, kv_sizes_ptr,
+    k_batch, k_row, k_head, v_batch, v_row, v_head, num_heads, groups, num_q, num_kv, scale,
     block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
     ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +177,10 @@ def _d_key_kernel(
     key_block = run // steps
     batch, kv_head = row_of_heads // kv_heads, row_of_heads % kv_heads
     seen = (run % steps) * rows + tl.arange(0, rows) < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
-    keys = _tile(k_desc, batch, run * rows, kv_head, rows, width)
-    values = _tile(v_desc, batch, run * rows, kv_head, rows, width)
+    at = (run * rows + tl.arange(0, rows)).to(tl.int64)[:, None]  # kept in shared memory: registers are full of sums
+    channels = tl.arange(0, width)[None, :]
+    keys = tl.load(k_ptr + batch.to(tl.int64) * k_batch + kv_head * k_head + at * k_row + channels)
+    values = tl.load(v_ptr + batch.to(tl.int64) * v_batch + kv_head * v_head + at * v_row + channels)
 
     d_keys = tl.zeros([rows, width], tl.float32)
     d_values = tl.zeros([rows, width], tl.float32)
@@ -183,19 +209,66 @@ def _d_key_kernel(
     d_v_desc.store([batch, run * rows, kv_head, 0], d_v.reshape([1, rows, 1, width]))
 
 
+@triton.jit
+def _delta_kernel(
+    d_out_ptr, out_ptr, d_lse_ptr, lse_ptr, delta_ptr, d_batch, d_row, d_head, o_batch, o_row, o_head, num_heads, q_len,
+    rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """`sum(d_out * out) - d_lse` of every query; 0 where it sees no key, whatever was handed in."""
+    row_of_heads = tl.program_id(1)
+    batch, head = row_of_heads // num_heads, row_of_heads % num_heads
+    at = tl.program_id(0) * rows + tl.arange(0, rows)
+    channels, per_row = tl.arange(0, width)[None, :], row_of_heads.to(tl.int64) * q_len + at
+    place = at.to(tl.int64)[:, None]
+    d_out = tl.load(d_out_ptr + batch.to(tl.int64) * d_batch + head * d_head + place * d_row + channels)
+    out = tl.load(out_ptr + batch.to(tl.int64) * o_batch + head * o_head + place * o_row + channels)
+    delta = tl.sum(d_out.to(tl.float32) * out.to(tl.float32), 1) - tl.load(d_lse_ptr + per_row)
+    tl.store(delta_ptr + per_row, tl.where(tl.load(lse_ptr + per_row) == float("-inf"), 0.0, delta))
+
+
+@triton.jit
+def _mark_kernel(indices_ptr, counts_ptr, marks_ptr, num_q, num_kv, most, words, columns: tl.constexpr):
+    """Set the bit of one query block in the row of every key block that it sees."""
+    entry = tl.program_id(0).to(tl.int64)
+    row, query_block = entry // num_q, entry % num_q
+    count = tl.load(counts_ptr + entry)
+    for begin in range(0, count, columns):
+        at = begin + tl.arange(0, columns)
+        key_block = tl.load(indices_ptr + entry * most + at, mask=at < count, other=0)
+        place = (row * num_kv + key_block) * words + query_block // 32
+        tl.atomic_or(marks_ptr + place, (1 << (query_block % 32)).to(tl.int32), mask=at < count, sem="relaxed")
+
+
+@triton.jit
+def _list_kernel(marks_ptr, counts_ptr, begins_ptr, queries_ptr, words, columns: tl.constexpr, listed: tl.constexpr):
+    """Count the marks of one key block, or list them in ascending order from where its list begins."""
+    entry = tl.program_id(0).to(tl.int64)
+    found = tl.load(begins_ptr + entry) if listed else tl.zeros([], tl.int64)
+    for begin in range(0, words * 32, columns):
+        at = begin + tl.arange(0, columns)
+        word = tl.load(marks_ptr + entry * words + at // 32, mask=at < words * 32, other=0)
+        bits = (word >> (at % 32)) & 1
+        if listed:
+            tl.store(queries_ptr + found + tl.cumsum(bits, 0) - 1, at, mask=bits == 1)
+        found += tl.sum(bits, 0)
+    if not listed:
+        tl.store(counts_ptr + entry, found)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
     q, softmax_scale = _positive(q, softmax_scale)
-    q, k, v = _aligned(q), _aligned(k), _aligned(_cleared(v, selection.kv_sizes, selection))
+    q = q if q.stride(3) == 1 else q.contiguous()
+    k, v = _aligned(k), _aligned(_cleared(v, selection.kv_sizes, selection))
     batch, q_len, heads, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
     if q_len == 0 or k.shape[1] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    _forward_kernel[(q_len // _ROWS, batch * heads)](
-        *(_descriptor(tensor) for tensor in (q, k, v, out)), lse,
+    _forward_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
+        q, _descriptor(k), _descriptor(v), _descriptor(out), lse,
         selection.indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        heads, heads // k.shape[2], q_len // selection.block, selection.indices.shape[3], softmax_scale * _LOG2E,
+        *q.stride()[:3], heads, heads // k.shape[2], q_len // selection.block, selection.indices.shape[3], softmax_scale * _LOG2E,
         num_warps=4, **_constants(q, selection, 3), ragged_q=selection.q_sizes is not None,
     )  # fmt: skip
     return out, lse
@@ -222,21 +295,23 @@ def backward(
     d_k, d_v = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     if q_len == 0 or kv_len == 0:
         return d_q.zero_(), d_k.zero_(), d_v.zero_()
-    delta = (d_out.float() * state[0].float()).sum(dim=-1).transpose(1, 2) - grads[1]  # [B, H, S_q]
-    delta = delta.masked_fill(lse.isneginf(), 0).contiguous()  # the lse of an empty row has no gradient, whatever was handed in
+    out, delta, d_lse = state[0], torch.empty_like(lse), grads[1].contiguous()
+    _delta_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
+        d_out, out, d_lse, lse, delta, *d_out.stride()[:3], *out.stride()[:3], heads, q_len,
+        rows=_ROWS[q.dtype], width=q.shape[3], num_warps=4,
+    )  # fmt: skip
     num_q, num_kv, groups, indices = q_len // selection.block, kv_len // selection.block, heads // kv_heads, selection.indices
-    options = _constants(q, selection, 2)
-    _d_query_kernel[(q_len // _ROWS, batch * heads)](
-        *(_descriptor(tensor) for tensor in (q, k, v, d_out)), lse, delta, _descriptor(d_q),
+    _d_query_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
+        q, _descriptor(k), _descriptor(v), d_out, lse, delta, _descriptor(d_q),
         indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        heads, groups, num_q, indices.shape[3], softmax_scale,
-        num_warps=4, **options, ragged_q=selection.q_sizes is not None,
+        *q.stride()[:3], *d_out.stride()[:3], heads, groups, num_q, indices.shape[3], softmax_scale,
+        num_warps=4, **_constants(q, selection, 3), ragged_q=selection.q_sizes is not None,
     )  # fmt: skip
     begins, queries = queries_of_keys(selection, num_kv)
-    _d_key_kernel[(kv_len // _ROWS, batch * kv_heads)](
-        *(_descriptor(tensor) for tensor in (q, k, v, d_out)), lse, delta, _descriptor(d_k), _descriptor(d_v), begins, queries,
-        selection.kv_sizes, heads, groups, num_q, num_kv, softmax_scale,
-        num_warps=4, **options,
+    _d_key_kernel[(kv_len // _ROWS[q.dtype], batch * kv_heads)](
+        _descriptor(q), k, v, _descriptor(d_out), lse, delta, _descriptor(d_k), _descriptor(d_v), begins, queries,
+        selection.kv_sizes, *k.stride()[:3], *v.stride()[:3], heads, groups, num_q, num_kv, softmax_scale,
+        num_warps=4, **_constants(q, selection, 2),
     )  # fmt: skip
     if given <= 0:  # d_q is that of the q which the kernels saw, `given / softmax_scale` times the caller's
         d_q = d_q * (given / softmax_scale)
@@ -251,25 +326,29 @@ def queries_of_keys(selection: BlockSelection, num_kv: int) -> tuple[Tensor, Ten
         `queries[begins[e] : begins[e + 1]]`, ascending, with `e = (b * H + h) * N_kv + j`.
     """
     batch, heads, num_q, most = selection.indices.shape
-    device = selection.indices.device
-    row = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
-    used = torch.arange(most, device=device) < selection.counts.unsqueeze(-1)
-    entry = torch.where(used, row * num_kv + selection.indices, batch * heads * num_kv).flatten()  # unused ones go to the end
-    ranked, order = torch.sort(entry, stable=True)
-    begins = torch.searchsorted(ranked, torch.arange(batch * heads * num_kv + 1, device=device))
-    return begins, (order // max(1, most) % max(1, num_q)).to(torch.int32)
+    entries, words, device = batch * heads * num_kv, -(-num_q // 32), selection.indices.device
+    marks = torch.zeros(entries, words, dtype=torch.int32, device=device)
+    counts, begins = (torch.zeros(number, dtype=torch.int64, device=device) for number in (entries, entries + 1))
+    queries = torch.empty(batch * heads * num_q * most, dtype=torch.int32, device=device)
+    indices, seen = selection.indices.contiguous(), selection.counts.contiguous()
+    _mark_kernel[(batch * heads * num_q,)](indices, seen, marks, num_q, num_kv, most, words, columns=128, num_warps=1)
+    _list_kernel[(entries,)](marks, counts, begins, queries, words, columns=512, listed=False, num_warps=1)
+    torch.cumsum(counts, 0, out=begins[1:])
+    _list_kernel[(entries,)](marks, counts, begins, queries, words, columns=512, listed=True, num_warps=1)
+    return begins, queries
 
 
 def _descriptor(tensor: Tensor) -> TensorDescriptor:
-    """Runs of `_ROWS` rows of one head of `[B, S, H, D]`."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS, 1, tensor.shape[3]])
+    """Runs of rows of one head of `[B, S, H, D]`."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS[tensor.dtype], 1, tensor.shape[3]])
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor as a descriptor can address it: last dimension contiguous, the rest in steps of 16 bytes."""
-    bytes_each = tensor.element_size()
-    steps = (tensor.data_ptr(), *(stride * bytes_each for stride in tensor.stride()[:3]))
-    return tensor if tensor.stride(3) == 1 and not any(step % 16 for step in steps) else tensor.contiguous()
+    """The tensor as a descriptor can address it: last dimension contiguous, all else in steps of 16 bytes."""
+    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:3]))
+    if tensor.stride(3) == 1 and not any(step % 16 for step in steps):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _cleared(tensor: Tensor, sizes: Tensor | None, selection: BlockSelection | None) -> Tensor:
@@ -288,9 +367,9 @@ def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
 def _constants(q: Tensor, selection: BlockSelection, stages: int) -> dict[str, Any]:
     return {
         "block": selection.block,
-        "rows": _ROWS,
+        "rows": _ROWS[q.dtype],
         "width": q.shape[-1],
         "ragged_kv": selection.kv_sizes is not None,
-        "precision": "ieee" if q.dtype == torch.float32 else "tf32",  # 16-bit inputs have one precision
+        "precision": "tf32x3" if q.dtype == torch.float32 else "tf32",  # 16-bit inputs have one precision
         "stages": 1 if q.dtype == torch.float32 else stages,  # more tiles of float32 do not fit shared memory
     }

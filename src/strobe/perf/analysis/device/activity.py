@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, reach, union
-from strobe.perf.analysis.device.views import BUSY, DeviceView
+from strobe.perf.analysis.device.idle import CAUSES, PROFILER_OVERHEAD
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, claim, column, overlaps, reach
+from strobe.perf.analysis.device.views import BUSY, DeviceView, Part, Slices
 from strobe.perf.trace.events import DEVICE_KINDS
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
@@ -82,6 +81,8 @@ class Activity:
         kinds: one for each kind that occurs, in order of priority.
         streams: in order of number.
         idle: time by cause, one for each of `idle.CAUSES`.
+        overhead: the part of it with the host held up by overhead, by what that was, as far as the trace names it; largest first.
+            Of several at a time the first to start counts.
         num_unlinked: events without a known launch call.
         unlinked_ns: sum of their durations.
         exposed_comm_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
@@ -98,6 +99,7 @@ class Activity:
     kinds: tuple[KindTime, ...]
     streams: tuple[StreamTime, ...]
     idle: Mapping[str, int]
+    overhead: Mapping[str, int]
     num_unlinked: int
     unlinked_ns: int
     exposed_comm_ns: int
@@ -121,81 +123,120 @@ class Activity:
 
 def activity(view: DeviceView) -> Activity:
     """Account for the time of one device."""
-    events, kind = view.clipped(), view.work.kind[view.inside]
-    length = events.end - events.start
+    kinds, tally = {name: _Tally() for name in view.priority}, _Tally()
+    compute, no_copy, unlinked = _Tally(), _Tally(), _Tally()
+    streams: dict[int, _Stream] = {}
+    for part in view.parts():
+        kind, host = part.work.kind, part.work.host
+        tally.add(part, slice(None))
+        for name, own in kinds.items():
+            own.add(part, np.flatnonzero(kind == DEVICE_KINDS.index(name)))
+        compute.add(part, np.flatnonzero(np.isin(kind, [DEVICE_KINDS.index(name) for name in ("kernel", "memset")])))
+        no_copy.add(part, np.flatnonzero(kind != DEVICE_KINDS.index("memcpy")))
+        unlinked.add(part, np.flatnonzero(host < 0))
+        stream = part.work.stream
+        for number in np.unique(stream).tolist():
+            streams.setdefault(number, _Stream()).add(part, np.flatnonzero(stream == number))
     owned = _time_by_class(view)
-    compute, no_copy, everything = (
-        _union_of(events, np.isin(kind, [DEVICE_KINDS.index(name) for name in names]))
-        for names in (("kernel", "memset"), ("kernel", "memset", "comm"), DEVICE_KINDS)
-    )
-    unlinked = view.work.host[view.inside] < 0
     return Activity(
         device=view.device,
         begin_ns=view.begin_ns,
         end_ns=view.end_ns,
-        n=len(view.inside),
+        n=tally.n,
         num_cut=view.num_cut,
-        sum_ns=events.length_ns,
-        busy_ns=everything,
+        sum_ns=tally.sum_ns,
+        busy_ns=tally.union_ns,
         kinds=tuple(
-            KindTime(
-                kind=name,
-                n=int(of_kind.sum()),
-                sum_ns=int(length[of_kind].sum()),
-                union_ns=_union_of(events, of_kind),
-                exclusive_ns=owned[name],
-            )
-            for name in view.priority
-            if (of_kind := kind == DEVICE_KINDS.index(name)).any()
+            KindTime(kind=name, n=own.n, sum_ns=own.sum_ns, union_ns=own.union_ns, exclusive_ns=owned[name])
+            for name, own in kinds.items()
+            if own.n
         ),
-        streams=tuple(_streams(view.work.stream[view.inside], events)),
+        streams=tuple(streams[number].time(number) for number in sorted(streams)),
         idle={cause: owned[cause] for cause in CAUSES},
-        num_unlinked=int(unlinked.sum()),
-        unlinked_ns=int(length[unlinked].sum()),
-        exposed_comm_ns=no_copy - compute,
-        exposed_memcpy_ns=everything - no_copy,
+        overhead=_overhead(view) if owned[PROFILER_OVERHEAD] else {},
+        num_unlinked=unlinked.n,
+        unlinked_ns=unlinked.sum_ns,
+        exposed_comm_ns=no_copy.union_ns - compute.union_ns,
+        exposed_memcpy_ns=tally.union_ns - no_copy.union_ns,
     )
 
 
-def _class_of(view: DeviceView) -> Ints:
+class _Tally:
+    """Some events of a device: how many, their sum and their union."""
+
+    def __init__(self) -> None:
+        self.n = self.sum_ns = 0
+        self._covered = Covered()
+
+    @property
+    def union_ns(self) -> int:
+        return self._covered.total_ns
+
+    def add(self, part: Part, which: slice | Ints) -> None:
+        """Count the chosen events of a part."""
+        start, end = part.start[which], part.end[which]
+        self.n += len(start)
+        self.sum_ns += int((end - start).sum())
+        self._covered.add(start, end)
+
+
+class _Stream(_Tally):
+    """The events of one stream, and how they overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pairs = self._longest_ns = 0
+        self._open = np.empty(0, np.int64)  # ends of earlier events that may lie after the start of a later one
+
+    def add(self, part: Part, which: slice | Ints) -> None:
+        """Count the chosen events of a part."""
+        super().add(part, which)
+        start, end = part.start[which], part.end[which]
+        some = end > start
+        start, end = start[some], end[some]
+        if not len(start):
+            return
+        later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
+        self._pairs += int(later.sum()) + int(np.searchsorted(start, self._open, "left").sum())
+        reached = np.maximum(reach(start, end), max(self._open, default=start[0]))
+        self._longest_ns = max(self._longest_ns, int((np.minimum(reached, end) - start).max()))
+        ends = np.concatenate((self._open, end))
+        self._open = ends[ends > start[-1]]
+
+    def time(self, number: int) -> StreamTime:
+        """What was found."""
+        return StreamTime(
+            stream=number, n=self.n, sum_ns=self.sum_ns, busy_ns=self.union_ns, overlap_pairs=self._pairs,
+            longest_overlap_ns=self._longest_ns,
+        )  # fmt: skip
+
+
+def _class_of(view: DeviceView, slices: Slices) -> Ints:
     """The class of each slice, as a position in `CLASSES`."""
-    slices = view.slices
-    return np.where(slices.cause == BUSY, view.work.kind[slices.event].astype(np.int64), len(DEVICE_KINDS) + slices.cause)
+    found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
+    busy = slices.cause == BUSY
+    found[busy] = view.work.at(slices.event[busy]).kind
+    return found
+
+
+def _overhead(view: DeviceView) -> dict[str, int]:
+    """Idle time with the host held up, by what held it up."""
+    named = view.trace.overheads
+    start, end, name = column(named.start_ns), column(named.end_ns), column(named.name)
+    owned, total = claim(start, end, np.zeros(len(named), np.int8)), np.zeros(len(named.names), np.int64)
+    for slices in view.stretches():
+        held = slices.cause == CAUSES.index(PROFILER_OVERHEAD)
+        found = overlaps(Intervals(slices.start[held], slices.end[held]), Intervals(owned.start, owned.end))
+        np.add.at(total, name[owned.owner[found.b]], found.end - found.start)
+    took = {text: ns for text, ns in zip(named.names, total.tolist(), strict=True) if ns}
+    return dict(sorted(took.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _time_by_class(view: DeviceView) -> dict[str, int]:
     total = np.zeros(len(CLASSES), np.int64)
-    np.add.at(total, _class_of(view), view.slices.length)
+    for slices in view.stretches():
+        np.add.at(total, _class_of(view, slices), slices.length)
     return dict(zip(CLASSES, total.tolist(), strict=True))
-
-
-def _union_of(events: Intervals, which: NDArray[np.bool_]) -> int:
-    return union(events.start[which], events.end[which]).length_ns
-
-
-def _streams(stream: NDArray[np.int32], events: Intervals) -> list[StreamTime]:
-    order = np.argsort(stream, kind="stable")
-    numbers, first = np.unique(stream[order], return_index=True)
-    edges = [*first.tolist(), len(order)]
-    found = []
-    for i, number in enumerate(numbers.tolist()):
-        of_stream = order[edges[i] : edges[i + 1]]
-        start, end = events.start[of_stream], events.end[of_stream]
-        some = end > start
-        start, end = start[some], end[some]
-        later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
-        shared = np.minimum(reach(start, end), end) - start
-        found.append(
-            StreamTime(
-                stream=number,
-                n=len(of_stream),
-                sum_ns=int((end - start).sum()),
-                busy_ns=union(start, end).length_ns,
-                overlap_pairs=int(later.sum()),
-                longest_overlap_ns=max(0, int(shared.max())) if len(shared) else 0,
-            )
-        )
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,8 +287,9 @@ def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
     for view, start in zip(views, starts, strict=True):
         origin = view.begin_ns - (start - min(starts) if aligned else 0)
         bounds = np.array(edges, np.int64) + origin
-        found = overlaps(Intervals(view.slices.start, view.slices.end), Intervals(bounds[:-1], bounds[1:]))
         ns = np.zeros((len(CLASSES), num_bins), np.int64)
-        np.add.at(ns, (_class_of(view)[found.a], found.b), found.end - found.start)
+        for slices in view.stretches():
+            found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
+            np.add.at(ns.reshape(-1), _class_of(view, slices)[found.a] * num_bins + found.b, found.end - found.start)
         lanes.append(Lane(ns=tuple(map(tuple, ns.tolist()))))
     return IdleStrip(aligned=aligned, length_ns=length, edges_ns=tuple(edges), lanes=tuple(lanes))

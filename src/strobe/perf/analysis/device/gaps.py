@@ -14,18 +14,18 @@ what owns the time. At the edge of a window a gap is cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.distribution import Distribution, distributions
+from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
 from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, reach, union
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, overlaps
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView, Slices
+from strobe.perf.analysis.device.views import BUSY, DeviceView, Slices, Work, joined
 from strobe.perf.trace.events import DEVICE_KINDS
 
 _DEVICE_TO_DEVICE: Final = re.compile(r"DtoD|Device -> Device|DeviceToDevice")
@@ -83,54 +83,40 @@ class GapTable:
 
 def gap_table(view: DeviceView) -> GapTable:
     """Tabulate the gaps between the kernels of one device."""
-    work, begin, stop = view.work, view.begin_ns, view.end_ns
-    is_kernel = (work.kind == DEVICE_KINDS.index("kernel")) | (work.kind == DEVICE_KINDS.index("comm"))
-    kernel = np.flatnonzero(is_kernel & (work.end > work.start))
-    ran = union(np.clip(work.start[kernel], begin, stop), np.clip(work.end[kernel], begin, stop)).length_ns
-    gaps, before, after = _gaps(view, kernel)
+    begin, stop = view.begin_ns, view.end_ns
     groups, of_name = _groups(view)
-    pair = of_name[work.name[before]] * len(groups) + of_name[work.name[after]]
-    pairs, row = np.unique(pair, return_inverse=True)
-    spent, copies = _spent(view, gaps, row, len(pairs))
-    found = distributions(gaps.end - gaps.start, row, len(pairs))
-    rows = []
-    for number, lengths, columns, num_dtod in zip(pairs.tolist(), found, spent.tolist(), copies.tolist(), strict=True):
-        assert lengths is not None and lengths.sum_ns == sum(columns), "a gap does not add up"
+    found = _Found(view, of_name, len(groups))
+    found.search()
+    pairs = np.array(sorted(found.spent), np.int64)
+    lengths = grouped(lambda: found.lengths(pairs), len(pairs))
+    rows, sums_ns = [], 0
+    for number, gaps in zip(pairs.tolist(), lengths, strict=True):
+        columns = found.spent[number].tolist()
+        assert gaps is not None and gaps.sum_ns == sum(columns), "a gap does not add up"
         took = dict(zip(_COLUMNS, columns, strict=True))
+        sums_ns += gaps.sum_ns
         rows.append(
             GapRow(
                 before=groups[number // len(groups)],
                 after=groups[number % len(groups)],
-                gaps=lengths,
+                gaps=gaps,
                 idle={cause: took[cause] for cause in CAUSES},
-                num_dtod=num_dtod,
+                num_dtod=found.copies[number],
                 dtod_ns=took["dtod"],
                 other_copy_ns=took["other_copies"],
                 memset_ns=took["memset"],
             )
         )
-    head = min(max(int(work.start[kernel[0]]) - begin, 0), stop - begin) if len(kernel) else stop - begin
+    head = stop - begin if found.first_ns is None else min(max(found.first_ns - begin, 0), stop - begin)
     return GapTable(
         device=view.device,
         rows=tuple(sorted(rows, key=lambda row: (-row.gaps.sum_ns, row.before, row.after))),
         span_ns=stop - begin,
-        kernel_ns=ran,
-        gap_ns=gaps.length_ns,
+        kernel_ns=found.kernel_ns,
+        gap_ns=sums_ns,
         head_ns=head,
-        tail_ns=stop - begin - ran - gaps.length_ns - head,
+        tail_ns=stop - begin - found.kernel_ns - sums_ns - head,
     )
-
-
-def _gaps(view: DeviceView, kernel: Ints) -> tuple[Intervals, Ints, Ints]:
-    """The gaps inside the window, and which events they lie between."""
-    start, end = view.work.start[kernel], view.work.end[kernel]
-    reached = reach(start, end)
-    at = np.flatnonzero(start > reached)
-    latest = np.maximum.accumulate(np.where(end == np.maximum.accumulate(end), np.arange(len(end)), 0))
-    gap_start, gap_end = np.maximum(reached[at], view.begin_ns), np.minimum(start[at], view.end_ns)
-    some = gap_end > gap_start
-    at = at[some]
-    return Intervals(gap_start[some], gap_end[some]), kernel[latest[at - 1]], kernel[at]
 
 
 def _groups(view: DeviceView) -> tuple[list[str], Ints]:
@@ -140,28 +126,107 @@ def _groups(view: DeviceView) -> tuple[list[str], Ints]:
     return list(ids), np.array(of_name, np.int64)
 
 
-def _spent(view: DeviceView, gaps: Intervals, row: Ints, num_rows: int) -> tuple[Ints, Ints]:
-    """Time in the gaps of each row by `_COLUMNS`, and the number of device-to-device copies in them."""
-    slices = view.slices
-    found = overlaps(Intervals(slices.start, slices.end), gaps)
-    column, is_dtod = _column_of(view, slices), _is_dtod(view)
-    spent = np.zeros((num_rows, len(_COLUMNS)), np.int64)
-    np.add.at(spent, (row[found.b], column[found.a]), found.end - found.start)
-    copying = (slices.cause[found.a] == BUSY) & is_dtod[slices.event[found.a]]
-    ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
-    return spent, np.bincount(row[ran[1]], minlength=num_rows)
+class _Gaps(NamedTuple):
+    """Some gaps, and between which groups each lies: number of the one before it times the number of groups plus the other."""
+
+    start: Ints
+    end: Ints
+    pair: Ints
 
 
-def _column_of(view: DeviceView, slices: Slices) -> Ints:
-    kind = view.work.kind[slices.event]
-    busy = np.where(kind == DEVICE_KINDS.index("memset"), _COLUMNS.index("memset"), _COLUMNS.index("other_copies"))
-    busy[_is_dtod(view)[slices.event]] = _COLUMNS.index("dtod")
-    return np.where(slices.cause == BUSY, busy, slices.cause)
+class _Found:
+    """What is found of the gaps of a device, some events at a time.
+
+    `spent` is the time in the gaps of each pair of groups by `_COLUMNS`, `copies` the number of device-to-device copies in them.
+    """
+
+    def __init__(self, view: DeviceView, of_name: Ints, num_groups: int) -> None:
+        self._view, self._of_name, self._num_groups = view, of_name, num_groups
+        names = view.trace.device_events.names
+        inner = [bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names]
+        self._inner = np.array(inner, np.bool_)
+        self.spent: dict[int, Ints] = {}
+        self.copies: Counter[int] = Counter()
+        self.first_ns: int | None = None
+        self.kernel_ns = 0
+
+    def search(self) -> None:
+        """Look at every gap."""
+        slices = _Ahead(self._view.stretches())
+        for gaps in self.gaps():
+            if len(gaps.start):
+                self._add(gaps, slices.until(int(gaps.end[-1])))
+        covered = Covered()
+        for _, kernels in self._kernels():
+            if self.first_ns is None and len(kernels):
+                self.first_ns = int(kernels.start[0])
+            begin, stop = self._view.begin_ns, self._view.end_ns
+            covered.add(np.clip(kernels.start, begin, stop), np.clip(kernels.end, begin, stop))
+        self.kernel_ns = covered.total_ns
+
+    def lengths(self, pairs: Ints) -> Iterator[Grouped]:
+        """The lengths of the gaps, and the place of the pair of each."""
+        for gaps in self.gaps():
+            yield gaps.end - gaps.start, np.searchsorted(pairs, gaps.pair)
+
+    def _kernels(self) -> Iterator[tuple[int, Work]]:
+        for at, work in self._view.work.parts():
+            kind = work.kind
+            is_kernel = (kind == DEVICE_KINDS.index("kernel")) | (kind == DEVICE_KINDS.index("comm"))
+            yield at, work.at(np.flatnonzero(is_kernel & (work.end > work.start)))
+
+    def gaps(self) -> Iterator[_Gaps]:
+        """The gaps inside the window."""
+        reached: int | None = None
+        before = 0  # group of the kernel that reached so far
+        for _, kernels in self._kernels():
+            if not len(kernels):
+                continue
+            start, end, group = kernels.start, kernels.end, self._of_name[kernels.name]
+            if reached is None:
+                reached = int(start[0])
+            ends, of_end = np.append(reached, end), np.append(before, group)
+            far = np.maximum.accumulate(ends)
+            latest = np.maximum.accumulate(np.where(ends == far, np.arange(len(ends)), 0))
+            left, right = np.maximum(far[:-1], self._view.begin_ns), np.minimum(start, self._view.end_ns)
+            some = (start > far[:-1]) & (right > left)
+            pair = of_end[latest[:-1]] * self._num_groups + group
+            yield _Gaps(left[some], right[some], pair[some])
+            reached, before = int(far[-1]), int(of_end[latest[-1]])
+
+    def _add(self, gaps: _Gaps, slices: Slices) -> None:
+        found = overlaps(Intervals(slices.start, slices.end), Intervals(gaps.start, gaps.end))
+        busy = slices.cause == BUSY
+        column = slices.cause.astype(np.int64)
+        copy = self._view.work.at(slices.event[busy])
+        is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
+        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _COLUMNS.index("memset"), _COLUMNS.index("other_copies"))
+        column[busy] = np.where(is_dtod, _COLUMNS.index("dtod"), other)
+        pairs, row = np.unique(gaps.pair, return_inverse=True)
+        spent = np.zeros((len(pairs), len(_COLUMNS)), np.int64)
+        np.add.at(spent.reshape(-1), row[found.b] * len(_COLUMNS) + column[found.a], found.end - found.start)
+        copying = column[found.a] == _COLUMNS.index("dtod")
+        ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
+        copies = np.bincount(row[ran[1]], minlength=len(pairs))
+        for pair, took, n in zip(pairs.tolist(), spent, copies.tolist(), strict=True):
+            self.spent[pair] = self.spent[pair] + took if pair in self.spent else took
+            self.copies[pair] += n
 
 
-def _is_dtod(view: DeviceView) -> NDArray[np.bool_]:
-    """Whether each event of the device copies inside the memory of the device."""
-    names = view.trace.device_events.names
-    inner = [bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names]
-    found: NDArray[np.bool_] = np.array(inner, np.bool_)[view.work.name] & (view.work.kind == DEVICE_KINDS.index("memcpy"))
-    return found
+class _Ahead:
+    """Slices that come some at a time, asked for in order of time."""
+
+    def __init__(self, parts: Iterator[Slices]) -> None:
+        self._parts, self._rest = parts, joined(())
+
+    def until(self, moment: int) -> Slices:
+        """The slices that were not given out whole before, up to the one that reaches the moment."""
+        held = [self._rest]
+        while not len(held[-1].end) or held[-1].end[-1] < moment:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            held.append(part)
+        found = joined(held)
+        self._rest = found.between(int(np.searchsorted(found.end, moment, "right")), None)
+        return found

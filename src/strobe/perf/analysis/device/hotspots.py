@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.distribution import Distribution, distributions
+from strobe.perf.analysis.device.distribution import Distribution, grouped
 from strobe.perf.analysis.device.intervals import Ints
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView
+from strobe.perf.analysis.device.views import BUSY, DeviceView, Work
 from strobe.perf.trace.events import DEVICE_KINDS
 
 
@@ -72,15 +71,16 @@ class HotTable:
 def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTable:
     """Tabulate the events of one device by group, or by group and shape."""
     keys = _Keys(view, by)
-    events = view.clipped()
-    length = events.end - events.start
-    key = keys.of_event[view.inside]
-    calls = distributions(length, key, len(keys.rows))
-    busy = view.slices.cause == BUSY
-    exclusive = np.zeros(len(keys.rows), np.int64)
-    np.add.at(exclusive, keys.of_event[view.slices.event[busy]], view.slices.length[busy])
-    unlinked = np.bincount(key[view.work.host[view.inside] < 0], minlength=len(keys.rows))
-    members = keys.members(view, length)
+    calls = grouped(lambda: ((part.length, keys.row_of(part.work)) for part in view.parts()), len(keys.rows))
+    exclusive, busy_ns = np.zeros(len(keys.rows), np.int64), 0
+    for slices in view.stretches():
+        busy = slices.cause == BUSY
+        busy_ns += int(slices.length[busy].sum())
+        np.add.at(exclusive, keys.row_of(view.work.at(slices.event[busy])), slices.length[busy])
+    unlinked = np.zeros(len(keys.rows), np.int64)
+    for part in view.parts():
+        unlinked += np.bincount(keys.row_of(part.work)[part.work.host < 0], minlength=len(keys.rows))
+    members = keys.members(view)
     rows = [
         HotRow(
             group=group, shape=shape, kind=kind, calls=found, exclusive_ns=own, num_unlinked=free, members=members[i]
@@ -93,55 +93,59 @@ def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTab
     return HotTable(
         device=view.device,
         rows=tuple(sorted(rows, key=lambda row: (-row.exclusive_ns, -row.calls.sum_ns, row.group, row.shape, row.kind))),
-        busy_ns=int(view.slices.length[busy].sum()),
+        busy_ns=busy_ns,
         num_cut=view.num_cut,
-        num_mangled=sum(kernel_name(keys.names[name]).mangled for name in np.unique(view.work.name[view.inside]).tolist()),
+        num_mangled=sum(kernel_name(name).mangled for name in keys.names),
     )
 
 
 class _Keys:
-    """The row each event of a device belongs to."""
+    """The row that each event of a device inside a window belongs to: by its name, its kind and, if asked for, its shape."""
 
     def __init__(self, view: DeviceView, by: Literal["name", "shape"]) -> None:
-        work, stored = view.work, view.trace.device_events
-        self.names = stored.names
-        shape = work.shape if by == "shape" else np.zeros(len(work), np.int32)
-        self.of_event, first = _compact(work.name, shape, work.kind)
+        self._events, self._by_shape = view.trace.device_events, by == "shape"
+        used = [np.unique(self._code(part.work)) for part in view.parts()]
+        self._codes = np.unique(np.concatenate(used))
         ids: dict[tuple[str, str, str], int] = {}
-        rows = []
-        for i in first.tolist():
-            group = kernel_name(self.names[work.name[i]]).group
-            row = (group, stored.shapes[shape[i]] if by == "shape" else "", DEVICE_KINDS[work.kind[i]])
+        rows, self._names = [], []
+        for code in self._codes.tolist():
+            rest, kind = divmod(code, len(DEVICE_KINDS))
+            name, shape = divmod(rest, len(self._events.shapes))
+            text = self._events.names[name]
+            row = (kernel_name(text).group, self._events.shapes[shape] if self._by_shape else "", DEVICE_KINDS[kind])
             rows.append(ids.setdefault(row, len(ids)))
-        self.of_event = np.array(rows, np.int64)[self.of_event]
+            self._names.append(text)
+        self._row = np.array(rows, np.int64)
         self.rows = tuple(ids)
 
-    def members(self, view: DeviceView, length: Ints) -> list[tuple[Member, ...]]:
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the events inside."""
+        return frozenset(self._names)
+
+    def _code(self, work: Work) -> Ints:
+        code = work.name.astype(np.int64) * len(self._events.shapes)
+        if self._by_shape:
+            code += work.shape
+        return code * len(DEVICE_KINDS) + work.kind
+
+    def row_of(self, work: Work) -> Ints:
+        """The row of each of some events."""
+        return self._row[np.searchsorted(self._codes, self._code(work))]
+
+    def members(self, view: DeviceView) -> list[tuple[Member, ...]]:
         """The names of each row, those that took most first."""
-        key, name = self.of_event[view.inside], view.work.name[view.inside]
-        pair, first = _compact(key, name)
-        total = np.zeros(len(first), np.int64)
-        np.add.at(total, pair, length)
+        count, total = (np.zeros(len(self._codes), np.int64) for _ in range(2))
+        for part in view.parts():
+            place = np.searchsorted(self._codes, self._code(part.work))
+            count += np.bincount(place, minlength=len(count))
+            np.add.at(total, place, part.length)
         found: list[dict[str, tuple[int, int]]] = [{} for _ in self.rows]
-        counts = np.bincount(pair, minlength=len(first))
-        for i, n, took in zip(first.tolist(), counts.tolist(), total.tolist(), strict=True):
-            of_row, full = found[key[i]], kernel_name(self.names[name[i]]).full
-            before = of_row.get(full, (0, 0))
-            of_row[full] = (before[0] + n, before[1] + took)
+        for row, name, n, took in zip(self._row.tolist(), self._names, count.tolist(), total.tolist(), strict=True):
+            full = kernel_name(name).full
+            before = found[row].get(full, (0, 0))
+            found[row][full] = (before[0] + n, before[1] + took)
         return [
             tuple(sorted((Member(full, *sums) for full, sums in of_row.items()), key=lambda m: (-m.sum_ns, m.name)))
             for of_row in found
         ]
-
-
-def _compact(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Number the different rows of some columns: the number of each row, and the position of the first row of each number."""
-    order = np.lexsort(columns)
-    fresh = np.zeros(len(order), np.bool_)
-    fresh[:1] = True
-    for values in columns:
-        ranked = values[order]
-        fresh[1:] |= ranked[1:] != ranked[:-1]
-    number = np.empty(len(order), np.int64)
-    number[order] = np.cumsum(fresh) - 1
-    return number, order[fresh]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,6 +46,15 @@ def column(values: array[int]) -> Ints:
     return np.asarray(values).astype(np.int64, copy=False)
 
 
+def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
+    """How many of the values, which come in ascending order, some at a time, lie before each of the moments."""
+    found = np.zeros(len(moments), np.int64)
+    for values in parts:
+        if len(values):
+            found += np.searchsorted(values, moments, "left")
+    return found
+
+
 def reach(start: Ints, end: Ints) -> Ints:
     """For intervals in order of start: how far the ones before each reach; for the first one, its own start."""
     before = np.empty_like(end)
@@ -52,6 +62,26 @@ def reach(start: Ints, end: Ints) -> Ints:
         before[0] = start[0]
         np.maximum.accumulate(end[:-1], out=before[1:])
     return before
+
+
+class Covered:
+    """What intervals cover that come in order of start, some at a time."""
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self._reached: int | None = None
+
+    def add(self, start: Ints, end: Ints) -> Intervals:
+        """Return what each of them covers that none before it did; it may be nothing: its end is then not after its start."""
+        if not len(start):
+            return Intervals(start, end)
+        reached = reach(start, end)
+        if self._reached is not None:
+            reached = np.maximum(reached, self._reached)
+        fresh = np.minimum(np.maximum(start, reached), end)
+        self.total_ns += int((end - fresh).sum())
+        self._reached = max(int(reached[-1]), int(end[-1]))
+        return Intervals(fresh, end)
 
 
 def union(start: Ints, end: Ints) -> Intervals:

@@ -7,8 +7,7 @@ legal (a kernel may start before the call that launched it returns) and is kept.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.analysis.device.views import DeviceView
+from strobe.perf.analysis.device.views import DeviceView, Work
+from strobe.perf.trace.columns import blocks
 from strobe.perf.trace.events import Trace
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
@@ -100,41 +100,89 @@ class Launch:
 
 def launch(view: DeviceView) -> Launch:
     """Analyse how the events of one device were launched."""
-    work, hosts = view.work, view.trace.device_events.hosts
-    last = work.start <= view.end_ns if view.window is None else work.start < view.end_ns
-    starting = np.flatnonzero((work.start >= view.begin_ns) & last)
-    linked = starting[work.host[starting] >= 0]
-    host, is_rest = work.host[linked], work.ordinal[linked] > 0
-    is_graph = _graphs(view.trace)[host]
-    masks: dict[LaunchKind, NDArray[np.bool_]] = {
-        "single": ~is_graph, "graph-first": is_graph & ~is_rest, "graph-rest": is_graph & is_rest
-    }  # fmt: skip
-    begin, returned = np.asarray(hosts.start_ns)[host], np.asarray(hosts.end_ns)[host]
-    delay_ss, delay_es = work.start[linked] - begin, work.start[linked] - returned
-    kinds = {kind: found for kind, mask in masks.items() if (found := _delays(delay_ss[mask], delay_es[mask])) is not None}
-    calls = []
-    name = np.asarray(hosts.name)[host]
-    for number in np.unique(name).tolist():
-        of_name = name == number
-        used = np.unique(host[of_name])
-        took = distribution(np.asarray(hosts.end_ns)[used] - np.asarray(hosts.start_ns)[used])
-        first = of_name & ~is_rest
-        found = _delays(delay_ss[first], delay_es[first]) or _delays(delay_ss[of_name], delay_es[of_name])
-        assert took is not None and found is not None
-        calls.append(CallRow(name=hosts.names[number], n=took.n, num_events=int(of_name.sum()), host=took, delays=found))
+    calls = _Calls(view)
+    names = len(calls.hosts.names)
+    by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
+    by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
+    took = grouped(calls.durations, names)
+    rows = []
+    for number, host in enumerate(took):
+        if host is not None:
+            first, rest = by_name[2 * number : 2 * number + 2]
+            delays = first or rest
+            assert delays is not None
+            num_events = sum(found.start_to_start.n for found in (first, rest) if found is not None)
+            rows.append(CallRow(name=calls.hosts.names[number], n=host.n, num_events=num_events, host=host, delays=delays))
+    kinds = {kind: found for kind, found in zip(LAUNCH_KINDS, by_kind, strict=True) if found is not None}
     done = activity(view)
     typical = kinds.get("single") or kinds.get("graph-first")
     median = None if typical is None else typical.start_to_start.p50_ns
     return Launch(
         device=view.device,
-        num_events=len(starting),
-        num_unlinked=len(starting) - len(linked),
+        num_events=calls.num_events,
+        num_unlinked=calls.num_unlinked,
         kinds=kinds,
-        calls=tuple(sorted(calls, key=lambda row: (-row.num_events, row.name))),
+        calls=tuple(sorted(rows, key=lambda row: (-row.num_events, row.name))),
         verdict=judge_idle(done, median),
         median_ns=median,
         activity=done,
     )
+
+
+class _Calls:
+    """The events that start in the window of a view, and the calls that launched them."""
+
+    def __init__(self, view: DeviceView) -> None:
+        self._view = view
+        self.hosts = view.trace.device_events.hosts
+        self.name, self.begin, self.end = (
+            np.asarray(column) for column in (self.hosts.name, self.hosts.start_ns, self.hosts.end_ns)
+        )
+        self.is_graph = _graphs(view.trace)
+        self.num_events = self.num_unlinked = 0
+        self._used = np.zeros(len(self.hosts), np.bool_)
+        for work in self._starting():
+            linked = work.host >= 0
+            self.num_events += len(linked)
+            self.num_unlinked += int((~linked).sum())
+            self._used[work.host[linked]] = True
+
+    def _starting(self) -> Iterator[Work]:
+        view = self._view
+        for _, work in view.work.parts():
+            start = work.start
+            last = start <= view.end_ns if view.window is None else start < view.end_ns
+            yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
+
+    def delays(self, group: Callable[[Work, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
+        """The delays of each group of linked events.
+
+        Args:
+            group: gives the group of some events, and is told which of them are not the first of their call.
+        """
+        negative = np.zeros((2, num), np.int64)
+
+        def since(edge: Ints) -> Iterator[Grouped]:
+            for work in self._starting():
+                linked = work.at(np.flatnonzero(work.host >= 0))
+                yield linked.start - edge[linked.host], group(linked, linked.ordinal > 0)
+
+        sides = [grouped(lambda edge=edge: since(edge), num) for edge in (self.begin, self.end)]  # type: ignore[misc]
+        for row, edge in zip(negative, (self.begin, self.end), strict=True):
+            for delay, which in since(edge):
+                row += np.bincount(which[delay < 0], minlength=num)
+        return [
+            None
+            if ss is None or es is None
+            else Delays(start_to_start=ss, end_to_start=es, num_negative_ss=negative_ss, num_negative_es=negative_es)
+            for ss, es, (negative_ss, negative_es) in zip(*sides, negative.T.tolist(), strict=True)
+        ]
+
+    def durations(self) -> Iterator[Grouped]:
+        """Of the calls that launched one of the events, by name."""
+        for block in blocks(len(self._used)):
+            used = self._used[block]
+            yield (self.end[block] - self.begin[block])[used], self.name[block][used]
 
 
 def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
@@ -165,21 +213,14 @@ def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
 def _graphs(trace: Trace) -> NDArray[np.bool_]:
     """Whether each launch call launched a graph."""
     hosts, host = trace.device_events.hosts, np.asarray(trace.device_events.host)
-    several = np.bincount(host[host >= 0], minlength=len(hosts)) > 1
+    seen, several = (np.zeros(len(hosts), np.bool_) for _ in range(2))
+    for block in blocks(len(host)):
+        some, counts = np.unique(host[block], return_counts=True)
+        some, counts = some[some >= 0], counts[some >= 0]
+        several[some[(counts > 1) | seen[some]]] = True
+        seen[some] = True
     named = np.array([bool(_GRAPH.search(name)) for name in hosts.names], np.bool_)
     return several | named[np.asarray(hosts.name)] if len(hosts) else several
-
-
-def _delays(delay_ss: Ints, delay_es: Ints) -> Delays | None:
-    found_ss, found_es = distribution(delay_ss), distribution(delay_es)
-    if found_ss is None or found_es is None:
-        return None
-    return Delays(
-        start_to_start=found_ss,
-        end_to_start=found_es,
-        num_negative_ss=int((delay_ss < 0).sum()),
-        num_negative_es=int((delay_es < 0).sum()),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,32 +278,37 @@ def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
 
 
 def _short_graphs(trace: Trace) -> list[ShortGraph]:
-    events, host = trace.device_events, np.asarray(trace.device_events.host)
-    launches = np.flatnonzero(_graphs(trace))
-    nodes = np.bincount(host[host >= 0], minlength=len(events.hosts))
-    heads = np.flatnonzero((host >= 0) & (np.asarray(events.ordinal) == 0))
-    first = dict(zip(host[heads].tolist(), heads.tolist(), strict=True))
-    alike: dict[tuple[int, int], list[int]] = {}
-    for call in launches.tolist():
-        if call in first:
-            alike.setdefault((events.hosts.name[call], events.name[first[call]]), []).append(int(nodes[call]))
+    events = trace.device_events
+    host, hosts = np.asarray(events.host), events.hosts
+    graphs = np.flatnonzero(_graphs(trace)).astype(np.int32)
+    nodes, first = np.zeros(len(graphs), np.int32), np.full(len(graphs), -1, np.int64)
+    for block in blocks(len(host) if len(graphs) else 0):
+        place = np.minimum(np.searchsorted(graphs, host[block]), len(graphs) - 1)
+        mine = graphs[place] == host[block]
+        np.add.at(nodes, place[mine], 1)
+        heads = mine & (np.asarray(events.ordinal)[block] == 0)
+        first[place[heads]] = np.asarray(events.name)[block][heads]
+    known = first >= 0
+    kind = np.asarray(hosts.name)[graphs[known]].astype(np.int64) * max(1, len(events.names)) + first[known]
     found = []
-    for (call, name), counts in alike.items():
-        (most, times), *_ = sorted(Counter(counts).items(), key=lambda item: (-item[1], -item[0]))
-        short = tuple(sorted(count for count in counts if count < most))
-        if times > 1 and short:
-            found.append(
-                ShortGraph(call=events.hosts.names[call], first=events.names[name], n=len(counts), num_nodes=most, short=short)
-            )
+    for code in np.unique(kind).tolist():
+        call, name = divmod(code, len(events.names))
+        sizes, times = np.unique(nodes[known][kind == code], return_counts=True)
+        most = int(sizes[times == times.max()][-1])
+        short = tuple(np.repeat(sizes, times)[: int(times[sizes < most].sum())].tolist())
+        if times.max() > 1 and short:
+            n = int(times.sum())
+            found.append(ShortGraph(call=hosts.names[call], first=events.names[name], n=n, num_nodes=most, short=short))
     return sorted(found, key=lambda graph: (graph.call, graph.first))
 
 
 def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
-    found = []
-    for stream in np.unique(view.work.stream).tolist():
-        mine = view.work.stream == stream
-        start, end = view.work.start[mine], view.work.end[mine]
-        excess = int((end - start).sum()) - int(end.max() - start[0])
-        if excess > 0:
-            found.append((view.device, stream, excess))
-    return found
+    spans: dict[int, tuple[int, int, int]] = {}  # by stream: sum of durations, first start, last end
+    for _, work in view.work.parts():
+        stream, start, end = work.stream, work.start, work.end
+        for number in np.unique(stream).tolist():
+            mine = stream == number
+            total, first, last = spans.get(number, (0, int(start[mine][0]), int(end[mine][0])))
+            spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))
+    excess = {number: total - (last - first) for number, (total, first, last) in sorted(spans.items())}
+    return [(view.device, number, ns) for number, ns in excess.items() if ns > 0]

@@ -1,21 +1,23 @@
 """One accelerator of a trace: its events as columns, and who owns each nanosecond of it.
 
-Events launched before the recorded window are kept like any other. Nothing here is pooled over devices.
+Events launched before the recorded window are kept like any other. Nothing here is pooled over devices. A trace may be long, so
+what is said of each event is not stored: it is found again, some events at a time, whenever it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.idle import overhead_intervals, split_gaps
-from strobe.perf.analysis.device.intervals import Intervals, Ints, claim, complement
-from strobe.perf.trace.events import DEVICE_KINDS, Trace
+from strobe.perf.analysis.device.intervals import Intervals, Ints, Owned, claim, complement
+from strobe.perf.trace.columns import blocks
+from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.window import Window
@@ -26,6 +28,8 @@ BUSY: Final = -1
 """In `Slices.cause`: an event owns the slice."""
 NONE: Final = -1
 _LIMIT_NS: Final = float(1 << 62)
+Ranks: TypeAlias = Callable[[NDArray[np.integer]], NDArray[np.integer]]
+"""The rank of some events by their positions among those of their device: the lowest owns the time where they overlap."""
 
 
 class Slices(NamedTuple):
@@ -51,33 +55,97 @@ class Slices(NamedTuple):
         """Nanoseconds of each slice."""
         return self.end - self.start
 
+    def between(self, first: int, last: int | None) -> Slices:
+        """Some of them, by position."""
+        return Slices(self.start[first:last], self.end[first:last], self.event[first:last], self.cause[first:last])
+
+
+def joined(parts: Iterable[Slices]) -> Slices:
+    """The slices of all parts."""
+    found = list(parts)
+    empty = np.empty(0, np.int64)
+    if not found:
+        return Slices(empty, empty, empty, np.empty(0, np.int8))
+    return Slices(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """The events of one device as columns, in order of start.
+    """Events of one device, in order of start. A column is looked up when asked for, without a copy if the rows are a slice.
 
     Args:
-        position: among the trace's device events.
-        name: position in the trace's names of device events; `shape` likewise.
-        kind: position in `DEVICE_KINDS`.
-        start: nanoseconds; `end` likewise.
-        stream: number of the stream.
-        ordinal: number among the events of the same launch call.
-        host: position of the launch call, negative where it is not known.
+        events: the device events of a trace.
+        rows: which of them, in ascending order.
     """
 
-    position: Ints
-    name: NDArray[np.int32]
-    shape: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    start: Ints
-    end: Ints
-    stream: NDArray[np.int32]
-    ordinal: NDArray[np.int32]
-    host: NDArray[np.int32]
+    events: DeviceEvents
+    rows: slice | NDArray[np.int32]
 
     def __len__(self) -> int:
-        return len(self.start)
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+    def at(self, which: slice | NDArray[np.integer]) -> Work:
+        """Some of these events: a slice with both bounds, or ascending positions."""
+        if not isinstance(self.rows, slice):
+            return Work(events=self.events, rows=self.rows[which])
+        first = self.rows.start
+        rows = slice(first + which.start, first + which.stop) if isinstance(which, slice) else (which + first).astype(np.int32)
+        return Work(events=self.events, rows=rows)
+
+    def parts(self) -> Iterator[tuple[int, Work]]:
+        """These events, some at a time, each part with the position of its first event."""
+        return ((block.start, self.at(block)) for block in blocks(len(self)))
+
+    @property
+    def position(self) -> Ints:
+        """Of each event among the trace's device events."""
+        rows = self.rows
+        return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows.astype(np.int64)
+
+    @property
+    def name(self) -> NDArray[np.integer]:
+        """Position in the trace's names of device events."""
+        return np.asarray(self.events.name)[self.rows]
+
+    @property
+    def shape(self) -> NDArray[np.integer]:
+        """Position in the trace's shapes of device events."""
+        return np.asarray(self.events.shape)[self.rows]
+
+    @property
+    def kind(self) -> NDArray[np.integer]:
+        """Position in `DEVICE_KINDS`."""
+        return np.asarray(self.events.kind)[self.rows]
+
+    @property
+    def start(self) -> Ints:
+        """Nanoseconds."""
+        return np.asarray(self.events.start_ns)[self.rows]
+
+    @property
+    def end(self) -> Ints:
+        """Nanoseconds."""
+        return np.asarray(self.events.end_ns)[self.rows]
+
+    @property
+    def device(self) -> NDArray[np.integer]:
+        """Number of the device."""
+        return np.asarray(self.events.device)[self.rows]
+
+    @property
+    def stream(self) -> NDArray[np.integer]:
+        """Number of the stream."""
+        return np.asarray(self.events.stream)[self.rows]
+
+    @property
+    def ordinal(self) -> NDArray[np.integer]:
+        """Number among the events of the same launch call."""
+        return np.asarray(self.events.ordinal)[self.rows]
+
+    @property
+    def host(self) -> NDArray[np.int32]:
+        """Position of the launch call, negative where it is not known."""
+        return np.asarray(self.events.host)[self.rows]
 
     def tile(self, trace: Trace, rank: NDArray[np.integer], begin: int, stop: int) -> Slices:
         """Tile `[begin, stop)`: overlapping events by rank, gaps by what the event that ends them waited for.
@@ -88,8 +156,40 @@ class Work:
             begin: start of the stretch.
             stop: end of the stretch.
         """
-        owned = claim(np.clip(self.start, begin, stop), np.clip(self.end, begin, stop), rank)
-        gaps = complement(Intervals(owned.start, owned.end), begin, stop)
+        return joined(self.tiles(trace, lambda which: rank[which], begin, stop))
+
+    def tiles(self, trace: Trace, rank: Ranks, begin: int, stop: int) -> Iterator[Slices]:
+        """`tile`, some events at a time. Put together the parts are the same, however many events are taken at a time."""
+        overhead = overhead_intervals(trace.overhead)
+        first = int(np.searchsorted(self.start, begin, "left"))
+        opening = None if first else begin  # nothing ran before, so a gap there starts before any launch
+        alive, left, held = self._alive(begin, first, rank), begin, joined(())
+        for block in blocks(max(1, len(self) - first)):
+            at, after = first + block.start, min(first + block.stop, len(self))
+            right = stop if after == len(self) else min(stop, int(self.at(slice(after, after + 1)).start[0]))
+            which = np.concatenate((alive, np.arange(at, after)))
+            part = self.at(which)
+            owned = claim(np.clip(part.start, left, right), np.clip(part.end, left, right), rank(which))
+            gaps = complement(Intervals(owned.start, owned.end), left, right)
+            reached = right
+            if right < stop and len(gaps.end) and gaps.end[-1] == right:  # what ends it comes later
+                reached = int(gaps.start[-1])
+                gaps = Intervals(gaps.start[:-1], gaps.end[:-1])
+            slices = _continued(held, part._sliced(trace, owned, gaps, overhead, opening), which)
+            if right == stop:
+                yield slices
+                return
+            held = slices.between(max(0, len(slices.start) - 1), None)  # the next part may go on with it
+            yield slices.between(0, max(0, len(slices.start) - 1))
+            alive, left = _outlasting(which, part.end, rank(which), right), reached
+
+    def _alive(self, moment: int, before: int, rank: Ranks) -> Ints:
+        """Positions of the events before one position that run beyond a moment."""
+        found = [block.start + np.flatnonzero(self.at(block).end > moment) for block in blocks(before)]
+        which = np.concatenate(found) if found else np.empty(0, np.int64)
+        return _outlasting(which, self.at(which).end, rank(which), moment)
+
+    def _sliced(self, trace: Trace, owned: Owned, gaps: Intervals, overhead: Intervals, opening: int | None) -> Slices:
         following = np.searchsorted(owned.start, gaps.end, "left")
         known = following < len(owned.start)
         waiting = np.full(len(gaps.start), NONE, np.int64)
@@ -98,17 +198,56 @@ class Work:
         linked = host >= 0
         launch = np.zeros(len(gaps.start), np.int64)
         launch[linked] = np.asarray(trace.device_events.hosts.start_ns)[host[linked]]
-        if len(launch) and gaps.start[0] == begin and len(self) and self.start[0] >= begin:
-            launch[0] = max(launch[0], begin)  # nothing ran before, so the gap starts before the launch
+        if len(launch) and gaps.start[0] == opening:
+            launch[0] = max(launch[0], opening)
         first = np.zeros(len(gaps.start), np.bool_)
         first[known] = self.ordinal[waiting[known]] == 0
-        pieces = split_gaps(gaps, launch, linked, first, overhead_intervals(trace.overhead))
+        pieces = split_gaps(gaps, launch, linked, first, overhead)
         start = np.concatenate((owned.start, pieces.start))
         order = np.argsort(start, kind="stable")
         end = np.concatenate((owned.end, pieces.end))[order]
         event = np.concatenate((owned.owner, waiting[pieces.gap]))[order]
         cause = np.concatenate((np.full(len(owned.start), BUSY, np.int8), pieces.cause))[order]
         return Slices(start[order], end, event, cause)
+
+
+def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
+    """The slices behind the one that was held back, which the first of them may go on with.
+
+    Args:
+        which: what the events of `slices` count into; afterwards they are its values.
+    """
+    known = slices.event != NONE
+    slices.event[known] = which[slices.event[known]]
+    if not len(held.start):
+        return slices
+    if len(slices.start) and held.cause[0] == slices.cause[0] == BUSY and held.event[0] == slices.event[0]:
+        slices.start[0] = held.start[0]
+        return slices
+    return joined((held, slices))
+
+
+def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) -> Ints:
+    """The events that may own time after a moment: of equal rank, an earlier one that ends no sooner leaves a later one none."""
+    kept = []
+    for level in np.unique(rank).tolist():
+        own = np.flatnonzero((rank == level) & (end > moment))
+        kept.append(own[end[own] > np.maximum(moment, np.maximum.accumulate(np.append(moment, end[own]))[:-1])])
+    return which[np.sort(np.concatenate(kept))] if kept else which[:0]
+
+
+class Part(NamedTuple):
+    """Some events of a device that overlap a window: `which` counts into the device's, the times are cut to the window."""
+
+    which: Ints
+    work: Work
+    start: Ints
+    end: Ints
+
+    @property
+    def length(self) -> Ints:
+        """Nanoseconds of each event."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,9 +262,6 @@ class DeviceView:
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
         work: every event of the device, also outside the window.
-        inside: positions in `work` of the events that overlap the window.
-        whole: tile the time from the first event to the last, and the window if it reaches beyond.
-        slices: tile `[begin_ns, end_ns)`; `event` counts into `work`. A gap that the window cuts is judged as the whole gap is.
     """
 
     trace: Trace
@@ -135,29 +271,72 @@ class DeviceView:
     begin_ns: int
     end_ns: int
     work: Work
-    inside: Ints
-    whole: Slices
-    slices: Slices
 
     @property
     def span_ns(self) -> int:
         """Length of the window."""
         return self.end_ns - self.begin_ns
 
-    def clipped(self) -> Intervals:
-        """The events inside, cut to the window."""
-        start, end = self.work.start[self.inside], self.work.end[self.inside]
-        return Intervals(np.maximum(start, self.begin_ns), np.minimum(end, self.end_ns))
+    def parts(self) -> Iterator[Part]:
+        """The events that overlap the window, some at a time."""
+        return parts_of(self.work, self.window)
+
+    @property
+    def inside(self) -> Ints:
+        """Positions in `work` of the events that overlap the window."""
+        return np.concatenate([part.which for part in self.parts()])
 
     @property
     def num_cut(self) -> int:
         """Events inside that reach beyond the window."""
-        start, end = self.work.start[self.inside], self.work.end[self.inside]
-        return int(((start < self.begin_ns) | (end > self.end_ns)).sum())
+        begin, stop = self.begin_ns, self.end_ns
+        return sum(int(((part.work.start < begin) | (part.work.end > stop)).sum()) for part in self.parts())
+
+    def stretches(self) -> Iterator[Slices]:
+        """Tile `[begin_ns, end_ns)`, some slices at a time; `event` counts into `work`.
+
+        A gap that the window cuts is judged as the whole gap is.
+        """
+        kinds = np.array([self.priority.index(name) for name in DEVICE_KINDS], np.int8)
+        stop = max(int(self.work.end.max()), self.end_ns)
+        for slices in self.work.tiles(self.trace, lambda which: kinds[self.work.at(which).kind], self._lead_ns(), stop):
+            inside = slices.clip(self.begin_ns, self.end_ns)
+            if len(inside.start):
+                yield inside
+            if len(slices.end) and slices.end[-1] >= self.end_ns:
+                return
+
+    @property
+    def slices(self) -> Slices:
+        """All stretches."""
+        return joined(self.stretches())
+
+    def _lead_ns(self) -> int:
+        """A moment not after the window's start at which no gap is open that began before it."""
+        first = int(self.work.at(slice(0, 1)).start[0])
+        before = int(np.searchsorted(self.work.start, self.begin_ns, "right"))
+        for block in reversed(list(blocks(before))):
+            part = self.work.at(block)
+            some = np.flatnonzero(part.end > part.start)
+            if len(some):
+                return int(part.start[some[-1]])
+        return min(first, self.begin_ns)
 
     def within(self, window: Window) -> DeviceView:
         """The same device during another window of the trace."""
-        return _view(self.trace, self.device, self.work, self.priority, window, self.whole)
+        return _view(self.trace, self.device, self.work, self.priority, window)
+
+
+def parts_of(work: Work, window: Window | None) -> Iterator[Part]:
+    """The events of a device that overlap a window, all of them without one, some at a time; one of length 0 where it starts."""
+    for at, part in work.parts():
+        start, end = part.start, part.end
+        if window is None:
+            yield Part(np.arange(at, at + len(part)), part, start, end)
+            continue
+        left, right = window.start_ns, window.end_ns
+        inside = np.flatnonzero((start < right) & ((end > left) | (start == end) & (start >= left)))
+        yield Part(at + inside, part.at(inside), np.maximum(start[inside], left), np.minimum(end[inside], right))
 
 
 def device_views(trace: Trace, window: Window | None = None, *, priority: Sequence[str] = PRIORITY) -> tuple[DeviceView, ...]:
@@ -177,72 +356,36 @@ def device_views(trace: Trace, window: Window | None = None, *, priority: Sequen
     return tuple(_view(trace, device, work, tuple(priority), window) for device, work in device_work(trace))
 
 
+def all_work(trace: Trace) -> Work:
+    """The events of all devices."""
+    return Work(events=trace.device_events, rows=slice(0, len(trace.device_events)))
+
+
 def device_work(trace: Trace) -> Iterator[tuple[int, Work]]:
     """Yield the number and the events of each device, in order of number.
 
     Raises:
         DataError: times whose sum does not fit 64 bits.
     """
-    events = trace.device_events
-    columns = [
-        np.asarray(column)
-        for column in (
-            events.name, events.shape, events.kind, events.start_ns, events.end_ns, events.stream, events.ordinal, events.host,
-        )
-    ]  # fmt: skip
-    of_device, start_ns, end_ns = np.asarray(events.device), columns[3], columns[4]
-    if (
-        len(events)
-        and max(np.subtract(end_ns, start_ns, dtype=np.float64).sum(), float(end_ns.max()) - float(start_ns[0])) >= _LIMIT_NS
-    ):
-        raise DataError(f"{trace.path}: its times reach over more than 146 years; they are not in microseconds")
+    events, everything = trace.device_events, all_work(trace)
+    of_device = np.asarray(events.device)
+    if len(events):
+        reach_ns = float(everything.end.max()) - float(everything.start[0])
+        sum_ns = sum(np.subtract(part.end, part.start, dtype=np.float64).sum() for _, part in everything.parts())
+        if max(reach_ns, sum_ns) >= _LIMIT_NS:
+            raise DataError(f"{trace.path}: its times reach over more than 146 years; they are not in microseconds")
     devices = np.unique(of_device).tolist()
     for device in devices:
-        position = np.flatnonzero(of_device == device)
-        taken = columns if len(devices) == 1 else [column[position] for column in columns]
-        name, shape, kind, start, end, stream, ordinal, host = taken
-        yield (
-            device,
-            Work(
-                position=position,
-                name=name,
-                shape=shape,
-                kind=kind,
-                start=start,
-                end=end,
-                stream=stream,
-                ordinal=ordinal,
-                host=host,
-            ),
-        )
+        if len(devices) == 1:
+            yield device, everything
+        else:
+            mine = [block.start + np.flatnonzero(of_device[block] == device) for block in blocks(len(events))]
+            yield device, Work(events=events, rows=np.concatenate(mine).astype(np.int32))
 
 
-def rank_by_kind(kind: NDArray[np.int8], priority: Sequence[str]) -> NDArray[np.int8]:
-    """The rank of each event by its kind."""
-    return np.array([priority.index(name) for name in DEVICE_KINDS], np.int8)[kind]
-
-
-def _view(
-    trace: Trace, device: int, work: Work, priority: tuple[str, ...], window: Window | None, whole: Slices | None = None
-) -> DeviceView:
-    first, last = int(work.start[0]), int(work.end.max())
+def _view(trace: Trace, device: int, work: Work, priority: tuple[str, ...], window: Window | None) -> DeviceView:
+    first, last = int(work.at(slice(0, 1)).start[0]), int(work.end.max())
     begin, stop = (first, last) if window is None else (window.start_ns, window.end_ns)
-    if whole is None or begin < first or stop > last:
-        # gaps are judged as they are in the whole trace and cut to the window afterwards
-        whole = work.tile(trace, rank_by_kind(work.kind, priority), min(first, begin), max(last, stop))
-    if window is None:
-        inside = np.arange(len(work))
-    else:  # an event of length 0 is inside where it starts
-        inside = np.flatnonzero((work.start < stop) & ((work.end > begin) | (work.start == work.end) & (work.start >= begin)))
     return DeviceView(
-        trace=trace,
-        device=device,
-        priority=priority,
-        window=window,
-        begin_ns=begin,
-        end_ns=stop,
-        work=work,
-        inside=inside,
-        whole=whole,
-        slices=whole.clip(begin, stop),
-    )
+        trace=trace, device=device, priority=priority, window=window, begin_ns=begin, end_ns=stop, work=work
+    )  # fmt: skip

@@ -226,6 +226,13 @@ def _started_ns(trace: Trace) -> int:
     return trace.base_ns + trace.device_events.start_ns[0]
 
 
+def _call_facts(sizes: Mapping[str, int]) -> dict[str, object]:
+    """What the sizes of one attention call say; nothing, if the records are of something else."""
+    tokens = dict.fromkeys(sizes[key] for key in ("q_tokens", "kv_tokens") if key in sizes)
+    found = {"batch": sizes.get("batch"), "tokens": " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")}
+    return {name: value for name, value in found.items() if value}
+
+
 def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     """What the records of a run of ours say."""
     machine, work = header.machine, header.workload
@@ -249,4 +256,5 @@ def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     if variant is not None:
         known |= {"backend": variant.attention_impl, "sparsity": variant.sparsity, "tokens": variant.tokens_per_block}
         known |= {"steps": variant.steps, "dtype": variant.dtype}
+        known |= _call_facts(variant.sizes)
     return {name: str(value) for name, value in known.items() if value not in (None, "")}

@@ -11,7 +11,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.ledger.cut import TracedSide
-from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, launches, nest
+from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, nest
 from strobe.perf.trace.events import HostEvents, Trace
 
 Path = tuple[str, ...]
@@ -39,10 +39,10 @@ def path_times(trace: Trace, side: TracedSide) -> dict[Path, int]:
     for event, ns in zip(side.pieces.event[busy].tolist(), length.tolist(), strict=True):
         owned[event] += ns
     position = np.array(sorted(owned), np.int64)
-    launched = launches(trace, position)
     scopes = trace.modules if len(trace.modules) else trace.ranges
     nesting = nest(scopes)
-    above = dict(zip(launched.event.tolist(), nesting.owners(launched).tolist(), strict=True))
+    owners = nesting.of_calls(trace.device_events.hosts, np.asarray(trace.device_events.host)[position])
+    above = dict(zip(position.tolist(), owners.tolist(), strict=True))
     spelled = _spelled(scopes, nesting.parent.tolist())
     events, total = trace.device_events, Counter[Path]()
     for event, ns in owned.items():

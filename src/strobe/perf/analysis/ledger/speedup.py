@@ -6,6 +6,7 @@ at different times: an interval is Welch's, and drift between them is unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,13 +20,16 @@ from strobe.perf.analysis.runs.timings import Timings
 from strobe.perf.analysis.structure.sections import skipped_text
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
+from strobe.perf.trace.events import Trace
 
 LevelName = Literal["kernel", "section", "attention", "step", "stage", "e2e"]
 LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step", "stage", "e2e")
 DRIFT: Final = "unpaired, drift unknown"
 NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
+HOST_ONLY: Final = "its traces hold no device events, only the host's: capture them with the accelerator's activities"
 MAX_REALISED: Final = 10
 """A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+_STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
 """Traced step / timed step: outside these bounds they are not the same thing."""
 
@@ -55,11 +59,13 @@ class Side:
         name: `baseline` or `candidate`.
         traced: one per trace, each its device with the focal kernels.
         timings: what the log says.
+        host_step: one `ProfilerStep#N` on the host; what steps are compared by if one of the sides was traced on the host alone.
     """
 
     name: Literal["baseline", "candidate"]
     traced: tuple[TracedSide, ...] | str
     timings: Timings
+    host_step: Measured | str = "no ProfilerStep#N range in its traces"
 
     @property
     def chosen(self) -> TracedSide | None:
@@ -165,6 +171,20 @@ class Side:
         )
 
 
+def host_step(traces: Sequence[Trace]) -> Measured | str:
+    """One `ProfilerStep#N` on the host, over all traces of a side."""
+    spans = [
+        float(end - start)
+        for ranges in (trace.ranges for trace in traces)
+        for name, start, end in zip(ranges.name, ranges.start_ns, ranges.end_ns, strict=True)
+        if _STEP.fullmatch(ranges.names[name])
+    ]
+    if not spans:
+        return "no ProfilerStep#N range in its traces"
+    mean = sum(map(Fraction, spans)) / len(spans)
+    return Measured(mean_ns=Fraction(mean), groups_ns=tuple(spans), n=len(spans), what=f"{len(spans)} ProfilerStep#N on the host")
+
+
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
     """Whether a timed step can be the traced one: the trace has steps, and they are about as long."""
     low, high = _LIKELY_DILATION
@@ -241,6 +261,8 @@ def level_figures(baseline: Side, candidate: Side, *, unlike: str = "", alike_st
     sides = (baseline, candidate)
     sections = [_section(side, unlike) for side in sides]
     steps: list[Measured | str] = [side.traced_step() for side in sides]
+    if any(side.traced == HOST_ONLY for side in sides):
+        steps = [side.host_step for side in sides]
     if not alike_steps and not any(isinstance(step, str) for step in steps):
         steps = ["the repetitions found on both sides hold different numbers of focal calls: give --steps"] * 2
     measured: dict[LevelName, Sequence[Measured | str]] = {

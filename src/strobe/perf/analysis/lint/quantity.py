@@ -115,7 +115,7 @@ _PLAIN: Final = "|".join(
 )
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _QUANTITY: Final = re.compile(
-    rf"(?<![\w.])(?<![A-Za-z_]-)(?P<mark>(?:[~≈∼±≤≥]|\+/-|[<>]=?)\s*)?"
+    rf"(?<![\w.])(?<![A-Za-z_]-)(?P<mark>(?:[~≈∼±≤≥]|\+/-|(?<![-=])[<>]=?)\s*)?"
     rf"(?P<number>[-+−]?{_DIGITS})"
     rf"(?:[-–](?P<upper>{_DIGITS})(?!\.?\d))?"
     rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{_COUNTS})\b|(?!\w|\.\d))"

@@ -21,11 +21,12 @@ NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Steady samples: `n` of them, mean, median, slow end and what outliers do to the mean, nanoseconds."""
+    """Samples: `n` of them, mean, median, largest, slow end and what outliers do to the mean, nanoseconds."""
 
     n: int
     mean_ns: float
     p50_ns: float
+    max_ns: float
     tail: Tail
     outliers: Outliers
 
@@ -61,6 +62,7 @@ class Latencies:
         clip_pixel_fps: pixel frames of a whole clip / median end-to-end time, start and prompt switches included.
         first_frame_ns: from the call to the first frames handed over, median over clips.
         e2e_ns: whole clip, median.
+        switch_block: first frame blocks under a new prompt, of all switches and clips; None if no prompt switches.
     """
 
     variant: str
@@ -77,6 +79,7 @@ class Latencies:
     first_frame_ns: float
     e2e_ns: float
     switches: tuple[Switch, ...]
+    switch_block: Summary | None
 
     @property
     def excluded(self) -> tuple[Exclusion, ...]:
@@ -114,6 +117,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     blocks = [clip.blocks_ns[index] for clip in clips for index in steady.kept]
     mean = statistics.fmean(blocks) if blocks else None
     e2e_ns = statistics.median(clip.e2e_ns for clip in clips)
+    starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
+    switched = [clip.blocks_ns[index] for clip in clips for index in starts]
     return Latencies(
         variant=variant,
         num_clips=len(clips),
@@ -129,6 +134,7 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         first_frame_ns=statistics.median(clip.blocks_ns[0] for clip in clips),
         e2e_ns=e2e_ns,
         switches=_switches(work, clips),
+        switch_block=_summary(switched) if switched else None,
     )
 
 
@@ -137,6 +143,7 @@ def _summary(blocks: Sequence[int]) -> Summary:
         n=len(blocks),
         mean_ns=statistics.fmean(blocks),
         p50_ns=percentile(blocks, 0.5),
+        max_ns=max(blocks),
         tail=tail(blocks),
         outliers=outliers(blocks),
     )

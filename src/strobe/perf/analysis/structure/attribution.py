@@ -13,7 +13,7 @@ import numpy as np
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.operators import operators
 from strobe.perf.analysis.device.views import device_work
-from strobe.perf.analysis.structure.scopes import NOWHERE, nest, part_of
+from strobe.perf.analysis.structure.scopes import NOWHERE, Cuts, launched_in, nest
 from strobe.perf.trace.events import HostEvents, Trace
 
 SortBy = Literal["device", "self_host", "host", "calls"]
@@ -87,10 +87,9 @@ def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
 def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
     """Device time by the name of the innermost scope that launched it; what none launched is left out."""
     total = np.zeros(len(scopes.names), np.int64)
-    nesting, name = nest(scopes), np.frombuffer(scopes.name, np.int32)
+    nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
+    owner = nesting.owners(cuts)
+    owned = owner != NOWHERE
     for _, work in device_work(trace):
-        part = part_of(trace, work, None)
-        owner = nesting.owners(part.launched)
-        linked = owner != NOWHERE
-        np.add.at(total, name[owner[linked]], part.length[part.place[linked]])
+        np.add.at(total, name[owner[owned]], launched_in(trace, work, None, cuts).sum_ns[owned])
     return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}

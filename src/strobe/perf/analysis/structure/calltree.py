@@ -8,16 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.device.intervals import Ints, column, reach
-from strobe.perf.analysis.device.views import device_work
+from strobe.perf.analysis.device.intervals import Covered, Ints, column
+from strobe.perf.analysis.device.views import Work, device_work, parts_of
 from strobe.perf.analysis.structure.scopes import (
     ROOT,
-    GraphPaths,
-    Part,
+    Cuts,
     Paths,
+    before,
     graph_paths,
     nest,
-    part_of,
     ranges_and_modules,
     totals,
     unnumbered,
@@ -55,40 +54,79 @@ class CallNode:
 def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, CallNode], ...]:
     """Return the number and the tree of each device that has events; the root's total is its busy time."""
     scopes = ranges_and_modules(replace(trace, ranges=unnumbered(trace.ranges)))
-    nesting, paths = nest(scopes), Paths()
+    nesting, paths, cuts = nest(scopes), Paths(), Cuts.around(scopes)
     of_scope = np.array([*paths.of(scopes, nesting), paths.number(ROOT, OUTSIDE)], np.int64)  # nowhere is the last one
-    unlinked, found = paths.number(ROOT, UNLINKED), []
+    below = _Below(trace, paths, of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED))
+    first, last = cuts.of(scopes)
+    host_ns, found = column(scopes.end_ns) - column(scopes.start_ns), []
     for device, work in device_work(trace):
-        part = part_of(trace, work, window)
-        path = np.full(len(part.start), unlinked, np.int64)
-        path[part.place] = of_scope[nesting.owners(part.launched)]
-        first, last = part.launched.of(scopes, np.arange(len(scopes)))
-        counted = np.arange(len(scopes)) if window is None else np.flatnonzero(last > first)
-        host_ns = (column(scopes.end_ns) - column(scopes.start_ns))[counted]
-        path = _below(path, graph_paths(trace, part), paths)
-        found.append((device, _tree(part, path, paths, of_scope[counted], host_ns)))
+        times = below.times(work, window, cuts)
+        called = before(times.launched)
+        counted = np.arange(len(scopes)) if window is None else np.flatnonzero(called[last] > called[first])
+        found.append((device, _tree(times, paths, of_scope[counted], host_ns[counted])))
     return tuple(found)
 
 
-def _below(path: Ints, carried: GraphPaths, paths: Paths) -> Ints:
-    """Move the events that carry a module path below the path that launched their graph."""
-    if not len(carried.place):
-        return path
-    pairs, which = np.unique(path[carried.place] * len(carried.texts) + carried.path, return_inverse=True)
-    moved = []
-    for above, text in zip(*(side.tolist() for side in np.divmod(pairs, len(carried.texts))), strict=True):
-        for name in carried.texts[text].split("."):
-            above = paths.number(above, name)
-        moved.append(above)
-    path[carried.place] = np.array(moved, np.int64)[which]
-    return path
+class _Times:
+    """What each path has of a device's time: events, and time that no event before owns; and what each segment launched."""
+
+    def __init__(self, num_segments: int) -> None:
+        self.self_ns = self.events = np.zeros(0, np.int64)
+        self.launched = np.zeros(num_segments, np.int64)
+
+    def add(self, path: Ints, own_ns: Ints, num: int) -> None:
+        """Count some events, each under its path; there may be more paths than before."""
+        self.self_ns, self.events = (
+            np.append(column, np.zeros(num - len(column), np.int64)) for column in (self.self_ns, self.events)
+        )
+        np.add.at(self.self_ns, path, own_ns)
+        np.add.at(self.events, path, 1)
 
 
-def _tree(part: Part, path: Ints, paths: Paths, called: Ints, host_ns: Ints) -> CallNode:
+class _Below:
+    """Finds the path of each device event.
+
+    Args:
+        of_segment: path of what was launched in each segment.
+        unlinked: path of what has no known launch call.
+    """
+
+    def __init__(self, trace: Trace, paths: Paths, of_segment: Ints, unlinked: int) -> None:
+        self._hosts, self._trace, self._paths = trace.device_events.hosts, trace, paths
+        self._of_segment, self._unlinked = of_segment, unlinked
+
+    def times(self, work: Work, window: Window | None, cuts: Cuts) -> _Times:
+        """Add up the time of a device by path; where events overlap, the moment belongs to the one that started first."""
+        carried, covered, times = graph_paths(self._trace, work, window), Covered(), _Times(cuts.num)
+        for part in parts_of(work, window):
+            host = part.work.host
+            known = np.flatnonzero(host >= 0)
+            path = np.full(len(host), self._unlinked, np.int64)
+            segment = cuts.place(self._hosts, host[known])
+            np.add.at(times.launched, segment, 1)
+            path[known] = self._of_segment[segment]
+            left, right = np.searchsorted(carried.part.which, (part.which[0], part.which[-1] + 1)) if len(host) else (0, 0)
+            place = np.searchsorted(part.which, carried.part.which[left:right])
+            path[place] = self._moved(path[place], carried.path[left:right], carried.texts)
+            own = covered.add(part.start, part.end)
+            times.add(path, own.end - own.start, len(self._paths.names))
+        return times
+
+    def _moved(self, path: Ints, carried: Ints, texts: Sequence[str]) -> Ints:
+        """The paths of events that carry a module path: it lies below the path that launched their graph."""
+        pairs, which = np.unique(path * max(1, len(texts)) + carried, return_inverse=True)
+        moved = []
+        for above, text in zip(*(side.tolist() for side in np.divmod(pairs, max(1, len(texts)))), strict=True):
+            for name in texts[text].split("."):
+                above = self._paths.number(above, name)
+            moved.append(above)
+        return np.array(moved, np.int64)[which]
+
+
+def _tree(times: _Times, paths: Paths, called: Ints, host_ns: Ints) -> CallNode:
     num = len(paths.names)
-    own = np.maximum(0, part.end - np.maximum(part.start, reach(part.start, part.end)))
-    self_ns = totals(own, path, num).tolist()
-    events = np.bincount(path, minlength=num).tolist()
+    times.add(called[:0], host_ns[:0], num)
+    self_ns, events = times.self_ns.tolist(), times.events.tolist()
     calls = np.bincount(called, minlength=num).tolist()
     on_host = totals(host_ns, called, num).tolist()
     below: list[list[CallNode]] = [[] for _ in range(num)]

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
-from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, union
-from strobe.perf.analysis.device.views import device_work
-from strobe.perf.analysis.structure.scopes import part_of
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, overlaps, union
+from strobe.perf.analysis.device.views import Work, device_work, parts_of
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
 
@@ -108,17 +107,27 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
     """Yield the communication of each device that has some, and its collectives one by one."""
     for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
         told = {one.event: one for one in trace.collectives}
-        kinds = np.asarray(trace.device_events.kind)
         for device, work in device_work(trace):
-            part = part_of(trace, work, window)
-            kind = kinds[part.position]
-            comm, computing = kind == _COMM, np.isin(kind, _COMPUTE)
-            if not comm.any():
+            found = [part.which[part.work.kind == _COMM] for part in parts_of(work, window)]
+            comm = work.at(np.concatenate(found))
+            if not len(comm):
                 continue
-            member = _member(trace, told, part.position[comm], part.start[comm], part.end[comm])
-            compute = union(part.start[computing] + trace.base_ns, part.end[computing] + trace.base_ns)
-            begin, stop = (part.start[0], part.end.max()) if window is None else (window.start_ns, window.end_ns)
-            yield _account(member, compute, (number, device, int(stop - begin))), member
+            start, end = comm.start, comm.end
+            if window is not None:
+                start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
+            begin, stop = (work.start[0], work.end.max()) if window is None else (window.start_ns, window.end_ns)
+            member = _member(trace, told, comm.position, start, end)
+            yield _account(member, _computing(trace, work, window), (number, device, int(stop - begin))), member
+
+
+def _computing(trace: Trace, work: Work, window: Window | None) -> Iterator[Intervals]:
+    """When kernels and memsets ran, on the clock of all traces, some events at a time."""
+    covered = Covered()
+    for part in parts_of(work, window):
+        own = np.isin(part.work.kind, _COMPUTE)
+        found = covered.add(part.start[own] + trace.base_ns, part.end[own] + trace.base_ns)
+        some = found.end > found.start
+        yield Intervals(found.start[some], found.end[some])
 
 
 def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start: Ints, end: Ints) -> Member:
@@ -138,15 +147,16 @@ def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start:
     return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns, whole)
 
 
-def _account(member: Member, compute: Intervals, where: tuple[int, int, int]) -> Communication:
+def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int, int]) -> Communication:
     order = np.argsort(member.kind, kind="stable")
+    of_kind = np.split(order, np.flatnonzero(np.diff(member.kind[order])) + 1)
+    everything, *unions = (union(member.start[own], member.end[own]) for own in (np.arange(len(order)), *of_kind))
+    exposed, *exposed_of = _exposed((everything, *unions), compute)
     kinds = []
-    for kind, own in zip(member.kinds, np.split(order, np.flatnonzero(np.diff(member.kind[order])) + 1), strict=True):
+    for kind, own, exposed_ns in zip(member.kinds, of_kind, exposed_of, strict=True):
         duration = distribution(member.end[own] - member.start[own])
         assert duration is not None
-        exposed = _exposed(union(member.start[own], member.end[own]), compute)
-        kinds.append(CollectiveTime(kind=kind, duration=duration, exposed_ns=exposed))
-    everything = union(member.start, member.end)
+        kinds.append(CollectiveTime(kind=kind, duration=duration, exposed_ns=exposed_ns))
     trace, device, span_ns = where
     return Communication(
         trace=trace,
@@ -156,11 +166,19 @@ def _account(member: Member, compute: Intervals, where: tuple[int, int, int]) ->
         num_cut=int((~member.whole).sum()),
         sum_ns=int((member.end - member.start).sum()),
         union_ns=everything.length_ns,
-        exposed_ns=_exposed(everything, compute),
+        exposed_ns=exposed,
         kinds=tuple(sorted(kinds, key=lambda row: (-row.exposed_ns, -row.duration.sum_ns, row.kind))),
     )
 
 
-def _exposed(communicating: Intervals, compute: Intervals) -> int:
-    shared = overlaps(communicating, compute)
-    return communicating.length_ns - int((shared.end - shared.start).sum())
+def _exposed(communicating: Sequence[Intervals], compute: Iterator[Intervals]) -> list[int]:
+    """How much of each set of intervals nothing else hides."""
+    exposed = [intervals.length_ns for intervals in communicating]
+    for computing in compute:
+        for number, (start, end) in enumerate(communicating if len(computing.start) else ()):
+            near = slice(
+                int(np.searchsorted(end, computing.start[0], "right")), int(np.searchsorted(start, computing.end[-1], "left"))
+            )
+            shared = overlaps(Intervals(start[near], end[near]), computing)
+            exposed[number] -= int((shared.end - shared.start).sum())
+    return exposed

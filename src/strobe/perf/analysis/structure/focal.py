@@ -14,7 +14,8 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.device.intervals import column
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.structure.scopes import launches
+from strobe.perf.analysis.device.views import all_work
+from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.logs.units import Constraint, short
 from strobe.perf.measure.stats import percentile
@@ -109,11 +110,8 @@ def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
     """
     searched, ranges = pattern(text), trace.ranges
     hit = np.array([searched.search(name) is not None for name in ranges.names] or [False])
-    launched = launches(trace)
-    firsts, lasts = launched.of(ranges, np.flatnonzero(hit[column(ranges.name)]))
-    start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
-    events = [launched.event[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True) if first < last]
-    return tuple(int(end[each].max() - start[each].min()) for each in events)
+    _, times = device_times(trace, all_work(trace), ranges, np.flatnonzero(hit[np.asarray(ranges.name)]))
+    return tuple((times.end - times.start).tolist())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

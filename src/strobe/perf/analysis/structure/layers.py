@@ -19,11 +19,12 @@ from strobe.perf.analysis.structure.periods import repetitions
 from strobe.perf.analysis.structure.scopes import (
     NOWHERE,
     ROOT,
-    Part,
+    Cuts,
+    Launched,
     Paths,
     before,
+    launched_in,
     nest,
-    part_of,
     ranges_and_modules,
     totals,
     unnumbered,
@@ -97,7 +98,7 @@ def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int,
     named = _Named(trace)
     found = []
     for device, work in device_work(trace):
-        groups = tuple(named.groups(part_of(trace, work, window), window is not None))
+        groups = tuple(named.groups(launched_in(trace, work, window, named.cuts), window is not None))
         if not len(trace.modules) and not any(group.path for group in groups):
             groups = (*groups, *_by_kernels(trace, device, work, window))
         found.append((device, groups))
@@ -132,6 +133,7 @@ class _Named:
 
     def __init__(self, trace: Trace) -> None:
         self.scopes = ranges_and_modules(trace)
+        self.cuts = Cuts.around(self.scopes)
         nesting = nest(self.scopes)
         self.paths = Paths()
         bare = unnumbered(self.scopes)
@@ -139,12 +141,11 @@ class _Named:
         top = -1 - column(self.scopes.thread)
         self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
 
-    def groups(self, part: Part, only_launching: bool) -> Iterator[LayerGroup]:
+    def groups(self, launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
         """Describe the layers of a device."""
-        first, last = part.launched.of(self.scopes, np.arange(len(self.scopes)))
-        length = part.length[part.place]
-        sums, kernels = before(length), before(part.is_kernel[part.place])
-        taken = np.flatnonzero(last > first) if only_launching else np.arange(len(self.scopes))
+        first, last = self.cuts.of(self.scopes)
+        events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
+        taken = np.flatnonzero(events[last] > events[first]) if only_launching else np.arange(len(self.scopes))
         order = taken[np.lexsort((taken, self.parent[taken], self.path[taken]))]
         if not len(order):
             return
@@ -154,7 +155,7 @@ class _Named:
         place = np.arange(len(order)) - np.repeat(heads, count)
         device = (sums[last] - sums[first])[order]
         host = (column(self.scopes.end_ns) - column(self.scopes.start_ns))[order]
-        columns = (place, device, part.spans(first, last)[order], host, (kernels[last] - kernels[first])[order])
+        columns = (place, device, launched.spans(first, last)[order], host, (kernels[last] - kernels[first])[order])
         total = totals(device, path, len(self.paths.names))
         chosen = self._chosen(path[heads], count, total)
         for number in chosen:
@@ -211,7 +212,7 @@ def _by_kernels(trace: Trace, device: int, work: Work, window: Window | None) ->
     place, periods = repetitions(work, trace.device_events.names)
     steps = next(found for found in find_steps(trace) if found.device == device)
     bounds = np.array([step.start_ns for step in steps.steps] if isinstance(steps, Steps) else [], np.int64)
-    start, end = work.start[place], work.end[place]
+    start, end = work.at(place).start, work.at(place).end
     for period in periods:
         anchors = np.array(period.starts, np.int64)
         if window is not None:

@@ -124,7 +124,13 @@ class Meetings:
 
     @property
     def straggler(self) -> MemberTime | None:
-        """The member that starts last most often; of several, the one that costs the most. `None` if the clocks differ."""
+        """The member that the others wait longest for, all collectives together. `None` if nobody waits, or the clocks differ."""
+        found = max(self.times, key=lambda member: (member.cost_ns, member.last), default=None)
+        return found if found is not None and found.last else None
+
+    @property
+    def last_most_often(self) -> MemberTime | None:
+        """The member that starts last most often, be it by little. `None` if nobody does, or the clocks differ."""
         found = max(self.times, key=lambda member: (member.last, member.cost_ns), default=None)
         return found if found is not None and found.last else None
 

@@ -8,14 +8,18 @@ that explain the sequence about equally well the one with the longest period is 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.intervals import Ints, reach
 from strobe.perf.analysis.device.views import Work
 from strobe.perf.analysis.structure.scopes import WORK
+from strobe.perf.trace.columns import Column, blocks, code_for
 
 FEWEST: Final = 3
 """Occurrences of an anchor below which nothing is called a repetition."""
@@ -36,6 +40,7 @@ _SPARE_ONE: Final = 10
 _TRIED: Final = 48
 _SAMPLED: Final = 256
 
+Numbers: TypeAlias = NDArray[np.integer]
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -94,13 +99,18 @@ class Period:
 class _Anchor(NamedTuple):
     """A name, or a pair of names, that occurs evenly."""
 
-    places: Ints
+    found: NDArray[np.int32]
     distance: int
     pair: bool
 
+    @property
+    def places(self) -> Ints:
+        """Where it occurs; of a pair, its second name."""
+        return self.found.astype(np.int64) + self.pair
+
     def periods(self, length: int) -> int:
         """Periods that end in a sequence of this length, the last one too if there is room for it."""
-        return len(self.places) - (int(self.places[-1]) + self.distance > length)
+        return len(self.found) - (int(self.found[-1]) + self.pair + self.distance > length)
 
 
 class _Cut(NamedTuple):
@@ -113,22 +123,32 @@ class _Cut(NamedTuple):
     anchors: int
 
 
-def repetitions(work: Work, texts: tuple[str, ...]) -> tuple[Ints, tuple[Period, ...]]:
+def repetitions(work: Work, texts: tuple[str, ...]) -> tuple[NDArray[np.int32], tuple[Period, ...]]:
     """Find what the kernels of a device repeat, on the stream that has most of them.
 
     Returns:
         The positions of these kernels among the device's events, and the periods, the longest first; they count into the former.
     """
-    place = np.flatnonzero(np.isin(work.kind, WORK))
-    if len(place):
-        streams, count = np.unique(work.stream[place], return_counts=True)
-        place = place[work.stream[place] == streams[np.argmax(count)]]
-    start, end = work.start[place], work.end[place]
-    pause = np.maximum(0, start - reach(start, end))
-    return place, find_periods(work.name[place].astype(np.int64), texts, pause)
+    counts: Counter[int] = Counter()
+    for _, part in work.parts():
+        numbers, count = np.unique(part.stream[np.isin(part.kind, WORK)], return_counts=True)
+        counts.update(dict(zip(numbers.tolist(), count.tolist(), strict=True)))
+    stream = min(counts, key=lambda number: (-counts[number], number), default=0)
+    place, name, pause = np.empty(counts[stream], np.int32), _numbers(counts[stream], len(texts)), Column()
+    at, reached = 0, None
+    for first, part in work.parts():
+        own = np.flatnonzero(np.isin(part.kind, WORK) & (part.stream == stream))
+        if not len(own):
+            continue
+        place[at : at + len(own)], name[at : at + len(own)] = first + own, part.name[own]
+        start, end = part.start[own], part.end[own]
+        before = reach(start, end) if reached is None else np.maximum(reach(start, end), reached)
+        pause.extend(np.maximum(0, start - before))
+        at, reached = at + len(own), max(int(before[-1]), int(end[-1]))
+    return place, find_periods(name, texts, np.asarray(pause.release()))
 
 
-def find_periods(name: Ints, texts: tuple[str, ...], pause_ns: Ints | None = None) -> tuple[Period, ...]:
+def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None = None) -> tuple[Period, ...]:
     """Find the repetitions in a sequence, the longest period first; empty if nothing repeats.
 
     Args:
@@ -139,22 +159,44 @@ def find_periods(name: Ints, texts: tuple[str, ...], pause_ns: Ints | None = Non
     """
     if len(name) < 2 * FEWEST:
         return ()
-    pause = np.zeros(len(name), np.int64) if pause_ns is None else pause_ns
-    pairs = np.unique(name[:-1] * len(texts) + name[1:], return_inverse=True)[1]
     cuts: dict[int, _Cut] = {}
-    for anchors in (_even(name, 0), _even(pairs, 1)):
+    for is_pair in (False, True):
         classes: dict[int, list[_Anchor]] = {}
-        for anchor in anchors:
+        for anchor in _even(*_pairs(name, len(texts)), True) if is_pair else _even(name, len(texts), False):
             classes.setdefault(round(math.log(anchor.distance) / _NEAR), []).append(anchor)
         for key in sorted(classes.keys() - cuts.keys(), reverse=True)[:_TRIED]:
             most = max(anchor.periods(len(name)) for anchor in classes[key])
             alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
-            best = max(alike, key=lambda anchor: (int(pause[anchor.places].sum()), -int(anchor.places[0])))
-            as_often = sum(abs(len(anchor.places) - len(best.places)) <= 1 for anchor in classes[key])
+            best = max(alike, key=lambda anchor: (_sum(pause_ns, anchor.places), -int(anchor.places[0])))
+            as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
             cut = _cut(name, best, as_often)
             if cut is not None:
                 cuts[key] = cut
     return tuple(_period(name, texts, cut) for cut in _longest_first(list(cuts.values())))
+
+
+def _sum(values: Numbers | None, places: Ints) -> int:
+    return 0 if values is None else int(values[places].sum(dtype=np.int64))
+
+
+def _numbers(count: int, limit: int) -> Numbers:
+    """Room for numbers below a limit."""
+    return np.empty(count, np.dtype(code_for(0, limit)))
+
+
+def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
+    """The number of each pair of neighbours, and how many different ones there are."""
+
+    def codes() -> Iterator[tuple[slice, Ints]]:
+        for block in blocks(len(name) - 1):
+            both = name[block.start : block.stop + 1].astype(np.int64)
+            yield block, both[:-1] * num_names + both[1:]
+
+    known = np.unique(np.concatenate([np.unique(code) for _, code in codes()]))
+    found = _numbers(len(name) - 1, len(known))
+    for block, code in codes():
+        found[block] = np.searchsorted(known, code)
+    return found, len(known)
 
 
 def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
@@ -174,33 +216,44 @@ def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
     return kept[::-1]
 
 
-def _even(ids: Ints, offset: int) -> list[_Anchor]:
+def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
     """What occurs often enough, over enough of the sequence, at distances of which most are the same."""
-    order = np.argsort(ids, kind="stable")
-    first = np.flatnonzero(np.diff(ids[order], prepend=-1))
-    count = np.diff(first, append=len(ids))
-    reach = order[first + count - 1] - order[first]
+    count = np.zeros(num, np.int64)
+    for block in blocks(len(ids)):
+        count += np.bincount(ids[block], minlength=num)
+    first = np.cumsum(count) - count
+    order, free = np.empty(len(ids), np.int32), first.copy()
+    for block in blocks(len(ids)):
+        ranked = np.argsort(ids[block], kind="stable")
+        own = np.bincount(ids[block], minlength=num)
+        order[np.arange(len(ranked)) + np.repeat(free - (np.cumsum(own) - own), own)] = block.start + ranked
+        free += own
     found = []
-    for row in np.flatnonzero((count >= FEWEST) & (reach >= _REACH * len(ids)) & (reach >= 2 * count)).tolist():
-        places = order[first[row] : first[row] + count[row]] + offset
-        gaps = np.diff(places)
+    for row in np.flatnonzero(count >= FEWEST).tolist():
+        rows = order[first[row] : first[row] + count[row]]
+        reached = int(rows[-1]) - int(rows[0])
+        if reached < _REACH * len(ids) or reached < 2 * count[row]:
+            continue
+        gaps = np.diff(rows)
         distance = int(np.partition(gaps, len(gaps) // 2)[len(gaps) // 2])
         if np.count_nonzero(np.abs(gaps - distance) <= _NEAR * distance) >= _EVEN * len(gaps):
-            found.append(_Anchor(places, distance, offset == 1))
+            found.append(_Anchor(rows, distance, is_pair))
     return found
 
 
-def _cut(name: Ints, anchor: _Anchor, anchors: int) -> _Cut | None:
+def _cut(name: Numbers, anchor: _Anchor, anchors: int) -> _Cut | None:
     """Compare the kernels between the anchors; `None` if they are not the same work."""
-    lengths = np.diff(anchor.places)
+    anchor = anchor._replace(found=anchor.found.copy())  # lets go of those of all anchors
+    places = anchor.places
+    lengths = np.diff(places)
     chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLED)).astype(np.int64))
-    parts = [name[place : place + length] for place, length in zip(anchor.places[chosen], lengths[chosen], strict=True)]
+    parts = [name[place : place + length] for place, length in zip(places[chosen], lengths[chosen], strict=True)]
     counts = np.stack([np.bincount(part, minlength=int(name.max()) + 1) for part in parts])
     middle = np.median(counts, axis=0)
     whole = max(1.0, float(middle.sum()))
     differs = np.abs(counts - middle).sum(axis=1) * (len(parts) / (len(parts) - 1))  # each period has a part in the median
     likeness = float(np.maximum(0, 1 - differs / whole).mean())
-    tail = name[anchor.places[-1] : anchor.places[-1] + anchor.distance]
+    tail = name[places[-1] : places[-1] + anchor.distance]
     if len(tail) == anchor.distance:
         unlike = np.abs(np.bincount(tail, minlength=len(middle)) - middle).sum() / whole
         lengths = np.append(lengths, anchor.distance) if unlike <= 1 - ALIKE else lengths
@@ -210,12 +263,13 @@ def _cut(name: Ints, anchor: _Anchor, anchors: int) -> _Cut | None:
     return _Cut(anchor, lengths, likeness, max(map(texts.count, set(texts))) / len(texts), anchors)
 
 
-def _period(name: Ints, texts: tuple[str, ...], cut: _Cut) -> Period:
-    first = int(cut.anchor.places[0])
+def _period(name: Numbers, texts: tuple[str, ...], cut: _Cut) -> Period:
+    places = cut.anchor.places.tolist()
+    first = places[0]
     return Period(
         anchor=texts[name[first]],
         after=texts[name[first - 1]] if cut.anchor.pair else "",
-        starts=tuple(cut.anchor.places.tolist()),
+        starts=tuple(places),
         kernels=tuple(cut.lengths.tolist()),
         likeness=cut.likeness,
         identical=cut.identical,

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 
 from strobe.perf.analysis.device.intervals import Ints, column, union
-from strobe.perf.analysis.device.views import Work, device_work
-from strobe.perf.analysis.structure.scopes import NOWHERE, GraphPaths, Part, before, graph_paths, nest, part_of, totals
+from strobe.perf.analysis.device.views import Work, device_work, parts_of
+from strobe.perf.analysis.structure.scopes import (
+    NOWHERE,
+    WORK,
+    Cuts,
+    GraphPaths,
+    Launched,
+    before,
+    graph_paths,
+    launched_in,
+    linked,
+    nest,
+    totals,
+)
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.trace.events import HostEvents, Trace
 
@@ -93,61 +106,94 @@ def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...
 
 
 def _ranges_of(trace: Trace, device: int, work: Work, window: Window | None) -> Ranges:
-    part = part_of(trace, work, window)
-    outside = np.ones(len(part.place), np.bool_)
-    rows: list[RangeRow] = []
-    on_host: tuple[tuple[Kind, HostEvents], ...] = (("range", trace.ranges), ("module", trace.modules))
-    for kind, scopes in on_host:
-        owner = nest(scopes).owners(part.launched)
-        outside &= owner == NOWHERE
-        rows += _rows(kind, scopes, part, owner, window is not None)
-    paths = graph_paths(trace, part)
-    rows += _graph_rows(paths, part)
-    outside[np.isin(part.place, paths.place)] = False
-    unlinked = part.host < 0
+    of_kind: tuple[tuple[Kind, HostEvents], ...] = (("range", trace.ranges), ("module", trace.modules))
+    cuts = Cuts.around(*(scopes for _, scopes in of_kind))
+    launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
+    outside = np.ones(cuts.num, np.bool_)
+    for kind, scopes in of_kind:
+        calls = _Calls(scopes, cuts)
+        outside &= calls.owner == NOWHERE
+        united = _unions(trace, work, window, calls)
+        rows += _rows(kind, calls, launched, united, window is not None)
+    carried = graph_paths(trace, work, window)
+    rows += _graph_rows(carried)
+    host = carried.part.work.host
+    own = np.flatnonzero(host >= 0)
+    own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
+    total = [0, 0, 0, 0]
+    for part in parts_of(work, window):
+        unlinked = part.work.host < 0
+        counts = (len(part.which), int(part.length.sum()), int(unlinked.sum()), int(part.length[unlinked].sum()))
+        total = [before + more for before, more in zip(total, counts, strict=True)]
     order = ("range", "module", "graph module")
     return Ranges(
         device=device,
         rows=tuple(sorted(rows, key=lambda row: (order.index(row.kind), not row.events, -row.sum_ns, row.name))),
-        events=len(part.position),
-        sum_ns=int(part.length.sum()),
-        outside_events=int(outside.sum()),
-        outside_ns=int(part.length[part.place[outside]].sum()),
-        unlinked_events=int(unlinked.sum()),
-        unlinked_ns=int(part.length[unlinked].sum()),
+        events=total[0],
+        sum_ns=total[1],
+        outside_events=int(launched.events[outside].sum()) - len(own),
+        outside_ns=int(launched.sum_ns[outside].sum() - carried.part.length[own].sum()),
+        unlinked_events=total[2],
+        unlinked_ns=total[3],
     )
 
 
-def _rows(kind: Kind, scopes: HostEvents, part: Part, owner: Ints, only_launching: bool) -> Iterator[RangeRow]:
-    name, begin, stop = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
-    first, last = part.launched.of(scopes, np.arange(len(scopes)))
-    counted = last > first if only_launching else np.ones(len(scopes), np.bool_)
-    # calls of one name on one thread, side by side: one that lies in another of them adds nothing
-    group = name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
-    order = np.argsort(group, kind="stable")
-    outer = np.zeros(len(scopes), np.bool_)
-    outer[order] = begin[order] >= _Ends.of(stop).reach(begin[order], order, group[order])
-    fresh = first.copy()
-    fresh[order] = np.maximum(first[order], _Ends.of(last).reach(first[order], order, group[order]))
-    count = np.maximum(0, last - fresh)
-    length = part.length[part.place]
-    sums, kernels = before(length), before(part.is_kernel[part.place])
-    num = len(scopes.names)
-    own = owner != NOWHERE
+class _Calls:
+    """Calls of one kind, as segments of the time of their threads.
+
+    `owner` is the innermost call of each segment; `first` and `last` bound the segments of each call, `fresh` leaves out those of
+    earlier calls of the same name; `outer` says which calls lie in no other one of the same name.
+    """
+
+    def __init__(self, scopes: HostEvents, cuts: Cuts) -> None:
+        self.scopes, self.cuts, nesting = scopes, cuts, nest(scopes)
+        self.parent, self.owner = nesting.parent, nesting.owners(cuts)
+        self.name, self.begin, self.end = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
+        self.first, self.last = cuts.of(scopes)
+        # calls of one name on one thread, side by side: one that lies in another of them adds nothing
+        group = self.name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
+        order = np.argsort(group, kind="stable")
+        self.outer = np.zeros(len(scopes), np.bool_)
+        self.outer[order] = self.begin[order] >= _Ends.of(self.end).reach(self.begin[order], order, group[order])
+        fresh = self.first.copy()
+        fresh[order] = np.maximum(fresh[order], _Ends.of(self.last).reach(self.first[order], order, group[order]))
+        self.fresh = np.minimum(fresh, self.last)
+
+    def names_at(self, segments: Ints) -> tuple[Ints, Ints]:
+        """Return which of the segments lie in a call of which name, in order of segment."""
+        place = np.arange(len(segments))
+        call = self.owner[segments]
+        found = [np.zeros(0, np.int64)]
+        while len(place):
+            place, call = place[call != NOWHERE], call[call != NOWHERE]
+            inside = (self.first[call] <= segments[place]) & (segments[place] < self.last[call])
+            found.append(place[inside] * len(self.scopes.names) + self.name[call[inside]])
+            call = self.parent[call]
+        both = np.divmod(np.unique(np.concatenate(found)), max(1, len(self.scopes.names)))
+        return both[0], both[1]
+
+
+def _rows(kind: Kind, calls: _Calls, launched: Launched, united: Ints, only_launching: bool) -> Iterator[RangeRow]:
+    name, first, last, fresh = calls.name, calls.first, calls.last, calls.fresh
+    events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
+    launching = events[last] > events[first]
+    counted = launching if only_launching else np.ones(len(name), np.bool_)
+    num = len(calls.scopes.names)
+    own = calls.owner != NOWHERE
     per_call = {
         "calls": counted,
-        "launching": last > first,
-        "events": count,
-        "kernels": kernels[fresh + count] - kernels[fresh],
-        "sum_ns": sums[fresh + count] - sums[fresh],
-        "span_ns": np.where(outer, part.spans(first, last), 0),
-        "host_ns": np.where(outer & counted, stop - begin, 0),
+        "launching": launching,
+        "events": events[last] - events[fresh],
+        "kernels": kernels[last] - kernels[fresh],
+        "sum_ns": sums[last] - sums[fresh],
+        "span_ns": np.where(calls.outer, launched.spans(first, last), 0),
+        "host_ns": np.where(calls.outer & counted, calls.end - calls.begin, 0),
     }
     columns = {key: totals(values.astype(np.int64), name, num) for key, values in per_call.items()}
-    columns["union_ns"] = _unions(part, name, fresh, count, num)
-    columns["exclusive_events"] = np.bincount(name[owner[own]], minlength=num)
-    columns["exclusive_ns"] = totals(length[own], name[owner[own]], num)
-    rows = zip(scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
+    columns["union_ns"] = united
+    columns["exclusive_events"] = totals(launched.events[own], name[calls.owner[own]], num)
+    columns["exclusive_ns"] = totals(launched.sum_ns[own], name[calls.owner[own]], num)
+    rows = zip(calls.scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
     for text, values in rows:
         if values[0]:
             yield RangeRow(kind=kind, name=text, **dict(zip(columns, values, strict=True)))
@@ -178,40 +224,48 @@ class _Ends(NamedTuple):
         return np.where(heads, start, np.append(start[0], self.times[highest[:-1] % len(self.times)]))
 
 
-def _unions(part: Part, name: Ints, first: Ints, count: Ints, num_names: int) -> Ints:
-    """Union of the events of each name; the stretches of one name do not overlap. A few names at a time, to bound the memory."""
-    united, ends = np.zeros(num_names, np.int64), _Ends.of(part.end)
-    held = np.flatnonzero(count)
-    chunk = (np.cumsum(totals(count, name, num_names)) // _CHUNK)[name[held]]
-    for number in np.unique(chunk).tolist():
-        chosen = held[chunk == number]
-        n = count[chosen]
-        launch = np.arange(int(n.sum())) + np.repeat(first[chosen] - (np.cumsum(n) - n), n)
-        key = np.repeat(name[chosen], n) * len(part.start) + part.place[launch]
-        key.sort()
-        group, place = np.divmod(key, len(part.start))
-        start, end = part.start[place], part.end[place]
-        np.add.at(united, group, np.maximum(0, end - np.maximum(start, ends.reach(start, place, group))))
+def _unions(trace: Trace, work: Work, window: Window | None, calls: _Calls) -> Ints:
+    """Union of the events of each name."""
+    united = np.zeros(len(calls.scopes.names), np.int64)
+    reached = np.full(len(united), np.iinfo(np.int64).min)
+    for part in linked(work, window) if len(united) else ():
+        segments, which = np.unique(calls.cuts.place(trace.device_events.hosts, part.work.host), return_inverse=True)
+        place, name = calls.names_at(segments)
+        count = np.bincount(place, minlength=len(segments))
+        first = np.cumsum(count) - count
+        chunk = np.cumsum(count[which]) // _CHUNK
+        for edges in pairwise((*np.flatnonzero(np.diff(chunk, prepend=-1)).tolist(), len(which))):
+            own = slice(*edges)
+            n = count[which[own]]
+            taken = np.arange(int(n.sum())) + np.repeat(first[which[own]] - (np.cumsum(n) - n), n)
+            key = name[taken] * len(which) + np.repeat(np.arange(*edges), n)
+            key.sort()
+            group, event = np.divmod(key, len(which))
+            start, end = np.maximum(part.start[event], reached[group]), part.end[event]
+            covered = _Ends.of(part.end).reach(start, event, group)
+            np.add.at(united, group, np.maximum(0, end - np.maximum(start, covered)))
+            np.maximum.at(reached, group, end)
     return united
 
 
-def _graph_rows(paths: GraphPaths, part: Part) -> Iterator[RangeRow]:
+def _graph_rows(paths: GraphPaths) -> Iterator[RangeRow]:
     """A row for each module path and for each path that encloses it."""
     order = np.argsort(paths.path, kind="stable")
-    own = np.split(paths.place[order], np.searchsorted(paths.path[order], np.arange(1, len(paths.texts))))
+    own = np.split(order, np.searchsorted(paths.path[order], np.arange(1, len(paths.texts))))
     inside: dict[str, list[int]] = {}
     for path, text in enumerate(paths.texts):
         parts = text.split(".")
         for depth in range(1, len(parts) + 1):
             inside.setdefault(".".join(parts[:depth]), []).append(path)
     exclusive = {text: path for path, text in enumerate(paths.texts)}
+    part, host, is_kernel = paths.part, paths.part.work.host, np.isin(paths.part.work.kind, WORK)
     for text, members in inside.items():
         place = np.sort(np.concatenate([own[path] for path in members]))
         if not len(place):
             continue
         start, end = part.start[place], part.end[place]
-        by_call = np.argsort(part.host[place], kind="stable")
-        heads = np.flatnonzero(np.diff(part.host[place][by_call], prepend=-2))
+        by_call = np.argsort(host[place], kind="stable")
+        heads = np.flatnonzero(np.diff(host[place][by_call], prepend=-2))
         mine = own[exclusive[text]] if text in exclusive else place[:0]
         yield RangeRow(
             kind="graph module",
@@ -219,7 +273,7 @@ def _graph_rows(paths: GraphPaths, part: Part) -> Iterator[RangeRow]:
             calls=len(heads),
             launching=len(heads),
             events=len(place),
-            kernels=int(part.is_kernel[place].sum()),
+            kernels=int(is_kernel[place].sum()),
             sum_ns=int((end - start).sum()),
             union_ns=union(start, end).length_ns,
             span_ns=int((np.maximum.reduceat(end[by_call], heads) - np.minimum.reduceat(start[by_call], heads)).sum()),

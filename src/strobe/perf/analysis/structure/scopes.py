@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import Work
+from strobe.perf.analysis.device.intervals import Intervals, Ints, column
+from strobe.perf.analysis.device.views import Part, Work, parts_of
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ ROOT: Final = 0
 WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
 """The kinds that count as kernels: not copies and memsets."""
 
+_LATE: Final = 1 << 62
 NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
 """A name with a number: `ProfilerStep#3`, `Linear_12`, `step 7`."""
 
@@ -59,118 +60,157 @@ def ranges_and_modules(trace: Trace) -> HostEvents:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launches:
-    """The device events whose launch call is known, by thread and in order of launch.
+class Cuts:
+    """The time of host threads, cut at some moments into numbered segments: what was launched in one is counted together.
+
+    The segments of a thread have ascending numbers, the first one lies before its first moment. The last number of all is for
+    launch calls on other threads.
 
     Args:
-        event: position among the trace's device events.
-        launch_ns: start of the launch call.
-        threads: the stretch `[first, last)` of these columns that belongs to each thread.
+        moments: by thread, ascending.
+        first: by thread, the number of its first segment.
+        num: number of segments.
     """
 
-    event: Ints
-    launch_ns: Ints
-    threads: Mapping[int, tuple[int, int]]
+    moments: Mapping[int, Ints]
+    first: Mapping[int, int]
+    num: int
 
-    def of(self, scopes: HostEvents, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return the stretch `[first, last)` of these columns that each of the chosen scopes launched, nested ones included."""
-        first, last = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), np.int64)
-        thread, start, end = (column(values)[chosen] for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
-        for number, (left, right) in self.threads.items():
+    @classmethod
+    def at(cls, thread: Ints, *moments: Ints) -> Self:
+        """Cut each thread at its own moments."""
+        found: dict[int, Ints] = {}
+        for number in np.unique(thread).tolist():
+            mine = thread == number
+            found[number] = np.unique(np.concatenate([column[mine] for column in moments]))
+        counts = [len(own) + 1 for own in found.values()]
+        first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
+        return cls(moments=found, first=first, num=sum(counts) + 1)
+
+    @classmethod
+    def around(cls, *scopes: HostEvents) -> Self:
+        """Cut at the starts and ends of scopes."""
+        thread, start, end = (
+            np.concatenate([column(values) for values in columns])
+            for columns in zip(*((one.thread, one.start_ns, one.end_ns) for one in scopes), strict=True)
+        )
+        return cls.at(thread, start, end)
+
+    def within(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return the segments `[first, last)` between two of the moments of a thread, for each of the given."""
+        first, last = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
+        for number, moments in self.moments.items():
             mine = np.flatnonzero(thread == number)
-            launched = self.launch_ns[left:right]
-            first[mine] = left + np.searchsorted(launched, start[mine])
-            last[mine] = left + np.searchsorted(launched, end[mine])
-        return first, last
+            first[mine] = self.first[number] + np.searchsorted(moments, start[mine], "left") + 1
+            last[mine] = self.first[number] + np.searchsorted(moments, end[mine], "left") + 1
+        return first, np.maximum(first, last)
+
+    def of(self, scopes: HostEvents) -> tuple[Ints, Ints]:
+        """Return the segments `[first, last)` that each scope consists of."""
+        return self.within(column(scopes.thread), column(scopes.start_ns), column(scopes.end_ns))
+
+    def place(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
+        """Return the segment that each of some launch calls starts in."""
+        found = np.full(len(host), self.num - 1, np.int64)
+        thread, start = np.asarray(hosts.thread)[host], np.asarray(hosts.start_ns)[host]
+        for number in np.unique(thread).tolist():
+            if number in self.moments:
+                mine = thread == number
+                found[mine] = self.first[number] + np.searchsorted(self.moments[number], start[mine], "right")
+        return found
 
 
-def launches(trace: Trace, chosen: Ints | None = None) -> Launches:
-    """Sort the linked device events by the thread and start of their launch call, those of one call by their own start.
-
-    Args:
-        trace: the trace.
-        chosen: ascending positions among its device events, if not all count.
-    """
-    events = trace.device_events
-    host = column(events.host)
-    event = np.flatnonzero(host >= 0) if chosen is None else chosen[host[chosen] >= 0]
-    start, thread = column(events.hosts.start_ns), column(events.hosts.thread)
-    rank = np.empty(len(start), np.int64)
-    rank[np.lexsort((start, thread))] = np.arange(len(start))
-    event = event[np.argsort(rank[host[event]], kind="stable")]
-    of_thread = thread[host[event]]
-    numbers, first = np.unique(of_thread, return_index=True)
-    edges = [*first.tolist(), len(event)]
-    threads = {number: (edges[i], edges[i + 1]) for i, number in enumerate(numbers.tolist())}
-    return Launches(event=event, launch_ns=start[host[event]], threads=threads)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """The events of one device that overlap a window, cut to it, in order of start.
+class Launched:
+    """What was launched in each segment: device events, the kernels among them, their time, and when they ran.
 
     Args:
-        position: among the trace's device events.
-        start: nanoseconds; `end` likewise.
-        host: position of the launch call, negative where it is not known.
-        is_kernel: kernels and communication, not copies and memsets.
-        launched: those with a known launch call, by thread and in order of launch.
-        place: where each of those is in the columns of this part.
+        num: of segments.
     """
 
-    position: Ints
-    start: Ints
-    end: Ints
-    host: NDArray[np.int32]
-    is_kernel: NDArray[np.bool_]
-    launched: Launches
-    place: Ints
+    def __init__(self, num: int) -> None:
+        self.events, self.kernels, self.sum_ns = (np.zeros(num, np.int64) for _ in range(3))
+        self.start, self.end = np.full(num, _LATE, np.int64), np.full(num, -_LATE, np.int64)
 
-    @property
-    def length(self) -> Ints:
-        """Nanoseconds of each event."""
-        return self.end - self.start
+    def add(self, part: Part, segment: Ints) -> None:
+        """Count events, each in its segment."""
+        np.add.at(self.events, segment, 1)
+        np.add.at(self.kernels, segment, np.isin(part.work.kind, WORK).astype(np.int64))
+        np.add.at(self.sum_ns, segment, part.length)
+        np.minimum.at(self.start, segment, part.start)
+        np.maximum.at(self.end, segment, part.end)
+
+    def bounds(self, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """Return the first start and the last end in each stretch `[first, last)`, which holds some event."""
+        edges = np.stack((first, last), axis=1).ravel()
+        if not len(edges):
+            return first, last
+        start, end = np.append(self.start, _LATE), np.append(self.end, -_LATE)
+        return np.minimum.reduceat(start, edges)[::2], np.maximum.reduceat(end, edges)[::2]
 
     def spans(self, first: Ints, last: Ints) -> Ints:
-        """From the first start to the last end of stretches `[first, last)` of the launched events; 0 for an empty one."""
-        some = last > first
-        edges = np.stack((first[some], last[some]), axis=1).ravel()
+        """From the first start to the last end in stretches `[first, last)`; 0 for one without events."""
+        count = before(self.events)
+        some = count[last] > count[first]
+        start, end = self.bounds(first[some], last[some])
         span = np.zeros(len(first), np.int64)
-        if len(edges):
-            earliest = np.minimum.reduceat(np.append(self.start[self.place], 0), edges)[::2]
-            span[some] = np.maximum.reduceat(np.append(self.end[self.place], 0), edges)[::2] - earliest
+        span[some] = end - start
         return span
 
 
-def part_of(trace: Trace, work: Work, window: Window | None) -> Part:
-    """Take the events of a device that overlap the window, all of them without one; an event of length 0 where it starts."""
-    position, start, end, host, kind = work.position, work.start, work.end, work.host, work.kind
-    if window is not None:
-        left, right = window.start_ns, window.end_ns
-        inside = np.flatnonzero((start < right) & ((end > left) | (start == end) & (start >= left)))
-        start, end = np.maximum(start[inside], left), np.minimum(end[inside], right)
-        position, host, kind = position[inside], host[inside], kind[inside]
-    launched = launches(trace, position)
-    place = launched.event if len(position) == len(trace.device_events) else np.searchsorted(position, launched.event)
-    is_kernel = np.isin(kind, WORK)
-    return Part(position=position, start=start, end=end, host=host, is_kernel=is_kernel, launched=launched, place=place)
+def linked(work: Work, window: Window | None) -> Iterator[Part]:
+    """The events of a device that overlap a window and whose launch call is known, cut to it, some at a time."""
+    for part in parts_of(work, window):
+        known = np.flatnonzero(part.work.host >= 0)
+        yield Part(part.which[known], part.work.at(known), part.start[known], part.end[known])
+
+
+def launched_in(trace: Trace, work: Work, window: Window | None, cuts: Cuts) -> Launched:
+    """Count the events of a device by the segment that they were launched in."""
+    found = Launched(cuts.num)
+    for part in linked(work, window):
+        found.add(part, cuts.place(trace.device_events.hosts, part.work.host))
+    return found
+
+
+def device_times(trace: Trace, work: Work, scopes: HostEvents, chosen: Ints) -> tuple[NDArray[np.bool_], Intervals]:
+    """Return which of the chosen scopes launched some of the events, and of those the first start and the last end."""
+    thread, start, end = (column(values)[chosen] for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
+    cuts = Cuts.at(thread, start, end)
+    found = launched_in(trace, work, None, cuts)
+    first, last = cuts.within(thread, start, end)
+    count = before(found.events)
+    some: NDArray[np.bool_] = count[last] > count[first]
+    return some, Intervals(*found.bounds(first[some], last[some]))
 
 
 class GraphPaths(NamedTuple):
-    """Which events of a part carry a module path: `place` counts into its columns, `path` into `texts`."""
+    """The events of a device in a window that carry a module path: `path` counts into `texts`."""
 
     texts: tuple[str, ...]
-    place: Ints
+    part: Part
     path: Ints
 
 
-def graph_paths(trace: Trace, part: Part) -> GraphPaths:
-    """Find the events of a part that carry a module path."""
+def graph_paths(trace: Trace, work: Work, window: Window | None) -> GraphPaths:
+    """Find the events of a device that carry a module path."""
     texts: dict[str, int] = {}
     carriers = np.fromiter(trace.module_paths, np.int64, len(trace.module_paths))
     path = np.array([texts.setdefault(text, len(texts)) for text in trace.module_paths.values()], np.int64)
-    here = np.isin(carriers, part.position)
-    return GraphPaths(tuple(texts), np.searchsorted(part.position, carriers[here]), path[here])
+    order = np.argsort(carriers)
+    carriers, path = carriers[order], path[order]
+    if isinstance(work.rows, slice):
+        here = (carriers >= work.rows.start) & (carriers < work.rows.stop)
+        which = carriers[here] - work.rows.start
+    else:
+        here = np.isin(carriers, work.rows)
+        which = np.searchsorted(work.rows, carriers[here])
+    found = list(parts_of(work.at(which), window))
+    inside = [part.which for part in found]
+    if not inside:
+        return GraphPaths(tuple(texts), Part(which, work.at(which), work.start[which], work.end[which]), path[here])
+    which = which[np.concatenate(inside)]
+    start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
+    return GraphPaths(tuple(texts), Part(which, work.at(which), start, end), path[here][np.concatenate(inside)])
 
 
 def totals(values: Ints, group: Ints, num_groups: int) -> Ints:
@@ -197,9 +237,9 @@ class Nesting:
         innermost: by thread, the innermost scope from each of the bounds on.
     """
 
-    parent: Ints
+    parent: NDArray[np.int32]
     bounds: Mapping[int, Ints]
-    innermost: Mapping[int, Ints]
+    innermost: Mapping[int, NDArray[np.int32]]
 
     def at(self, thread: int, moments: Ints) -> Ints:
         """Return the innermost scope that is open on the thread at each moment."""
@@ -208,11 +248,22 @@ class Nesting:
         position = np.searchsorted(self.bounds[thread], moments, side="right") - 1
         return np.where(position < 0, NOWHERE, self.innermost[thread][np.maximum(position, 0)])
 
-    def owners(self, launched: Launches) -> Ints:
-        """Return the innermost scope that launched each of the device events."""
-        owner = np.full(len(launched.event), NOWHERE, np.int64)
-        for thread, (left, right) in launched.threads.items():
-            owner[left:right] = self.at(thread, launched.launch_ns[left:right])
+    def owners(self, cuts: Cuts) -> Ints:
+        """Return the innermost scope of each segment; the segments are cut at all starts and ends of these scopes."""
+        owner = np.full(cuts.num, NOWHERE, np.int64)
+        for thread, moments in cuts.moments.items():
+            first = cuts.first[thread] + 1
+            owner[first : first + len(moments)] = self.at(thread, moments)
+        return owner
+
+    def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
+        """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
+        owner = np.full(len(host), NOWHERE, np.int64)
+        known = np.flatnonzero(host >= 0)
+        thread, start = np.asarray(hosts.thread)[host[known]], np.asarray(hosts.start_ns)[host[known]]
+        for number in np.unique(thread).tolist():
+            mine = thread == number
+            owner[known[mine]] = self.at(number, start[mine])
         return owner
 
     def roots(self) -> Ints:
@@ -260,12 +311,12 @@ class Paths:
 
 def nest(scopes: HostEvents) -> Nesting:
     """Find what contains what. Of two scopes that overlap, the one that started last is the inner one while it is open."""
-    ends, parents = scopes.end_ns.tolist(), []
+    ends, parents = scopes.end_ns, array("i")
     stacks: dict[int, list[int]] = {}
-    changes: dict[int, tuple[list[int], list[int]]] = {}
-    for scope, (start, thread) in enumerate(zip(scopes.start_ns.tolist(), scopes.thread.tolist(), strict=True)):
+    changes: dict[int, tuple[array[int], array[int]]] = {}
+    for scope, (start, thread) in enumerate(zip(scopes.start_ns, scopes.thread, strict=True)):
         stack = stacks.setdefault(thread, [])
-        moments, owners = changes.setdefault(thread, ([], []))
+        moments, owners = changes.setdefault(thread, (array("q"), array("i")))
         _close(stack, ends, start, moments, owners)
         parents.append(stack[-1] if stack else NOWHERE)
         stack.append(scope)
@@ -274,13 +325,13 @@ def nest(scopes: HostEvents) -> Nesting:
     for thread, stack in stacks.items():
         _close(stack, ends, None, *changes[thread])
     return Nesting(
-        parent=np.array(parents, np.int64),
-        bounds={thread: np.array(moments, np.int64) for thread, (moments, _) in changes.items()},
-        innermost={thread: np.array(owners, np.int64) for thread, (_, owners) in changes.items()},
+        parent=np.asarray(parents),
+        bounds={thread: np.asarray(moments) for thread, (moments, _) in changes.items()},
+        innermost={thread: np.asarray(owners) for thread, (_, owners) in changes.items()},
     )
 
 
-def _close(stack: list[int], ends: list[int], until: int | None, moments: list[int], owners: list[int]) -> None:
+def _close(stack: list[int], ends: array[int], until: int | None, moments: array[int], owners: array[int]) -> None:
     """Take the scopes that end by `until` off the stack and note who is innermost after each of them."""
     while stack and (until is None or ends[stack[-1]] <= until):
         moment = ends[stack.pop()]

@@ -22,7 +22,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, reach, union
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import Work, device_work
-from strobe.perf.analysis.structure.scopes import launches
+from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 if TYPE_CHECKING:
@@ -249,7 +249,8 @@ def matching(trace: Trace, work: Work, text: str) -> NDArray[np.bool_]:
     """
     searched = pattern(text)
     hits = [bool(searched.search(name) or searched.search(kernel_name(name).full)) for name in trace.device_events.names]
-    return np.array(hits or [False])[work.name]
+    found: NDArray[np.bool_] = np.array(hits or [False])[work.name]
+    return found
 
 
 class _Boundaries(NamedTuple):
@@ -303,15 +304,13 @@ def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Interval
     """Device time of every call of a range or module: first start to last end of what it launched among some events."""
     scopes = trace.ranges if edge.source == "range" else trace.modules
     chosen = np.flatnonzero(np.array([_spells(edge, name) for name in scopes.names] or [False])[np.asarray(scopes.name)])
-    launched = launches(trace, work.position[events])
-    firsts, lasts = launched.of(scopes, chosen)
+    _, times = device_times(trace, work.at(events), scopes, chosen)
+    if edge.source != "module":
+        return times
     start, end = np.asarray(trace.device_events.start_ns), np.asarray(trace.device_events.end_ns)
-    members = [launched.event[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True) if first < last]
-    if edge.source == "module":
-        members += _graph_calls(edge, trace, work.position[events])
-    times = [(int(start[each].min()), int(end[each].max())) for each in members]
-    columns = np.array(times, np.int64).reshape(-1, 2)
-    return Intervals(columns[:, 0], columns[:, 1])
+    members = _graph_calls(edge, trace, work.position[events])
+    more = np.array([(int(start[each].min()), int(end[each].max())) for each in members], np.int64).reshape(-1, 2)
+    return Intervals(np.concatenate((times.start, more[:, 0])), np.concatenate((times.end, more[:, 1])))
 
 
 def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:

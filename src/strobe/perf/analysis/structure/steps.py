@@ -15,11 +15,11 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from strobe.core.spans import FRAME_BLOCK
-from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, reach, union
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, counts_before, overlaps, reach
 from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.runs.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.periods import Period, repetitions
-from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, launches, nest
+from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, Cuts, Launched, before, launched_in, linked, nest
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.trace.events import Trace
 
@@ -210,30 +210,48 @@ def _by_range(trace: Trace, work: Work, named: re.Pattern[str], spoken: str) -> 
     if not len(which):
         return None
     begin, stop, thread = (column(values)[which] for values in (trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.thread))
-    launched = launches(trace, work.position)
-    first, last = launched.of(trace.ranges, which)
-    main = int(np.argmax(np.bincount(thread, weights=last - first)))
+    cuts = Cuts.at(thread, begin, stop)
+    launched = launched_in(trace, work, None, cuts)
+    first, last = cuts.within(thread, begin, stop)
+    before_each = before(launched.events)
+    main = int(np.argmax(np.bincount(thread, weights=before_each[last] - before_each[first])))
     mine = np.flatnonzero(thread == main)
+    if not len(mine):
+        return None
     mine = mine[begin[mine] >= reach(begin[mine], stop[mine])]
     begin, stop, which, first, last = begin[mine], stop[mine], which[mine], first[mine], last[mine]
-    event, launch = launched.event, launched.launch_ns
-    everywhere = np.argsort(launch, kind="stable")
-    lasts = np.searchsorted(launch[everywhere], begin), np.searchsorted(launch[everywhere], stop)
-    if not (last > first).any():  # another thread launches for this one
-        event, first, last = event[everywhere], *lasts
-    some = last > first
+    anywhere = _Anywhere(trace, work, begin, stop)
+    if not (before_each[last] > before_each[first]).any():  # another thread launches for this one
+        launched, first, last = anywhere.launched, anywhere.first, anywhere.last
+        before_each = before(launched.events)
+    some = before_each[last] > before_each[first]
     if not some.any():
         return None
-    start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
-    edges = np.stack((first[some], last[some]), axis=1).ravel()
-    earliest = np.minimum.reduceat(np.append(start[event], 0), edges)[::2]
-    final = np.flatnonzero(some)[-1]
-    own = launched.event[everywhere[lasts[0][final] : lasts[1][final]]]
+    earliest, _ = launched.bounds(first[some], last[some])
+    end = anywhere.end_of(int(np.flatnonzero(some)[-1]))
     names = trace.ranges.names
     labels = [names[name] for name in column(trace.ranges.name)[which[some]].tolist()]
     idle = int((~some).sum())
     notes = (f"{idle} of the {len(some)} ranges launched nothing on this device and are no steps",) if idle else ()
-    return _Cuts("range", spoken, earliest, int(end[own].max()), labels, Intervals(begin[some], stop[some]), notes=notes)
+    return _Cuts("range", spoken, earliest, end, labels, Intervals(begin[some], stop[some]), notes=notes)
+
+
+class _Anywhere:
+    """What was launched during ranges of one thread, on whatever thread."""
+
+    def __init__(self, trace: Trace, work: Work, begin: Ints, stop: Ints) -> None:
+        thread, hosts = np.zeros(len(begin), np.int64), trace.device_events.hosts
+        cuts = Cuts.at(thread, begin, stop)
+        self.first, self.last = cuts.within(thread, begin, stop)
+        self.launched = Launched(cuts.num)
+        for part in linked(work, None):
+            launch_ns = np.asarray(hosts.start_ns)[part.work.host]
+            self.launched.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
+
+    def end_of(self, place: int) -> int:
+        """When the last event of a range ended."""
+        _, end = self.launched.bounds(self.first[place : place + 1], self.last[place : place + 1])
+        return int(end[0])
 
 
 def _by_period(trace: Trace, work: Work) -> _Cuts | str:
@@ -242,7 +260,7 @@ def _by_period(trace: Trace, work: Work) -> _Cuts | str:
     if not periods:
         return "no repeating step found: no kernel occurs at even distances with the same kernels between"
     period = periods[0]
-    starts = place[np.array(period.starts, np.int64)]
+    starts = place[np.array(period.starts, np.int64)].astype(np.int64)
     single = _single_call(trace, work, starts)
     if single:
         return f"no repeating step found: {_spoken(period)}, but all in one call of {single}"
@@ -259,13 +277,13 @@ def _by_period(trace: Trace, work: Work) -> _Cuts | str:
 def _single_call(trace: Trace, work: Work, places: Ints) -> str:
     """Name the one launch or module call that all of these events come from, if there is one."""
     events = trace.device_events
-    host = work.host[places]
+    host = work.at(places).host
     if (host < 0).any():
         return ""
     if (host == host[0]).all():
         return events.hosts.names[events.hosts.name[int(host[0])]]
     nesting = nest(trace.modules)
-    owner = nesting.owners(launches(trace, work.position[places]))
+    owner = nesting.of_calls(events.hosts, host)
     if (owner == NOWHERE).any() or len(top := np.unique(nesting.roots()[owner])) > 1:
         return ""
     return trace.modules.names[trace.modules.name[int(top[0])]]
@@ -274,10 +292,12 @@ def _single_call(trace: Trace, work: Work, places: Ints) -> str:
 def _tiled(trace: Trace, device: int, work: Work, cuts: _Cuts) -> Steps:
     start = np.maximum.accumulate(cuts.start)
     end = np.append(start[1:], max(cuts.end, int(start[-1])))
-    busy = np.zeros(len(start), np.int64)
-    shared = overlaps(Intervals(start, end), union(work.start, work.end))
-    np.add.at(busy, shared.a, shared.end - shared.start)
-    kernels = np.diff(np.searchsorted(work.start[np.isin(work.kind, WORK)], np.append(start, end[-1])))
+    busy, covered = np.zeros(len(start), np.int64), Covered()
+    for _, part in work.parts():
+        shared = overlaps(covered.add(part.start, part.end), Intervals(start, end))
+        np.add.at(busy, shared.b, shared.end - shared.start)
+    kernel_starts = (part.start[np.isin(part.kind, WORK)] for _, part in work.parts())
+    kernels = np.diff(counts_before(kernel_starts, np.append(start, end[-1])))
     host = [None] * len(start) if cuts.host is None else (cuts.host.end - cuts.host.start).tolist()
     named = [int(found[1]) for label in cuts.labels if (found := _NUMBER.search(label))]
     numbers = named if len(set(named)) == len(start) else range(len(start))
@@ -290,7 +310,7 @@ def _tiled(trace: Trace, device: int, work: Work, cuts: _Cuts) -> Steps:
         device=device,
         source=cuts.source,
         starts=cuts.starts,
-        start_ns=int(work.start[0]),
+        start_ns=int(work.at(slice(0, 1)).start[0]),
         end_ns=int(work.end.max()),
         steps=steps,
         period=cuts.period,

@@ -13,7 +13,8 @@ import numpy as np
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.structure.scopes import launches
+from strobe.perf.analysis.device.views import all_work
+from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.steps import NoSteps, find_steps, names_step
 from strobe.perf.trace.events import HostEvents, Trace
 
@@ -30,7 +31,10 @@ _COMPARED: Final = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The time `[start_ns, end_ns)` of a device, in the trace's own nanoseconds; `label` says how it was chosen."""
+    """The time `[start_ns, end_ns)` of a device, or of the host in a trace without device events, in the trace's own nanoseconds.
+
+    `label` says how it was chosen.
+    """
 
     start_ns: int
     end_ns: int
@@ -47,6 +51,9 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
     * `3` or `3..7`: steps by their number, as tiles of the device's timeline;
     * `100ms..200ms`, `1.5s..`, `..20us`: from the start of the first device event; units are required.
 
+    In a trace without device events all of this is time of the host: a range or module is the call itself, a step the
+    `ProfilerStep#N` of its number, and times count from the start of the first operator or range.
+
     Args:
         trace: the trace.
         text: what is asked for.
@@ -55,11 +62,11 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
 
     Raises:
         ConfigError: the text is none of these, or its end is not after its start.
-        DataError: the trace does not have what the text asks for, or no device events at all.
+        DataError: the trace does not have what the text asks for, or no events at all.
     """
     asked = text.strip()
-    if not len(trace.device_events):
-        raise DataError(f"{trace.path}: no device events, so there is no window {asked!r} to choose; analyse the whole trace")
+    if not any(len(one) for one in (trace.device_events, *_of_host(trace))):
+        raise DataError(f"{trace.path}: no events, so there is no window {asked!r} to choose")
     if not asked:
         raise ConfigError(f"the window is empty; give {_FORMS}")
     found = _find_step(trace, asked, steps) or _find_call(trace, asked)
@@ -81,11 +88,12 @@ def _stretch(trace: Trace, asked: str, steps: str | None, zero_ns: int | None) -
         return _steps(trace, first, last, steps)
     moments = [_MOMENT.fullmatch(part) for part in (first, last)]
     if any(moments) and all(found or not part for found, part in zip(moments, (first, last), strict=True)):
-        events = trace.device_events
-        zero, end = min(events.start_ns) if zero_ns is None else zero_ns, max(events.end_ns)
+        first_ns, end = _extent(trace)
+        zero = first_ns if zero_ns is None else zero_ns
         start = zero + _nanoseconds(moments[0]) if moments[0] else zero
         if start >= end:
-            raise DataError(f"{trace.path}: window {asked!r} starts after the last device event, {(end - zero) / 1e6:.3f} ms in")
+            last = "last device event" if len(trace.device_events) else "last event of the host"
+            raise DataError(f"{trace.path}: window {asked!r} starts after the {last}, {(end - zero) / 1e6:.3f} ms in")
         return start, min(end, zero + _nanoseconds(moments[1])) if moments[1] else end
     sides = []
     for part in (first, last):
@@ -106,8 +114,24 @@ def _nanoseconds(moment: re.Match[str]) -> int:
     return int(value)
 
 
+def _of_host(trace: Trace) -> tuple[HostEvents, HostEvents, HostEvents]:
+    return trace.ops, trace.ranges, trace.modules
+
+
+def _extent(trace: Trace) -> tuple[int, int]:
+    """From the first start to the last end of the device events, or where there are none of those of the host."""
+    columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
+    return min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
+
+
 def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[int, int]:
-    """The tiles of some steps, on all devices."""
+    """The tiles of some steps, on all devices; in a trace without device events their ranges."""
+    if not len(trace.device_events):
+        sides = [_find_call(trace, f"ProfilerStep#{int(number)}") for number in (first, last)]
+        if sides[0] is None or sides[1] is None:
+            missing = first if sides[0] is None else last
+            raise DataError(f"{trace.path}: no range ProfilerStep#{int(missing)}{_offer(trace, f'ProfilerStep#{missing}')}")
+        return sides[0][0], sides[1][1]
     tiled = find_steps(trace, pattern)
     numbers = {step.number for found in tiled if not isinstance(found, NoSteps) for step in found.steps}
     if not numbers:
@@ -160,7 +184,7 @@ def _find_call(trace: Trace, asked: str) -> tuple[int, int] | None:
 
 
 def _calls_of(trace: Trace, name: str) -> Iterator[tuple[int, int] | None]:
-    """Device time of each call of a range or module, or of each launch of a graph's module path."""
+    """Device time of each call of a range or module, or of each launch of a graph's module path; see `choose_window`."""
     for scopes in (trace.ranges, trace.modules):
         for spelled in (name, f"strobe::{name}"):
             if spelled in scopes.names:
@@ -176,12 +200,13 @@ def _calls_of(trace: Trace, name: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tuple[int, int] | None]:
-    launched = launches(trace)
-    firsts, lasts = launched.of(scopes, chosen)
-    start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        events = launched.event[first:last]
-        yield (int(start[events].min()), int(end[events].max())) if first < last else None
+    if not len(trace.device_events):
+        yield from ((scopes.start_ns[place], scopes.end_ns[place]) for place in chosen.tolist())
+        return
+    some, times = device_times(trace, all_work(trace), scopes, chosen)
+    found = zip(times.start.tolist(), times.end.tolist(), strict=True)
+    for launched in some.tolist():
+        yield next(found) if launched else None
 
 
 def _offer(trace: Trace, asked: str) -> str:

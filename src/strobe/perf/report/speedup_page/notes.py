@@ -54,6 +54,8 @@ def anomalies(study: SpeedupStudy) -> Iterator[str]:
     yield from _orders(study)
     for side in study.sides:
         yield from (f"Anomaly, {side.request.name}: {remark}." for remark in side.remarks)
+        if side.silent:
+            yield f"{side.request.name.capitalize()}, {side.silent}."
     for name, account in study.accounts[:1]:
         for line in account.ledger.lines:
             if line.name == DILATION and line.baseline_ns and line.candidate_ns:

@@ -13,7 +13,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
 from strobe.perf.analysis.ledger.comparable import Comparability, compare_facts, record_facts, trace_facts
 from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
-from strobe.perf.analysis.ledger.speedup import LevelFigure, Side, level_figures, rank_ledgers
+from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Account, same_steps
 from strobe.perf.analysis.runs.log_metrics import unsynchronised
 from strobe.perf.analysis.runs.log_rounds import STAGE
@@ -92,6 +92,7 @@ class Loaded:
 
     Args:
         remarks: findings about the log's timers.
+        silent: what traces without device events leave out; empty if all have some.
         facts: what is known of the run, stated by the user or found.
         met: what the collectives of its ranks were spent on; `None` if fewer than two devices communicate.
     """
@@ -101,6 +102,7 @@ class Loaded:
     traces: tuple[Trace, ...]
     labels: tuple[str, ...]
     remarks: tuple[str, ...]
+    silent: str
     side: Side
     facts: Mapping[str, str]
     met: Meetings | None
@@ -219,11 +221,19 @@ def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None)
     traces = tuple(read_trace(path, ops=False, progress=progress) for path in paths)
     traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
     labels = trace_labels(traces) if traces else ()
+    of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
+    on_host = host_step(traces)
+    if 0 < len(of_host) < len(traces):
+        traces = tuple(trace for trace in traces if len(trace.device_events))
+        labels = tuple(label for label in labels if label not in of_host)
     cut = Cut(focal=side.focal, section=side.section, priority=request.priority, steps=request.steps)
     traced: tuple[TracedSide, ...] | str = NO_TRACE
-    if traces:
+    host_only = len(of_host) == len(traces) > 0
+    if host_only:
+        traced = HOST_ONLY
+    elif traces:
         traced = tuple(cut_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
-    evidence = trace_evidence(traces, side.focal, request.timed_range) if traces else TraceEvidence()
+    evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
     wanted = Wanted(
         stage=request.stage,
@@ -234,13 +244,14 @@ def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None)
         calls=request.calls,
         processes=_processes(traces),
     )
-    own = Side(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints))
+    own = Side(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
     return Loaded(
         request=side,
         log=log,
         traces=traces,
         labels=labels,
         remarks=_remarks(own, evidence),
+        silent=_silent(of_host, host_only),
         side=own,
         facts=_facts(side, traces, own),
         met=meetings(traces),
@@ -251,6 +262,14 @@ def _processes(traces: Sequence[Trace]) -> int | None:
     """Processes of the job, as far as its traces say it."""
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     return max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
+
+
+def _silent(of_host: Sequence[str], host_only: bool) -> str:
+    """What is said of traces without device events."""
+    named = ", ".join(of_host)
+    if host_only:
+        return f"{named}: {HOST_ONLY}. Steps are compared by their ranges on the host, logs as always, and nothing else"
+    return f"{named}: no device events, left out of every figure" if of_host else ""
 
 
 def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, idle_strip
+from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
 from strobe.perf.analysis.device.views import DeviceView
 from strobe.perf.report.model import (
     Block,
@@ -42,7 +43,7 @@ def activity_section(study: TraceStudy) -> Section | None:
     seen = [(one.name, one.view, one.launch.activity) for one in seen_devices(study)]
     if not seen:
         return None
-    blocks: list[Block] = [_devices(seen), *_picture(seen), _causes(seen), _kinds(seen), _streams(seen)]
+    blocks: list[Block] = [_devices(seen), *_picture(seen), _causes(seen), *_overheads(seen), _kinds(seen), _streams(seen)]
     without = [label for trace, label in zip(study.traces, study.labels, strict=True) if not len(trace.device_events)]
     if without:
         blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
@@ -103,6 +104,27 @@ def _causes(seen: Seen) -> Table:
         )  # fmt: skip
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", columns, tuple(rows), notes)
+
+
+def _overheads(seen: Seen) -> Iterator[Table]:
+    """What the overhead was that held up the host, where the traces name it."""
+    columns = (
+        Column("device"), Column("overhead"), Column("idle time", "ms", True), Column("of idle", numeric=True),
+        Column("that is"),
+    )  # fmt: skip
+    rows = [
+        Row((Code(name), Code(what), ExactTime(ns), share_cell(ns, done.idle_ns), Text(_overhead_hint(what))))
+        for name, _, done in seen
+        for what, ns in done.overhead.items()
+    ]
+    if rows:
+        yield Table(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", columns, tuple(rows))
+
+
+def _overhead_hint(name: str) -> str:
+    if "Loading" in name:
+        return "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
+    return "the profiler's own work: not there without it"
 
 
 def _kinds(seen: Seen) -> Table:

@@ -22,7 +22,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.text import time_text
+from strobe.perf.report.text import exact_ms, time_text
 from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, device_name, share_cell, spread_cells
 from strobe.perf.report.trace_page.study import TraceStudy
 
@@ -138,23 +138,26 @@ def _members(names: Sequence[str], together: Meetings) -> Table:
         Column("transferred", "ms", True, "from the last start to its own end"),
         Column("waited, of both", numeric=True),
     )  # fmt: skip
-    straggler = together.straggler
+    straggler, often = together.straggler, together.last_most_often
     rows = [_member(name, one, one == straggler) for name, one in zip(names, together.times, strict=True)]
     notes = []
-    if straggler is not None:
+    if straggler is not None and often is not None:
         name = names[together.times.index(straggler)]
         notes.append(
-            f"The others wait most often for {name}: it starts {straggler.last} of {straggler.n} collectives last and costs "
-            f"each of them {time_text(straggler.cost_ns)} ms of waiting: the time from the second last start to its own."
+            f"The others wait longest for {name}: it costs each of them {time_text(straggler.cost_ns)} ms, the time from the "
+            f"second last start to its own, added up; it starts {straggler.last} of {straggler.n} collectives last."
         )
+        if often != straggler:
+            name = names[together.times.index(often)]
+            notes.append(f"Last most often is {name}: {often.last} of {often.n}, which costs {time_text(often.cost_ns)} ms.")
     return Table("Waiting and moving data in collectives where all ranks wait for all.", columns, tuple(rows), tuple(notes))
 
 
 def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
-    last: Cell = Text(str(one.last), "bad") if is_straggler else Count(one.last)
-    times = (ExactTime(one.cost_ns), ExactTime(one.wait_ns), ExactTime(one.transfer_ns))
+    cost: Cell = Text(exact_ms(one.cost_ns), "bad") if is_straggler else ExactTime(one.cost_ns)
+    times = (cost, ExactTime(one.wait_ns), ExactTime(one.transfer_ns))
     both = share_cell(one.wait_ns, one.wait_ns + one.transfer_ns)
-    return Row((Code(name), Count(one.n), last, share_cell(one.last, one.n), *times, both))
+    return Row((Code(name), Count(one.n), Count(one.last), share_cell(one.last, one.n), *times, both))
 
 
 def _meeting_kinds(together: Meetings, top: int) -> Table:

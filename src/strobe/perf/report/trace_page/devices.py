@@ -24,7 +24,7 @@ CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
     LAUNCH_LATENCY: "from the start of the launch call to the start on the device",
     QUEUED: "launched before the gap, or a later event of a graph: waited for a dependency, a copy or a synchronisation",
-    PROFILER_OVERHEAD: "the host was late because the profiler itself held it up",
+    PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
     UNLINKED: "the event that ends the gap was launched before the trace, or no event ends it",
 }
 

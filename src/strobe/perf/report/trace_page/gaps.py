@@ -31,7 +31,7 @@ _PARTS: Final[tuple[Part, ...]] = (
 def gaps_section(study: TraceStudy) -> Section | None:
     """A table per device; `None` if no kernel of any device is followed by a gap."""
     blocks: list[Block] = []
-    for name, view, _ in seen_devices(study):
+    for name, view, *_ in seen_devices(study):
         found = gap_table(view)
         if found.rows:
             blocks.append(_table(found, f"{name}, {during(view)}", study.options.top, collapsed=bool(blocks)))

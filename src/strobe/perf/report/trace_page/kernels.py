@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device.hotspots import HotRow, HotTable, hot_table
+from strobe.perf.analysis.device.hotspots import HotRow, HotTable
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, count_cell, during, share_cell, spread_cells
 from strobe.perf.report.trace_page.seen import seen_devices
@@ -17,8 +17,7 @@ MAX_MEMBERS = 8
 def kernels_section(study: TraceStudy) -> Section | None:
     """A table per device, and the names behind its groups; `None` without device events."""
     blocks: list[Block] = []
-    for name, view, _ in seen_devices(study):
-        found = hot_table(view, study.options.by)
+    for name, view, _, found in seen_devices(study):
         opening = f"{name}, {during(view)}"
         blocks.append(_table(found, opening, study, collapsed=bool(blocks)))
         blocks.extend(_members(found.rows[: study.options.top], name))

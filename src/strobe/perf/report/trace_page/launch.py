@@ -18,7 +18,7 @@ _MEANING: Final = {
     "host late, slow launches": "most idle time is the host being late, but launches also start late",
     "launch latency": "most idle time lies between the launch call and the start on the device",
     "queued": "most idle time is waiting for something on the device or a copy: dependencies, synchronisation",
-    "profiler overhead": "most idle time is the profiler's own: time without it before drawing conclusions",
+    "profiler overhead": "most idle time is overhead that the profiler records: time without it, and warm up, before concluding",
     "unknown": "most gaps end with work launched before the trace: record a longer window",
     "mixed": "no cause has more than half of the idle time",
 }

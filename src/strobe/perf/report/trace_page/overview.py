@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device.hotspots import hot_table
+import numpy as np
+
+from strobe.perf.analysis.device.hotspots import HotTable
 from strobe.perf.analysis.device.launch import Launch
-from strobe.perf.analysis.device.views import DeviceView
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -94,7 +95,7 @@ def _files(study: TraceStudy) -> Table:
     rows = []
     for trace, label in zip(study.traces, study.labels, strict=True):
         events, counts = trace.device_events, trace.counts
-        unlinked = sum(host < 0 for host in events.host)
+        unlinked = int(np.count_nonzero(np.asarray(events.host) < 0))
         end = Text("truncated", "bad") if counts.truncated else Text("complete")
         rank = Missing("", "-") if trace.rank is None else Count(trace.rank)
         read = Count(counts.events), Count(len(events)), share_cell(unlinked, len(events))
@@ -119,7 +120,7 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    rows = [Row((Code(one.name), *_times(one.launch), *_top(one.view))) for one in seen_devices(study)]
+    rows = [Row((Code(one.name), *_times(one.launch), *_top(one.hot))) for one in seen_devices(study)]
     return Table("Each device in one line.", _DEVICE_COLUMNS, tuple(rows)) if rows else None
 
 
@@ -129,9 +130,14 @@ def _times(found: Launch) -> Iterator[Cell]:
     yield from (ExactTime(done.idle_ns), Count(done.n), Text(found.verdict, "good" if found.verdict == "busy" else "bad"))
 
 
-def _top(view: DeviceView) -> tuple[Cell, Cell]:
-    table = hot_table(view)
-    kernels = [row for row in table.rows if row.kind == "kernel"]
-    if not kernels:
+def _top(table: HotTable) -> tuple[Cell, Cell]:
+    """The group of kernels with the largest exclusive time."""
+    times: dict[str, tuple[int, int]] = {}
+    for row in table.rows:
+        if row.kind == "kernel":
+            own, total = times.get(row.group, (0, 0))
+            times[row.group] = own + row.exclusive_ns, total + row.calls.sum_ns
+    if not times:
         return Missing("", "-"), Missing("", "-")
-    return Code(kernels[0].group), share_cell(kernels[0].exclusive_ns, table.busy_ns)
+    top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))
+    return Code(top), share_cell(times[top][0], table.busy_ns)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
-from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps, find_steps
+from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.model import (
     Block,
@@ -28,6 +28,7 @@ from strobe.perf.report.model import (
     Time,
 )
 from strobe.perf.report.trace_page.devices import device_name, share_cell
+from strobe.perf.report.trace_page.seen import seen_steps
 from strobe.perf.report.trace_page.study import TraceStudy
 
 _SPREAD: Final = (
@@ -45,8 +46,8 @@ def steps_section(study: TraceStudy) -> Section | None:
     """The steps of every device; `None` if no trace has device events."""
     found: list[tuple[str, Steps, Window | None]] = []
     without: dict[str, list[str]] = {}
-    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-        for steps in find_steps(trace, study.options.steps):
+    for tiled, label, window in zip(seen_steps(study), study.labels, study.windows, strict=True):
+        for steps in tiled:
             name = device_name(study, label, steps.device)
             if isinstance(steps, NoSteps):
                 without.setdefault(steps.reason, []).append(name)

@@ -10,7 +10,7 @@ from strobe.perf.analysis.device.hotspots import hot_table
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import BUSY, DeviceView
-from strobe.perf.analysis.structure.steps import Step, Steps, find_steps
+from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
@@ -29,14 +29,14 @@ from strobe.perf.report.model import (
     Timeline,
 )
 from strobe.perf.report.trace_page.devices import CLASS_KINDS, during
-from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.seen import seen_devices, seen_steps
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace.events import DEVICE_KINDS
 
 MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
 MAX_SLICES: Final = 50_000
-"""Slices of a lane that is not a step."""
+"""Slices of a lane."""
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 
@@ -65,8 +65,8 @@ def timeline_section(study: TraceStudy) -> Section | None:
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
     lead = (
-        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace, or the "
-        "middle of a long one."
+        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace; of a long "
+        "one the middle."
     )
     if len(stretches) > len(shown):
         lead += f" {len(stretches) - len(shown)} more devices are not drawn."
@@ -76,29 +76,40 @@ def timeline_section(study: TraceStudy) -> Section | None:
 def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
     tiled = {
         (id(trace), found.device): found
-        for trace, window in zip(study.traces, study.windows, strict=True)
-        for found in (() if window else find_steps(trace, study.options.steps))
+        for trace, window, tiles in zip(study.traces, study.windows, seen_steps(study), strict=True)
+        for found in (() if window else tiles)
     }
-    for name, view, _ in seen_devices(study):
+    for name, view, *_ in seen_devices(study):
         found = tiled.get((id(view.trace), view.device))
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
-            stretch = _Stretch(name, step.label, view.within(chosen))
+            stretch = _middle(name, step.label, view.within(chosen))
         else:
-            stretch = _middle(name, view)
+            stretch = _middle(name, during(view), view)
         if stretch.view.span_ns:
             yield stretch
 
 
-def _middle(name: str, view: DeviceView) -> _Stretch:
+def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
     """All of the view, or as many slices around its middle as can be drawn in time."""
-    rest = len(view.slices.start) - MAX_SLICES
+    rest = sum(len(slices.start) for slices in view.stretches()) - MAX_SLICES
     if rest <= 0:
-        return _Stretch(name, during(view), view)
-    first, last = view.slices.start[rest // 2].item(), view.slices.end[rest // 2 + MAX_SLICES - 1].item()
-    label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {during(view)}"
+        return _Stretch(name, what, view)
+    first, last = _bounds(view, rest // 2, rest // 2 + MAX_SLICES - 1)
+    label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {what}"
     return _Stretch(name, label, view.within(Window(start_ns=first, end_ns=last, label=label)))
+
+
+def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
+    """From the start of one slice to the end of a later one."""
+    at, edges = 0, list[int]()
+    for slices in view.stretches():
+        inside = range(at, at + len(slices.start))
+        edges += [slices.start[first - at].item()] if first in inside else []
+        edges += [slices.end[last - at].item()] if last in inside else []
+        at = inside.stop
+    return edges[0], edges[1]
 
 
 def _median(steps: Sequence[Step]) -> Step:
@@ -118,12 +129,13 @@ def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
     slices, work = view.slices, view.work
     groups = [kernel_name(name).group for name in view.trace.device_events.names]
     columns = (slices.start.tolist(), slices.end.tolist(), slices.event.tolist(), slices.cause.tolist())
+    names, kinds = work.name, work.kind
     for start, end, event, cause in zip(*columns, strict=True):
         if cause != BUSY:
             kind = _KINDS[CAUSES[cause]]
             yield Piece(start - view.begin_ns, end - view.begin_ns, kind.label, kind)
             continue
-        name, what = groups[work.name[event]], DEVICE_KINDS[work.kind[event]]
+        name, what = groups[names[event]], DEVICE_KINDS[kinds[event]]
         is_top = what == "kernel" and name == group
         yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
 

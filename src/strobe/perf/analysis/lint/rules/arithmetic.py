@@ -169,10 +169,19 @@ def formula(study: Study) -> Iterator[Claim]:
 
 
 _ARROW: Final = re.compile(r"[\s\w.%/]*(?:→|->|=>|⟶)\s*")
+_TO: Final = re.compile(r"\s*(?:down |up )?to\s+")
+_FROM: Final = re.compile(r"(?i)\bfrom\s*$")
+_COMPARES: Final = re.compile(
+    r"(?i)^\W{0,3}(?:faster|slower|quicker|speed-?ups?|less|fewer|lower|higher|more|smaller|larger|shorter|longer|"
+    r"as (?:fast|slow|long|much)|improvement|gain|reduction|better|worse)\b"
+)
+_COMPARED: Final = re.compile(
+    r"(?i)\b(?:speed-?ups?|faster|slower|improvement|gain|reduction|ratio)(?: of| by| is| was)?\W{0,4}(?:about |~\s?)?$"
+)
 
 
 def arrow(study: Study) -> Iterator[Claim]:
-    """Compare `21.9 % (749 ms -> 585 ms)` with the change between the two."""
+    """Compare `21.9 % (749 ms -> 585 ms)` or `3.3x faster (from 410 ms to 178 ms)` with the change between the two."""
     texts = [(sentence.text, sentence.line, "", "") for sentence in study.document.sentences]
     for view in study.views:
         if view.table.origin == "table":
@@ -187,17 +196,33 @@ def arrow(study: Study) -> Iterator[Claim]:
             changes = [
                 each
                 for each in (*found[max(0, number - 1) : number], *found[number + 2 : number + 3])
-                if each.dimension == "percent"
+                if each.dimension == "percent" or (each.dimension == "ratio" and _is_claimed(text, each))
             ]
             first = one.measured_in(two.unit) if one.unit is None else one
             same = first.dimension == two.dimension and first.dimension not in ("none", "percent", "count")
-            if same and len(changes) == 1 and min(one.value, two.value) > 0 and _ARROW.fullmatch(text[one.stop : two.start]):
+            if same and len(changes) == 1 and min(one.value, two.value) > 0 and _leads_to(text, one, two):
                 yield from _change(study, (line, row, column), (changes[0], first, two))
+
+
+def _leads_to(text: str, one: Quantity, two: Quantity) -> bool:
+    """`one -> two`, or `from one to two`."""
+    between = text[one.stop : two.start]
+    return bool(_ARROW.fullmatch(between) or (_TO.fullmatch(between) and _FROM.search(text[: one.start])))
+
+
+def _is_claimed(text: str, ratio: Quantity) -> bool:
+    """`3.3x faster`, `a speedup of 3.3x`, or `(3.3x)` alone: not the `2x` of `2x A100`."""
+    before, after = text[: ratio.start], text[ratio.stop :]
+    alone = before.rstrip().endswith(("(", ":", "=")) and after.lstrip().startswith((")", "(", ";", ",", "."))
+    return bool(_COMPARES.search(after) or _COMPARED.search(before) or alone or not (before + after).strip(" .()"))
 
 
 def _change(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
     said, one, two = figures
     ratio = two.bounds / one.bounds
+    if said.dimension == "ratio":
+        yield from _times(study, where, figures)
+        return
     forms = [
         (ratio - exactly(1)) * exactly(100),
         (exactly(1) - ratio) * exactly(100),
@@ -211,6 +236,22 @@ def _change(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, 
             said=f"{said.text} ({one.text} -> {two.text})",
             corrected=printed(right, said, more=0),
             why=f"{two.text} / {one.text} - 1 = {printed(exact, said)}",
+        )
+
+
+def _times(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
+    said, one, two = figures
+    forms = (two.bounds / one.bounds, one.bounds / two.bounds)
+    if said.plain and not any(form.overlaps(said.bounds) for form in forms):
+        larger, smaller = (one, two) if one.value >= two.value else (two, one)
+        up = said.value >= 1
+        right = larger.value / smaller.value if up else smaller.value / larger.value
+        top, bottom = (larger, smaller) if up else (smaller, larger)
+        yield Claim(
+            place=study.document.place(where[0], None, where[1], where[2]),
+            said=f"{said.text} ({one.text} -> {two.text})",
+            corrected=printed(right, said, more=0),
+            why=f"{top.text} / {bottom.text} = {printed(right, said)}",
         )
 
 
@@ -264,7 +305,12 @@ def _target(study: Study, each: Expression) -> Bounds | None:
 
 RULES: Final = (
     Rule(id="formula", meaning="A formula written out gives what it is said to give.", severity="error", check=formula),
-    Rule(id="arrow", meaning="A percentage beside `a -> b` is the change from a to b.", severity="error", check=arrow),
+    Rule(
+        id="arrow",
+        meaning="A percentage or ratio beside `a -> b` or `from a to b` is the change from a to b.",
+        severity="error",
+        check=arrow,
+    ),
     Rule(
         id="two-decompositions",
         meaning="One measured value is not made up in two ways that exclude each other.",

@@ -1,0 +1,91 @@
+"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 9.0; gradients through the lse are exact.
+
+Eager calls go to its public function. Under `torch.compile` the same kernels are reached through custom operators.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strobe.attention.gates import untested
+from strobe.attention.impls import Impl
+from strobe.attention.libraries import MISSING, not_hopper, short
+from strobe.attention.types import AttentionOutput, AttentionSpec
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput:
+    """Attention by the library's kernels; strides other than of the last dimension are read in place."""
+    if torch.compiler.is_compiling():
+        out, lse = fa4_forward(q, k, v, spec.softmax_scale)
+    else:
+        from flash_attn.cute import flash_attn_func
+
+        out, lse = flash_attn_func(q, k, v, softmax_scale=spec.softmax_scale, return_lse=spec.return_lse)
+    return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
+
+
+@torch.library.custom_op("strobe::fa4_forward", mutates_args=())
+def fa4_forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
+    """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
+    from flash_attn.cute import interface
+
+    out, lse, *_ = interface._flash_attn_fwd(q, k, v, softmax_scale=softmax_scale, return_lse=True)
+    return out, lse
+
+
+@fa4_forward.register_fake
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse
+
+
+@torch.library.custom_op("strobe::fa4_backward", mutates_args=())
+def fa4_backward(
+    d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, softmax_scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v."""
+    from flash_attn.cute import interface
+
+    dq, dk, dv = interface._flash_attn_bwd(
+        q, k, v, out, d_out.contiguous(), lse, softmax_scale=softmax_scale, dlse=d_lse.contiguous()
+    )
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+@fa4_backward.register_fake
+def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (q, k, v))
+    return dq, dk, dv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.softmax_scale = inputs[3]
+
+
+def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    return *fa4_backward(d_out, d_lse, *ctx.saved_tensors, ctx.softmax_scale), None
+
+
+fa4_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _refuses(spec: AttentionSpec) -> str | None:
+    if reason := not_hopper(spec.device) or MISSING["fa4"]:
+        return reason
+    if spec.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
+    if spec.head_dim not in (64, 96, 128):
+        return f"it has head_dim 64, 96, 128, not {spec.head_dim}"
+    if 0 in (spec.batch, spec.q_len, spec.kv_len):
+        return "it takes at least one query and one key"
+    if spec.softmax_scale <= 0:
+        return f"it takes a positive softmax_scale, not {spec.softmax_scale}"
+    return None
+
+
+IMPL = Impl(name="fa4", refuses=_refuses, run=run, untested=partial(untested, "dense", "fa4"))

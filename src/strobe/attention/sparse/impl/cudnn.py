@@ -1,0 +1,136 @@
+"""Block-sparse attention by the CuTe DSL kernels of nvidia-cudnn-frontend, on compute capability 9.0.
+
+The forward kernels are compiled here, once per variant and for any shape, and called with torch tensors through TVM FFI: the
+library's own wrapper costs several times as much host time per call. They mask padding keys, but multiply padding values by 0:
+values are cleared first. The backward goes through the library's public function. It takes the gradient of the output only, adds
+the gradient of q with atomics, and reads padding rows of everything: all of them are cleared first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.padding import aligned, cleared, empty_padding_, finite
+from strobe.attention.sparse.selection import BlockSelection
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
+    """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
+    batch, q_len, heads, width = q.shape
+    if 0 in selection.indices.shape or k.shape[1] == 0:
+        return torch.zeros_like(q), q.new_full((batch, heads, q_len), float("-inf"), dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
+    block, sizes = selection.block, selection.kv_sizes
+    queries, keys, values = aligned(q), aligned(k), aligned(finite(v, sizes, selection))
+    kernel = _forward_kernel(block, width, heads // k.shape[2], q.dtype, sizes is not None, q.device.index)
+    kernel(
+        queries.permute(1, 3, 2, 0),
+        keys.permute(1, 3, 2, 0),
+        values.permute(3, 1, 2, 0),
+        out.permute(1, 3, 2, 0),
+        lse.permute(2, 1, 0),
+        selection.indices.contiguous().permute(3, 2, 1, 0),
+        selection.counts.contiguous().permute(2, 1, 0),
+        sizes,
+        softmax_scale,
+    )
+    empty_padding_(out, lse, selection.q_sizes, block)
+    return out, lse
+
+
+def backward(
+    grads: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, Tensor],
+    selection: BlockSelection,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, given that of `out` and `(out, lse)` itself; there is none through the lse."""
+    if 0 in selection.indices.shape or k.shape[1] == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    from cudnn import BSA
+
+    block, q_sizes, kv_sizes = selection.block, selection.q_sizes, selection.kv_sizes
+    found = BSA.block_sparse_attention_backward(
+        aligned(cleared(grads[0], q_sizes, block)),
+        aligned(finite(q, q_sizes, selection)),
+        aligned(finite(k, kv_sizes, selection)),
+        aligned(finite(v, kv_sizes, selection)),
+        aligned(state[0]),
+        state[1].masked_fill(state[1].isneginf(), float("inf")),  # exp(score - inf) = 0: an empty row has no gradient
+        selection.indices.contiguous(),
+        None,
+        kv_sizes,
+        selection.counts.contiguous(),
+        softmax_scale=softmax_scale,
+        sparse_block_size=block,
+        layout="bshd",
+    )
+    return found["dq_tensor"], found["dk_tensor"], found["dv_tensor"]
+
+
+@lru_cache(maxsize=64)
+def _forward_kernel(
+    block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, device_index: int | None
+) -> Callable[..., None]:
+    """Compile one variant for every shape: `(q, k, v, out, lse, indices, counts, sizes or None, softmax_scale)`.
+
+    q, k and out are `[S, D, H, B]`, v `[D, S, H, B]`, lse `[S, H, B]`, indices `[K, N_q, H, B]`, counts `[N_q, H, B]`; it runs on
+    torch's current stream. `device_index` keeps devices apart.
+    """
+    import cutlass
+    from cudnn.block_sparse_attention import _interface
+    from cutlass import cute
+
+    element = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16}[dtype]
+    tensors: list[Any] = [_any(element, 4, 1, 16), _any(element, 4, 1, 16), _any(element, 4, 0, 16), _any(element, 4, 1, 16)]
+    tensors += [_any(cutlass.Float32, 3, 0, 4), _any(cutlass.Int32, 4, 0, 4), _any(cutlass.Int32, 3, 0, 4)]
+    scale, stream = cutlass.Float32(1.0), cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    options = "--enable-tvm-ffi"
+    if block == 128:
+        from cudnn.block_sparse_attention.csrc.fwd.sm90_blk128.bsa_fwd_sm90 import BlockSparseAttnForwardSm90Blk128
+
+        wide = BlockSparseAttnForwardSm90Blk128(width, width, groups, variable_count=True, block_sizes_mode=int(ragged))
+        sizes = _any(cutlass.Int32, 1, 0, 4) if ragged else tensors[5]
+        compiled = cute.compile(wide, *tensors, sizes, scale, cutlass.Int32(0), stream, options=options)
+
+        def run_128(*given: Any) -> None:
+            compiled(*given[:7], given[7] if ragged else given[5], given[8], 0)
+
+        return run_128
+
+    kernel = _interface.BlockSparseAttnForwardSm90Blk64(
+        gqa_ratio=groups,
+        head_dim=width,
+        value_dim=width,
+        dtype=element,
+        has_block_sizes=ragged,
+        allow_empty_block_nums=True,
+    )
+    sizes = _any(cutlass.Int32, 3, 0, 4)
+    compiled = cute.compile(kernel, *tensors, sizes, tensors[6], scale, stream, options=options)
+
+    def run_64(*given: Any) -> None:
+        counts = given[6]
+        per_head = given[7][:, None, None].expand(-1, *counts.shape[1:]) if ragged else counts  # [N_kv, H, B]
+        compiled(*given[:7], per_head, counts, given[8])
+
+    return run_64
+
+
+def _any(element: Any, rank: int, leading: int, alignment_bytes: int) -> Any:
+    """A stand-in for every tensor of this type: only the rank and the contiguous dimension are fixed."""
+    from cutlass import cute
+
+    elements = max(1, alignment_bytes * 8 // element.width)
+    stride = tuple(1 if dim == leading else cute.sym_int64(divisibility=elements) for dim in range(rank))
+    shape = tuple(cute.sym_int() for _ in range(rank))
+    return cute.runtime.make_fake_tensor(element, shape, stride=stride, assumed_align=alignment_bytes)

@@ -1,0 +1,198 @@
+"""Sequences of several lengths in one tensor: block-sparse attention over `cu_seqlens`, without a host sync.
+
+Every sequence is cut into blocks of its own, the last one with padding. How many blocks that makes is known to the device alone:
+there are always as many as there could be, `T // block + n`, and those left over are empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ShapeError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedLayout:
+    """Where the tokens of packed sequences lie in rows of blocks; all tables are on the device.
+
+    Args:
+        block: rows of a block.
+        num_tokens: of all sequences.
+        sizes: valid rows of each block, int32 `[N]`, 0 for the blocks left over at the end.
+        sequences: which sequence each block belongs to, int64 `[N]`, `n` for those left over.
+        first_blocks: first block of each sequence and the number of all blocks in use, int64 `[n + 1]`.
+        tokens: token of each row, int64 `[N * block]`, -1 for padding.
+        rows: row of each token, int64 `[T]`, -1 for a token that no sequence has.
+    """
+
+    block: int
+    num_tokens: int
+    sizes: Tensor
+    sequences: Tensor
+    first_blocks: Tensor
+    tokens: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, num_tokens: int, block: int) -> PackedLayout:
+        """Lay out sequences: tokens `cu_seqlens[i]` to `cu_seqlens[i + 1]` are sequence `i`; a sequence may be empty.
+
+        Args:
+            cu_seqlens: int32 `[n + 1]`, from 0 ascending to at most `num_tokens`; what it holds is not checked.
+            num_tokens: rows of the packed tensors.
+            block: tokens of a block.
+
+        Raises:
+            ShapeError: cu_seqlens is not int32 `[n + 1]`.
+        """
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype != torch.int32:
+            given = f"{tuple(cu_seqlens.shape)} {cu_seqlens.dtype}"
+            raise ShapeError(f"cu_seqlens: got {given}, expected [n + 1] torch.int32")
+        bounds, device, number = cu_seqlens.long(), cu_seqlens.device, cu_seqlens.shape[0] - 1
+        lengths = bounds.diff()
+        first_blocks = torch.cat((bounds.new_zeros(1), ((lengths + block - 1) // block).cumsum(0)))
+        padded = torch.cat((lengths, lengths.new_zeros(1)))  # one more sequence, empty: what is left over belongs to it
+
+        blocks = torch.arange(num_tokens // block + number, device=device)
+        sequences = torch.searchsorted(first_blocks[1:].contiguous(), blocks, right=True)
+        begins = (blocks - first_blocks[sequences]) * block  # first token of each block in its sequence
+        sizes = (padded[sequences] - begins).clamp(0, block)
+        inside = torch.arange(block, device=device)
+        tokens = ((bounds[sequences] + begins)[:, None] + inside).masked_fill(inside >= sizes[:, None], -1)
+
+        each = torch.arange(num_tokens, device=device)
+        owners = torch.searchsorted(bounds[1:].contiguous(), each, right=True)
+        rows = first_blocks[owners] * block + each - bounds[owners]
+        return cls(
+            block=block,
+            num_tokens=num_tokens,
+            sizes=sizes.to(torch.int32),
+            sequences=sequences,
+            first_blocks=first_blocks,
+            tokens=tokens.flatten(),
+            rows=rows.masked_fill(each >= bounds[-1], -1),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that there could be."""
+        return self.sizes.shape[0]
+
+    def to_blocks(self, packed: Tensor) -> Tensor:
+        """Tokens `[T, H, D]` to rows `[1, N * block, H, D]`; padding rows are 0."""
+        if packed.dim() != 3 or packed.shape[0] != self.num_tokens:
+            raise ShapeError(f"packed: got shape {tuple(packed.shape)}, expected [{self.num_tokens}, H, D]")
+        return _moved(packed, self.tokens, self.rows).unsqueeze(0)
+
+    def to_packed(self, rows: Tensor) -> Tensor:
+        """Rows `[1, N * block, H, D]` back to tokens `[T, H, D]`; a token that no sequence has is 0."""
+        return _moved(rows.squeeze(0), self.rows, self.tokens)
+
+
+def block_sparse_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor,
+    *,
+    block: int,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+    deterministic: bool = False,
+) -> AttentionOutput:
+    """`block_sparse_attention` of each sequence by itself, in one call.
+
+    Args:
+        q: `[T_q, H, D]`, the queries of all sequences one after the other.
+        k: `[T_kv, H_kv, D]`.
+        v: like k.
+        indices: int32 `[H, N_q, K]` with `N_q = T_q // block + n`: the query blocks of all sequences one after the other,
+            then rows left over. The entries are key blocks of the same sequence, counted from its own first one.
+        counts: int32 `[H, N_q]`, as in `BlockSelection`; those of rows left over do not matter.
+        cu_seqlens_q: int32 `[n + 1]` on the device: where each sequence begins, and the end.
+        cu_seqlens_kv: likewise of the keys.
+        block: tokens of a block.
+        softmax_scale: default `D ** -0.5`.
+        impl: as in `block_sparse_attention`.
+        return_lse: also return the lse.
+        deterministic: as in `block_sparse_attention`.
+
+    Returns:
+        out `[T_q, H, D]`, lse float32 `[H, T_q]`.
+
+    Raises:
+        ShapeError: the arguments do not fit together.
+        ImplUnavailableError: the named impl cannot run this call.
+    """
+    if cu_seqlens_q.shape != cu_seqlens_kv.shape:
+        given = tuple(cu_seqlens_kv.shape)
+        raise ShapeError(f"cu_seqlens_kv: got shape {given}, expected {tuple(cu_seqlens_q.shape)} like cu_seqlens_q")
+    queries, keys = PackedLayout.of(cu_seqlens_q, q.shape[0], block), PackedLayout.of(cu_seqlens_kv, k.shape[0], block)
+    if indices.dim() != 3 or tuple(indices.shape[:2]) != (q.shape[1], queries.num_blocks):
+        wanted = f"[{q.shape[1]}, {queries.num_blocks}, K]"
+        raise ShapeError(f"indices: got shape {tuple(indices.shape)}, expected {wanted} for {queries.num_blocks} query blocks")
+    in_use = queries.sizes > 0
+    selection = BlockSelection(
+        indices=(indices + keys.first_blocks[queries.sequences][:, None].to(indices.dtype)).unsqueeze(0),
+        counts=counts.where(in_use, 0).unsqueeze(0),
+        block=block,
+        q_sizes=queries.sizes,
+        kv_sizes=keys.sizes,
+        finite_padding=True,
+    )
+    found = block_sparse_attention(
+        queries.to_blocks(q),
+        keys.to_blocks(k),
+        keys.to_blocks(v),
+        selection,
+        softmax_scale=softmax_scale,
+        impl=impl,
+        return_lse=return_lse,
+        deterministic=deterministic,
+    )
+    lse = None
+    if found.lse is not None:
+        nowhere = queries.rows < 0
+        lse = _moved(found.lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
+    return AttentionOutput(out=queries.to_packed(found.out), lse=lse)
+
+
+class _Moved(torch.autograd.Function):
+    """Gather rows by a table; the gradient is gathered by the table of the other direction, in place of a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        rows, table, back = inputs
+        ctx.save_for_backward(table, back)
+        return _gathered(rows, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        _, back = ctx.saved_tensors
+        return _gathered(grads[0], back), None, None
+
+
+def _gathered(rows: Tensor, table: Tensor) -> Tensor:
+    """`rows[table]`, 0 where the table says -1."""
+    if rows.shape[0] == 0:
+        return rows.new_zeros((table.shape[0], *rows.shape[1:]))
+    taken = rows.index_select(0, table.clamp(min=0))
+    return taken.masked_fill((table < 0).view(-1, *[1] * (rows.dim() - 1)), 0)
+
+
+def _moved(rows: Tensor, table: Tensor, back: Tensor) -> Tensor:
+    found: Tensor = _Moved.apply(rows, table, back)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,1 @@
+"""What surrounds the fine stage of video-sparse attention: into tiles, which tiles to see, and back."""

@@ -1,0 +1,1 @@
+"""The stages: `reference` in PyTorch, `triton` fused."""

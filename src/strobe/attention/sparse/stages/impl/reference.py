@@ -1,0 +1,61 @@
+"""The stages in PyTorch: the specification, differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, select_blocks
+from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+
+
+def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
+    """Rotate q and k if `rope` is given, and put all three in tile order; padding rows are 0."""
+    if rope is not None:
+        q, k = rotate(q, rope), rotate(k, rope)
+    return Tiled(q=gather(q, q_grid), k=gather(k, kv_grid), v=gather(v, kv_grid), means=None)
+
+
+def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
+    """Score every tile against every tile and take the best; see `coarse`."""
+    sizes, scale = (q_grid.sizes, kv_grid.sizes), wish.softmax_scale
+    scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator(parts=wish.parts))
+    indices, counts = select_blocks(scores, wish.per_head, wish.forced)
+    if not wish.coarse:
+        return Selected(indices=indices, counts=counts, coarse=None)
+    means = scores if wish.parts == 1 else block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator())
+    return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, kv_grid.sizes, kv_grid.block))
+
+
+def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
+    """Return `fine + gate * coarse` in the order of the queries as they were given.
+
+    Args:
+        fine: `[B, N * block, H, D]` in tile order.
+        coarse: `[B, H, N, D]`, the same for all rows of a tile.
+        gate: `[B, S, H, D]` in the order of the queries as they were given.
+    """
+    if coarse is None:
+        return fine if grid.tiled else fine.index_select(1, grid.rows)
+    spread = coarse.to(fine.dtype).repeat_interleave(grid.block, dim=2).transpose(1, 2)  # [B, N * block, H, D]
+    if grid.tiled:
+        spread = spread.masked_fill((grid.tokens == len(grid.rows))[:, None, None], 0)
+    else:
+        fine, spread = fine.index_select(1, grid.rows), spread.index_select(1, grid.rows)
+    return fine + (spread if gate is None else spread * gate.to(fine.dtype))
+
+
+def gather(tensor: Tensor, grid: Grid) -> Tensor:
+    """`[B, S, ...]` in tile order, padding rows 0; as it is if it is given so."""
+    if grid.tiled:
+        return tensor
+    return tensor.new_zeros(tensor.shape[0], len(grid.tokens), *tensor.shape[2:]).index_copy(1, grid.rows, tensor)
+
+
+def rotate(tensor: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs of channels (2i, 2i + 1) of `[B, S, H, D]` by the angles whose cos and sin are `[S, D / 2]`."""
+    cos, sin = (table[:, None, :] for table in rope)  # [S, 1, D / 2]
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    real, imaginary = tensor.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
+    return pairs.flatten(-2).to(tensor.dtype)

@@ -1,0 +1,289 @@
+"""The stages in Triton: one pass over the tokens before the fine stage, one after it, and the selection between on pooled tiles.
+
+Without gradients. Sums are float32; nothing syncs, and no configuration depends on a length.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from strobe.attention.sparse.coarse import Estimator, block_scores
+from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+
+_RUN: Final = 64
+"""Rows that a program holds at a time."""
+
+
+@triton.jit
+def _tile_kernel(
+    q_ptr, k_ptr, v_ptr, q_out_ptr, k_out_ptr, v_out_ptr, q_mean_ptr, k_mean_ptr, v_mean_ptr,
+    tokens_ptr, sizes_ptr, cos_ptr, sin_ptr,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tokens, num_tiles,
+    block: tl.constexpr, run: tl.constexpr, width: tl.constexpr, first_tensor: tl.constexpr, num_tensors: tl.constexpr,
+    move: tl.constexpr, rotated: tl.constexpr, pooled: tl.constexpr, pool_v: tl.constexpr,
+):  # fmt: skip
+    """One tile of one head of q, k or v: gathered, rotated, stored and averaged."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    which, batch = tl.program_id(2) % num_tensors + first_tensor, (tl.program_id(2) // num_tensors).to(tl.int64)
+    if which == 0:
+        source, target, mean, heads, stride_row = q_ptr + batch * q_batch + head * q_head, q_out_ptr, q_mean_ptr, q_heads, q_row
+    elif which == 1:
+        source, target, mean, heads, stride_row = k_ptr + batch * k_batch + head * k_head, k_out_ptr, k_mean_ptr, kv_heads, k_row
+    else:
+        source, target, mean, heads, stride_row = v_ptr + batch * v_batch + head * v_head, v_out_ptr, v_mean_ptr, kv_heads, v_row
+    if head < heads:
+        half: tl.constexpr = width // 2
+        channels, inside = tl.arange(0, width), tl.arange(0, run)
+        size = tl.load(sizes_ptr + tile)
+        sums = tl.zeros([width], tl.float32)
+        for part in tl.static_range(block // run):
+            rows = tile.to(tl.int64) * block + part * run + inside
+            valid = part * run + inside < size
+            at = tl.load(tokens_ptr + rows, mask=valid, other=0) if move else rows
+            x = tl.load(source + at[:, None] * stride_row + channels[None, :], mask=valid[:, None], other=0.0)
+            if rotated and which < 2:
+                angles = at[:, None] * half + tl.arange(0, half)[None, :]
+                cos = tl.load(cos_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
+                sin = tl.load(sin_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
+                real, imaginary = tl.split(x.to(tl.float32).reshape(run, half, 2))
+                turned = tl.join(real * cos - imaginary * sin, real * sin + imaginary * cos)
+                x = turned.reshape(run, width).to(x.dtype)
+            if move:
+                tl.store(target + ((batch * num_tiles * block + rows) * heads + head)[:, None] * width + channels[None, :], x)
+            if pooled:
+                sums += tl.sum(x.to(tl.float32), 0)
+        if pooled and (pool_v or which < 2):
+            tl.store(mean + ((batch * heads + head) * num_tiles + tile) * width + channels, sums / tl.maximum(size, 1))
+
+
+@triton.jit
+def _score_kernel(
+    q_ptr, k_ptr, scores_ptr, kv_sizes_ptr, num_heads, groups, num_q, num_kv, scale,
+    rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Scores of some query tiles against some key tiles; -inf for key tiles without a token."""
+    row_of_heads = tl.program_id(2).to(tl.int64)
+    kv_row = row_of_heads // num_heads * (num_heads // groups) + row_of_heads % num_heads // groups
+    at, channels = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
+    tiles = tl.program_id(1) * columns + tl.arange(0, columns)
+    there = tiles < num_kv
+    q = tl.load(q_ptr + (row_of_heads * num_q + at)[:, None] * width + channels, mask=(at < num_q)[:, None], other=0.0)
+    k = tl.load(k_ptr + (kv_row * num_kv + tiles)[:, None] * width + channels, mask=there[:, None], other=0.0)
+    seen = tl.load(kv_sizes_ptr + tiles, mask=there, other=0) > 0
+    scores = tl.where(seen[None, :], tl.dot(q, k.T, input_precision=precision) * scale, float("-inf"))
+    place = (row_of_heads * num_q + at)[:, None] * num_kv + tiles[None, :]
+    tl.store(scores_ptr + place, scores, mask=(at < num_q)[:, None] & there[None, :])
+
+
+@triton.jit
+def _coarse_kernel(
+    scores_ptr, v_ptr, coarse_ptr, num_heads, groups, num_q, num_kv,
+    rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Attention of tile over tile: online softmax over the scores of some query tiles."""
+    row_of_heads = tl.program_id(1).to(tl.int64)
+    kv_row = row_of_heads // num_heads * (num_heads // groups) + row_of_heads % num_heads // groups
+    at, channels = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
+    top = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    acc = tl.zeros([rows, width], tl.float32)
+    for begin in range(0, num_kv, columns):
+        tiles = begin + tl.arange(0, columns)
+        there = tiles < num_kv
+        place = (row_of_heads * num_q + at)[:, None] * num_kv + tiles[None, :]
+        scores = tl.load(scores_ptr + place, mask=(at < num_q)[:, None] & there[None, :], other=float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp(scores - shift[:, None])
+        decay = tl.exp(top - shift)
+        total = total * decay + tl.sum(weights, 1)
+        v = tl.load(v_ptr + (kv_row * num_kv + tiles)[:, None] * width + channels, mask=there[:, None], other=0.0)
+        acc = tl.dot(weights, v, acc * decay[:, None], input_precision=precision)
+        top = higher
+    tl.store(
+        coarse_ptr + (row_of_heads * num_q + at)[:, None] * width + channels, acc / total[:, None], mask=(at < num_q)[:, None]
+    )
+
+
+@triton.jit
+def _key(value):
+    """A float as an unsigned integer, in the same order; -0 as 0."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _float(key):
+    """The float of `_key`."""
+    bits = key.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _select_kernel(
+    scores_ptr, forced_ptr, numbers_ptr, indices_ptr, counts_ptr, num_heads, num_q, num_kv, most,
+    columns: tl.constexpr, any_forced: tl.constexpr,
+):  # fmt: skip
+    """The tiles of one row with the largest scores: exactly so many, ties to the lowest index, NaN first, then forced ones.
+
+    Bisection between the lowest and the highest score for a value that exactly so many reach. Where ties leave no such value it
+    ends at the score they share.
+    """
+    entry = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, columns)
+    there = tiles < num_kv
+    scores = tl.load(scores_ptr + entry * num_kv + tiles, mask=there, other=0.0)
+    keys = _key(scores)
+    if any_forced:
+        must = tl.load(forced_ptr + entry % num_q * num_kv + tiles, mask=there, other=0) != 0
+        keys = tl.where(must, 0xFF800000, keys)  # as +inf
+    keys = tl.where(scores != scores, 0xFFFFFFFF, keys)
+    keys = tl.where(there, keys, 0).to(tl.uint32)
+    number = tl.load(numbers_ptr + entry // num_q % num_heads)
+    # at least `number` keys reach `low`, fewer than `number` reach `high`
+    low = tl.min(tl.where(there, keys, 0xFFFFFFFF).to(tl.uint32), 0)
+    high = tl.max(keys, 0)
+    reached = tl.sum((keys >= high).to(tl.int32), 0)
+    low = tl.where(reached >= number, high, low)
+    reached = tl.where(reached >= number, reached, num_kv)
+    while (reached != number) & (high - low > 1) & (low < high):
+        middle = _key(0.5 * _float(low) + 0.5 * _float(high))
+        middle = tl.where((middle > low) & (middle < high), middle, low + (high - low) // 2)
+        found = tl.sum((keys >= middle).to(tl.int32), 0)
+        reached = tl.where(found >= number, found, reached)
+        low = tl.where(found >= number, middle, low)
+        high = tl.where(found >= number, high, middle)
+    above, equal = keys > low, keys == low
+    left = number - tl.sum(above.to(tl.int32), 0)
+    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= left))
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(indices_ptr + entry * most + place, tiles, mask=chosen)
+    tl.store(counts_ptr + entry, number)
+
+
+@triton.jit
+def _finish_kernel(
+    fine_ptr, coarse_ptr, gate_ptr, out_ptr, tokens_ptr, sizes_ptr,
+    fine_batch, fine_row, fine_head, gate_batch, gate_row, gate_head, gate_channel, num_heads, num_tokens, num_tiles,
+    block: tl.constexpr, run: tl.constexpr, width: tl.constexpr,
+    move: tl.constexpr, with_coarse: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    """One run of rows of one head: the coarse row weighed and added, stored where the token was."""
+    runs: tl.constexpr = block // run
+    tile, part = tl.program_id(0) // runs, tl.program_id(0) % runs
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    channels = tl.arange(0, width)[None, :]
+    inside = part * run + tl.arange(0, run)
+    rows = tile.to(tl.int64) * block + inside
+    valid = inside < tl.load(sizes_ptr + tile)
+    at = tl.load(tokens_ptr + rows, mask=valid, other=0) if move else rows
+    place = batch * fine_batch + head * fine_head + rows[:, None] * fine_row + channels
+    out = tl.load(fine_ptr + place, mask=valid[:, None], other=0.0)
+    if with_coarse:
+        add = tl.load(coarse_ptr + ((batch * num_heads + head) * num_tiles + tile) * width + channels)
+        if gated:
+            gates = gate_ptr + batch * gate_batch + head * gate_head + at[:, None] * gate_row + channels * gate_channel
+            add = add * tl.load(gates, mask=valid[:, None], other=0.0).to(tl.float32)
+        out = tl.where(valid[:, None], out.to(tl.float32) + add, 0.0).to(out.dtype)
+    target = ((batch * num_tokens + at) * num_heads + head)[:, None] * width + channels
+    tl.store(out_ptr + target, out, mask=(valid if move else inside < block)[:, None])
+
+
+def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
+    """As `reference.tile`, and the means of the tiles in the same pass."""
+    pooled = wish.parts == 1 or wish.coarse
+    together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
+    tensors, heads = [_rows(tensor) for tensor in (q, k, v)], (q.shape[2], k.shape[2])
+    grids = (q_grid, kv_grid, kv_grid)
+    targets = [_like_tiles(tensor, grid) for tensor, grid in zip(tensors, grids, strict=True)]
+    means = [tensor.new_empty(_means(tensor, grid), dtype=torch.float32) for tensor, grid in zip(tensors, grids, strict=True)]
+    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+    last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
+    for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
+        if grid.tiled and not pooled:
+            continue
+        _tile_kernel[(grid.num_tiles, max(heads), (end - first) * q.shape[0])](
+            *tensors, *targets, *means, grid.tokens, grid.sizes, *(rope or (None, None)), *strides, *heads,
+            len(grid.rows), grid.num_tiles,
+            block=grid.block, run=_RUN, width=q.shape[3], first_tensor=first, num_tensors=end - first,
+            move=not grid.tiled, rotated=rope is not None, pooled=pooled, pool_v=wish.coarse, num_warps=2,
+        )  # fmt: skip
+    found = (means[0], means[1], means[2] if wish.coarse else None)
+    return Tiled(q=targets[0], k=targets[1], v=targets[2], means=found if pooled else None)
+
+
+def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
+    """As `reference.select`, from the means that `tile` left."""
+    batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
+    num_q, num_kv = q_grid.num_tiles, kv_grid.num_tiles
+    shape, device = (batch, heads, num_q), tiled.q.device
+    scores = coarse = None
+    if tiled.means is not None:
+        scores = torch.empty(*shape, num_kv, dtype=torch.float32, device=device)
+        q_means, k_means, v_means = tiled.means
+        groups, exact = heads // tiled.k.shape[2], "tf32x3" if device.type == "cuda" else "ieee"
+        _score_kernel[(-(-num_q // 64), -(-num_kv // 64), batch * heads)](
+            q_means, k_means, scores, kv_grid.sizes, heads, groups, num_q, num_kv, wish.softmax_scale,
+            rows=64, columns=64, width=width, precision=exact, num_warps=4,
+        )  # fmt: skip
+        if wish.coarse:
+            coarse = torch.empty(*shape, width, dtype=torch.float32, device=device)
+            _coarse_kernel[(-(-num_q // 16), batch * heads)](
+                scores, v_means, coarse, heads, groups, num_q, num_kv,
+                rows=16, columns=64, width=width, precision=exact if tiled.q.dtype == torch.float32 else "tf32", num_warps=4,
+            )  # fmt: skip
+    if wish.parts > 1:
+        estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)
+        scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, wish.softmax_scale, estimator).contiguous()
+    assert scores is not None
+    indices, counts = take(scores, wish)
+    return Selected(indices=indices, counts=counts, coarse=coarse)
+
+
+def take(scores: Tensor, wish: Wish) -> tuple[Tensor, Tensor]:
+    """As `coarse.select_blocks`: indices and counts of the tiles of largest score; `scores` is contiguous."""
+    *shape, num_kv = scores.shape
+    most = max(wish.per_head)
+    indices = torch.empty(*shape, most, dtype=torch.int32, device=scores.device)
+    counts = torch.empty(shape, dtype=torch.int32, device=scores.device)
+    columns = triton.next_power_of_2(num_kv)
+    _select_kernel[(counts.numel(),)](
+        scores, wish.forced, wish.numbers, indices, counts, shape[1], shape[2], num_kv, most,
+        columns=columns, any_forced=wish.forced is not None, num_warps=max(1, min(8, columns // 1024)),
+    )  # fmt: skip
+    return indices, counts
+
+
+def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
+    """As `reference.finish`, in one pass; the sum is rounded once."""
+    if grid.tiled and coarse is None:
+        return fine
+    fine, (batch, rows, heads, width) = _rows(fine), fine.shape
+    num_tokens = rows if grid.tiled else len(grid.rows)
+    out = fine.new_empty(batch, num_tokens, heads, width)
+    strides = (0, 0, 0, 0) if gate is None else gate.stride()
+    _finish_kernel[(rows // _RUN, heads, batch)](
+        fine, coarse, gate, out, grid.tokens, grid.sizes, *fine.stride()[:3], *strides, heads, num_tokens, grid.num_tiles,
+        block=grid.block, run=_RUN, width=width, move=not grid.tiled, with_coarse=coarse is not None,
+        gated=gate is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous."""
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _like_tiles(tensor: Tensor, grid: Grid) -> Tensor:
+    """Room for the tensor in tile order; the tensor itself if it is."""
+    return tensor if grid.tiled else tensor.new_empty(tensor.shape[0], len(grid.tokens), *tensor.shape[2:])
+
+
+def _means(tensor: Tensor, grid: Grid) -> tuple[Any, ...]:
+    return tensor.shape[0], tensor.shape[2], grid.num_tiles, tensor.shape[3]

@@ -1,0 +1,82 @@
+"""What the stages around the fine stage hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Grid:
+    """Where the rows of one side come from and go to.
+
+    Args:
+        block: rows of a tile.
+        sizes: valid rows of each tile, int32 `[N]`.
+        tokens: token of each row in tile order, the number of tokens for padding, int64 `[N * block]`.
+        rows: row in tile order of each token, int64.
+        tiled: the rows are given in tile order, and go back so.
+    """
+
+    block: int
+    sizes: Tensor
+    tokens: Tensor
+    rows: Tensor
+    tiled: bool
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, those at the edges included."""
+        return self.sizes.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Wish:
+    """What is to be selected, and what the coarse stage is to compute.
+
+    Args:
+        softmax_scale: of the scores.
+        parts: runs of rows per tile that scores are taken over; see `Estimator`.
+        numbers: key tiles to take for each head, int32 `[H]`.
+        per_head: the same as plain integers.
+        forced: tiles that are always taken, boolean `[N_q, N_kv]`; None for none.
+        coarse: whether the coarse output is wanted.
+    """
+
+    softmax_scale: float
+    parts: int
+    numbers: Tensor
+    per_head: tuple[int, ...]
+    forced: Tensor | None
+    coarse: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tiled:
+    """Queries, keys and values in tile order, `[B, N * block, H, D]`, and what was pooled on the way.
+
+    Args:
+        means: of the tiles of q, k and v, float32 `[B, H, N, D]`; the last is None if the coarse output is not wanted, all are
+            None if the pass did not pool.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    means: tuple[Tensor, Tensor, Tensor | None] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Selected:
+    """Selected key tiles.
+
+    Args:
+        indices: ascending, int32 `[B, H, N_q, K]`; those past a head's number are never read.
+        counts: int32 `[B, H, N_q]`.
+        coarse: coarse output, one row per query tile, `[B, H, N_q, D]`; None if it is not wanted.
+    """
+
+    indices: Tensor
+    counts: Tensor
+    coarse: Tensor | None

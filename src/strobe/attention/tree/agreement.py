@@ -1,0 +1,148 @@
+"""All ranks are in the same call with the same arguments, or all of them say who is not.
+
+On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
+would stop the stream, the ranks meet once for each kind of call, in the group's store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from strobe.attention.tree.comm import Call, Exchange
+from strobe.attention.tree.comm.board import Note
+from strobe.attention.tree.comm.group import Peer
+from strobe.attention.tree.faults import CollectiveError, machine_id, name_ranks, start_of
+
+UNKNOWN = -1
+"""Stands for the shape of the keys on a rank without keys."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """What a rank says of its call; the order of the fields is the order on the wire."""
+
+    number: int
+    digest: int
+    queries: int
+    num_kv_heads: int
+    head_dim_v: int
+    machine: int
+    pid: int
+    start: int
+
+    def values(self) -> list[int]:
+        """The numbers that are sent."""
+        return [getattr(self, name) for name in _FIELDS]
+
+
+_MUST_AGREE = (
+    ("digest", "arguments"),
+    ("number", "calls before this one"),
+    ("num_kv_heads", "key heads"),
+    ("head_dim_v", "head_dim_v"),
+    ("queries", "queries, which are replicated: the same values on every rank"),
+)
+
+_FIELDS = ("number", "digest", "queries", "num_kv_heads", "head_dim_v", "machine", "pid", "start")
+
+
+@lru_cache(maxsize=1)
+def _process(pid: int) -> Peer:
+    return Peer(machine=machine_id(), pid=pid, start=start_of(pid))
+
+
+class Agreement:
+    """Tokens under way.
+
+    Args:
+        call: on one group.
+        digest: of the arguments that must be equal.
+        q: the queries, where every rank must have the same; else None.
+        keys: `(num_kv_heads, head_dim_v)` of this rank; UNKNOWN without keys.
+        device: of the tensors.
+    """
+
+    def __init__(self, call: Call, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
+        self._call = call
+        self._kind = (digest, *keys)
+        self._keys = keys
+        self._tokens: Exchange | None = None
+        if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
+            me = _process(os.getpid())
+            self._token = Token(
+                number=call.number,
+                digest=digest,
+                queries=UNKNOWN if q is None else fingerprint(q),
+                num_kv_heads=keys[0],
+                head_dim_v=keys[1],
+                machine=me.machine,
+                pid=me.pid,
+                start=me.start,
+            )
+            self._tokens = call.tokens(self._token.values()) if device.type == "cpu" else None
+
+    def wait(self) -> tuple[int, int]:
+        """`(num_kv_heads, head_dim_v)` of the ranks that have keys; UNKNOWN if none has.
+
+        Raises:
+            CollectiveError: a rank did not come, or is in another call.
+        """
+        comm = self._call.comm
+        if comm.size == 1:
+            return self._keys
+        if self._tokens is None and self._kind in comm.agreed:
+            return comm.agreed[self._kind]
+        tokens = self._collected()
+        comm.peers = {rank: Peer(machine=token.machine, pid=token.pid, start=token.start) for rank, token in enumerate(tokens)}
+        for field, what in _MUST_AGREE:
+            values = [getattr(token, field) for token in tokens]
+            known = [value for value in values if value != UNKNOWN]
+            if len(set(known)) > 1:
+                usual = Counter(known).most_common(1)[0][0]
+                odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
+                raise self._refusal(odd, what, values if field not in ("digest", "queries") else None)
+        shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
+        if self._tokens is None:
+            comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+        return shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+
+    def _collected(self) -> list[Token]:
+        if self._tokens is not None:
+            arrived = self._tokens.wait()
+            return [Token(**dict(zip(_FIELDS, each.tolist(), strict=True))) for each in arrived]
+        comm, token = self._call.comm, self._token
+        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token.values()), comm.size, self._call.timeout_s)
+        missing = [rank for rank in range(comm.size) if rank not in values]
+        if missing:
+            raise self._call.failure(missing, True, "no answer in the store")
+        return [Token(**dict(zip(_FIELDS, json.loads(values[rank]), strict=True))) for rank in range(comm.size)]
+
+    def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
+        """Every rank has seen the same tokens, so every rank comes here and can be asked for its call."""
+        call, mine = self._call, f"call {self._call.number}: {self._call.text}"
+        if self._tokens is not None:
+            texts = call.texts(mine)
+        else:
+            said = call.comm.board.share(f"text/{call.number}", mine, call.size, min(call.timeout_s, 1.0))
+            texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        usual = next(rank for rank in range(call.size) if rank not in odd)
+        given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
+        calls = f"rank {usual} is in {texts[usual]}" + "".join(f"; rank {rank} is in {texts[rank]}" for rank in odd)
+        what = f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}{given}"
+        call.comm.board.post(Note(text=f"in {mine}: {what}", blamed=tuple(odd)), 0.3)
+        return CollectiveError(f"tree attention: {what}: {calls}", odd)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """The sum of a tensor's bits: where it differs, the values do."""
+    flat = tensor.detach().contiguous().view(-1)
+    bits = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    return int(bits.sum(dtype=torch.int64).item())

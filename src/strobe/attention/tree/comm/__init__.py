@@ -1,0 +1,5 @@
+"""Messages between ranks. Nothing outside this folder speaks to `torch.distributed`."""
+
+from strobe.attention.tree.comm.group import Call, Comm, Exchange, comm_of, comms_of_mesh
+
+__all__ = ["Call", "Comm", "Exchange", "comm_of", "comms_of_mesh"]

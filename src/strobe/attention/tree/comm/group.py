@@ -1,0 +1,384 @@
+"""One process group as this operator uses it: numbered calls, three kinds of messages, and errors that name the rank.
+
+On gloo a message goes straight to its receiver under a tag made from the call, so two ranks in different calls wait for each
+other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from strobe.attention.tree.comm.board import Board, Note
+from strobe.attention.tree.faults import CollectiveError, name_ranks, start_of
+from strobe.attention.tree.marks import MESSAGE, WAIT
+from strobe.core.errors import ConfigError
+from strobe.core.settings import read_settings
+from strobe.core.spans import span
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A process that could be looked up, if it runs on this machine."""
+
+    machine: int
+    pid: int
+    start: int
+
+
+class Comm:
+    """A process group and the number of calls made on it. One for each group, made by `comm_of`; nothing is sent to make it.
+
+    Args:
+        group: None: this process alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = None if group is None else ref(group)  # a group must not live on because it was used here
+        config = "" if group is None else dist.get_backend_config(group)  # cpu:gloo,cuda:nccl
+        self._backends = {device: name for device, _, name in (each.partition(":") for each in config.split(","))}
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+        self.board = Board(None if group is None else c10d._get_process_group_store(group), self.rank)
+        self.peers: dict[int, Peer] = {}
+        self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
+        self.num_calls = 0
+        self.broken = ""
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group."""
+        group = None if self._group is None else self._group()
+        assert group is not None, "a process alone sends nothing"
+        return group
+
+    def backend(self, device_type: str) -> str:
+        """`gloo`, `nccl` or what else tensors of a device travel by; `none` for a process alone."""
+        return self._backends.get(device_type, "none")
+
+    def direct(self, device: torch.device) -> bool:
+        """Whether messages of this device go straight to their receiver under a tag."""
+        return device.type == "cpu" and self.backend("cpu") == "gloo"
+
+    def timed(self, device: torch.device) -> bool:
+        """Whether a wait may have a timeout: NCCL would stop the CPU for it, unless it is told to do so anyway."""
+        backend = self.backend(device.type)
+        return backend == "gloo" or (backend == "nccl" and read_settings().nccl_blocking_wait)
+
+    def begin(self, text: str, digest: int, timeout_s: float) -> Call:
+        """Start the next call of this group.
+
+        Raises:
+            CollectiveError: an earlier call has failed; what is still under way in the group could be taken for an answer.
+        """
+        if self.broken:
+            raise CollectiveError(f"this process group has failed before ({self.broken}); make a new group")
+        self.num_calls += 1
+        return Call(self, self.num_calls, text, digest, timeout_s)
+
+
+# A group's number of calls must outlive a call, and must not outlive the group.
+_COMMS: WeakKeyDictionary[dist.ProcessGroup, Comm] = WeakKeyDictionary()
+
+
+def comm_of(group: dist.ProcessGroup | None) -> Comm:
+    """The `Comm` of a group; None: of the default group.
+
+    Raises:
+        ConfigError: `torch.distributed` is not initialised, or this rank is not in the group.
+    """
+    if not dist.is_initialized():
+        raise ConfigError("torch.distributed: not initialised; call torch.distributed.init_process_group first")
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"group: got {group!r}, expected a process group that this rank is in")
+    comm = _COMMS.get(group)
+    if comm is None:
+        comm = _COMMS[group] = Comm(group)
+    return comm
+
+
+def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
+    """The groups over which keys and, on a 2-D mesh, heads are spread.
+
+    Raises:
+        ConfigError: the mesh has more than two dimensions.
+    """
+    if mesh.ndim == 1:
+        return comm_of(mesh.get_group()), None
+    if mesh.ndim == 2:
+        return comm_of(mesh.get_group(0)), comm_of(mesh.get_group(1))
+    raise ConfigError(f"mesh: got {mesh.ndim} dimensions, expected 1 (tree) or 2 (tree, heads)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """One message that is under way: with whom (None: with all), what to wait for, for how long, and whether it comes or goes."""
+
+    rank: int | None
+    work: dist.Work
+    timed: bool
+    comes: bool = False
+
+
+class Exchange:
+    """Messages between all pairs that are under way. `wait` gives what came, one tensor from each rank."""
+
+    def __init__(self, call: Call, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
+        self._call = call
+        self._works = works
+        self._received = received
+        self._kept = kept  # what is being sent must not be freed
+        self._kind = ""
+        self._marked = ExitStack()
+
+    def marked(self, kind: str, marked: ExitStack) -> Exchange:
+        """Leave what marks it to the end of the wait."""
+        self._kind, self._marked = kind, marked
+        return self
+
+    def wait(self) -> list[Tensor]:
+        """Raises CollectiveError: a rank did not send within the timeout, or has gone."""
+        with self._marked, span(WAIT + self._kind):
+            self._call.wait(self._works)
+        return self._received
+
+
+class Call:
+    """One call on one group: every message of it carries its number, and every failure names it."""
+
+    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float) -> None:
+        self.comm = comm
+        self.number = number
+        self.text = text
+        self.timeout_s = timeout_s
+        self.first: Callable[[], object] | None = None
+        self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.comm.size
+
+    def meet(self) -> None:
+        """Do what must come before the first message, once; every message below does."""
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+
+    def exchange(
+        self, sends: Sequence[Tensor], shapes: Sequence[Shape], *, tag: int | None = None, kind: str = "exchange"
+    ) -> Exchange:
+        """Send `sends[r]` to rank r and receive a tensor of `shapes[r]` from it, all of one dtype and device.
+
+        What a rank sends itself is handed over as it is. An empty tensor is not sent. A `tag` of its own comes before all others.
+        `kind` is what a recorder sees.
+        """
+        if tag is None:
+            self.meet()
+        own = sends[self.rank]
+        received = [own if rank == self.rank else own.new_empty(shape) for rank, shape in enumerate(shapes)]
+        if self.size == 1:
+            return Exchange(self, [], received, [])
+        with ExitStack() as stack:
+            stack.enter_context(span(MESSAGE + kind))
+            if self.comm.direct(own.device):
+                started = self._exchange_directly(sends, received, self._tag if tag is None else tag)
+            else:
+                started = self._exchange_as_collective(sends, received)
+            return started.marked(kind, stack.pop_all())
+
+    def _exchange_directly(self, sends: Sequence[Tensor], received: list[Tensor], tag: int) -> Exchange:
+        group, works, kept = self.comm.group, [], []
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        for rank in others:
+            if received[rank].numel():
+                receive = partial(group.recv, [_bytes(received[rank])], rank, tag)
+                works.append(Waiting(rank=rank, work=self._start(receive, rank), timed=True, comes=True))
+        for rank in others:
+            if sends[rank].numel():
+                kept.append(_bytes(sends[rank].contiguous()))
+                works.append(Waiting(rank=rank, work=self._start(partial(group.send, [kept[-1]], rank, tag), rank), timed=True))
+        return Exchange(self, works, received, kept)
+
+    def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
+        empty = sends[self.rank].new_empty(0)
+        outgoing = [_bytes(empty if rank == self.rank else each.contiguous()) for rank, each in enumerate(sends)]
+        sizes = [0 if rank == self.rank else each.numel() * each.element_size() for rank, each in enumerate(received)]
+        arrived = torch.empty(sum(sizes), dtype=torch.uint8, device=empty.device)
+        parcel = torch.cat(outgoing)
+        start = partial(
+            dist.all_to_all_single,
+            arrived,
+            parcel,
+            sizes,
+            [each.numel() for each in outgoing],
+            group=self.comm.group,
+            async_op=True,
+        )
+        work = self._start(start, None)
+        for rank, part in enumerate(arrived.split(sizes)):
+            if rank != self.rank:
+                received[rank] = part.view(empty.dtype).view(received[rank].shape)
+        return Exchange(self, [Waiting(rank=None, work=work, timed=self.comm.timed(empty.device))], received, [parcel])
+
+    def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
+        """Every rank's tensor, in rank order.
+
+        Args:
+            shapes: of every rank's tensor where they differ.
+        """
+        shapes = [tuple(tensor.shape)] * self.size if shapes is None else list(shapes)
+        if self.size == 1:
+            return [tensor]
+        if self.comm.direct(tensor.device):
+            return self.exchange([tensor.contiguous()] * self.size, shapes, kind="gather").wait()
+        self.meet()
+        sizes = [prod(shape) * tensor.element_size() for shape in shapes]
+        longest = max(sizes)
+        if longest == 0:
+            return [tensor.new_empty(shape) for shape in shapes]
+        own = torch.zeros(longest, dtype=torch.uint8, device=tensor.device) if sizes[self.rank] < longest else None
+        sent = _bytes(tensor.contiguous())
+        if own is not None:
+            own[: sent.numel()] = sent
+            sent = own
+        arrived = torch.empty(longest * self.size, dtype=torch.uint8, device=tensor.device)
+        # torch renamed it and warns about the old name
+        collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with span(MESSAGE + "gather"):
+            work = self._start(partial(collective, arrived, sent, group=self.comm.group, async_op=True), None)
+            self.wait([Waiting(rank=None, work=work, timed=self.comm.timed(tensor.device))])
+        parts = arrived.view(self.size, longest)
+        return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
+
+    def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
+        """Sum (or maximum) over the ranks, in place."""
+        if self.size == 1:
+            return tensor
+        self.meet()
+        options = c10d.AllreduceOptions()
+        options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        options.timeout = timedelta(seconds=self.timeout_s)
+        with span(MESSAGE + "reduce"):
+            work = self._start(partial(self.comm.group.allreduce, [tensor], options), None)
+            self.wait([Waiting(rank=None, work=work, timed=self.comm.timed(tensor.device))])
+        return tensor
+
+    def tokens(self, values: Sequence[int]) -> Exchange:
+        """Every rank's numbers `[n]`, under one tag for all calls: two ranks in different calls can tell each other so."""
+        own = torch.tensor(values, dtype=torch.int64)
+        return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
+
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, cut to 1 kB."""
+        own = torch.frombuffer(bytearray(text.encode()[:1024].ljust(1024)), dtype=torch.uint8)
+        arrived = self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=2, kind="agreement").wait()
+        return [bytes(each.tolist()).decode(errors="replace").strip() for each in arrived]
+
+    def wait(self, works: Sequence[Waiting]) -> None:
+        """Wait for all of them, at most `timeout_s`."""
+        deadline = time.monotonic() + self.timeout_s
+        for place, each in enumerate(works):
+            left = timedelta(milliseconds=max(1, round((deadline - time.monotonic()) * 1000)))
+            waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
+            self._guard(waits, each.rank, works[place + 1 :])
+
+    def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
+        work = self._guard(start, rank, ())
+        assert isinstance(work, dist.Work)
+        return work
+
+    def _guard(self, action: partial[dist.Work] | partial[bool], rank: int | None, left: Sequence[Waiting]) -> object:
+        """Run an action of the backend; what it raises becomes an error that names the rank."""
+        try:
+            return action()
+        except RuntimeError as error:  # gloo raises RuntimeError, NCCL its subclass DistBackendError
+            reason = str(error).partition("\n")[0]
+            late = "imed out" in reason or "imeout" in reason
+            suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
+            raise self.failure(suspects, late, reason) from error
+
+    def failure(self, suspects: Sequence[int], late: bool, reason: str) -> CollectiveError:
+        """The error of this call; the group is of no use any more. Takes at most 0.8 s.
+
+        Args:
+            suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
+            late: the time was up.
+            reason: what the backend said.
+        """
+        blamed = self._dead(0.0 if late else 0.3)
+        notes: dict[int, Note] = {}
+        if blamed:
+            what = f"{name_ranks(blamed)} ended (process {', '.join(str(self.comm.peers[rank].pid) for rank in blamed)})"
+        else:
+            mine = Note(text=f"in call {self.number} ({self.text}): {reason}", blamed=tuple(suspects) if late else ())
+            self.comm.board.post(mine, 0.3)
+            notes = self.comm.board.notes([rank for rank in range(self.size) if rank != self.rank], 0.4)
+            blamed = self._blamed(suspects, late, notes)
+            what = f"{name_ranks(blamed) if blamed else 'a rank'} "
+            what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
+        self.comm.broken = f"call {self.number}: {what}"
+        said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
+        head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
+        return CollectiveError(f"{head}: {what}{said}; end the run or make a new process group", blamed)
+
+    def _blamed(self, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
+        """Who it was: a rank that left a note has failed because of another, or tells what else it was doing."""
+        if suspects and late:
+            return sorted(suspects)
+        silent = [rank for rank in suspects or range(self.size) if rank not in notes and rank != self.rank]
+        by_others = {rank for note in notes.values() for rank in note.blamed if rank != self.rank}
+        return silent or sorted(by_others) or sorted(suspects)
+
+    def _dead(self, patience_s: float) -> list[int]:
+        """Ranks of this machine whose process has ended; a connection closes a little before its process has."""
+        mine = self.comm.peers.get(self.rank)
+        near = {rank: peer for rank, peer in self.comm.peers.items() if mine and peer.machine == mine.machine and peer.start}
+        deadline = time.monotonic() + patience_s
+        while True:
+            dead = sorted(rank for rank, peer in near.items() if start_of(peer.pid) != peer.start)
+            if dead or time.monotonic() >= deadline:
+                return dead
+            time.sleep(0.02)
+
+
+def _silent(works: Sequence[Waiting]) -> list[int]:
+    """The ranks whose message had not come either when the time was up."""
+    silent = []
+    for each in works:
+        if each.rank is None or not each.comes:
+            continue
+        try:
+            each.work.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            silent.append(each.rank)
+    return silent
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,47 @@
+"""What goes wrong between ranks, said in one line: which rank, in which call, with which shapes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from strobe.core.errors import StrobeError
+
+
+class CollectiveError(StrobeError, RuntimeError):
+    """A call that several ranks make together failed; every rank that is alive raises it.
+
+    Args:
+        message: one line.
+        ranks: the ranks that are to blame, as ranks of the group; empty if it is not known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3` or `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def machine_id() -> int:
+    """A number that two processes share only if they can look up each other's process id."""
+    space = Path("/proc/self/ns/pid")
+    names = [socket.gethostname(), os.readlink(space) if space.exists() else ""]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    names.append(boot.read_text() if boot.exists() else "")
+    return zlib.crc32("\n".join(names).encode())
+
+
+def start_of(pid: int) -> int:
+    """When a process of this machine started, in ticks since boot; 0 if it has ended (or this system does not say)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

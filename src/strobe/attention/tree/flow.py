@@ -1,0 +1,288 @@
+"""One call from the placements the caller has to those the caller wants: queries and keys in, attention, result out, and back.
+
+On a grid of `tree x heads` ranks, an exchange along a row of the grid turns "my rows, all heads" into "the row's rows, my heads",
+and the strategy then works along a column. A plain group is a grid with one column, `ulysses` a grid with one row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.attention.tree.comm import Call
+from strobe.attention.tree.impl.masked import RowGradients
+from strobe.attention.tree.local import Shard, local_attention, local_gradients
+from strobe.attention.tree.marks import LOCAL
+from strobe.attention.tree.placement import Grid, Segment, Span, split
+from strobe.attention.tree.spec import Placement, Strategy, TreeSpec
+from strobe.attention.tree.strategies.combine import Cut, combine
+from strobe.attention.tree.strategies.ring import ring_attention
+from strobe.attention.tree.wire import pack, pack_state, unpack, unpack_state
+from strobe.attention.types import AttentionOutput
+from strobe.core.spans import span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flow:
+    """What one call knows of its ranks.
+
+    Args:
+        spec: what all ranks agreed on.
+        grid: the ranks.
+        tree: the call on this rank's column.
+        heads: the call on this rank's row.
+        segments: of each rank's buffer (of each row of the grid where keys are placed by heads); only this rank's where positions
+            do not matter.
+    """
+
+    spec: TreeSpec
+    grid: Grid
+    tree: Call
+    heads: Call
+    segments: tuple[tuple[Segment, ...], ...]
+
+    @property
+    def my_heads(self) -> Span:
+        """Query heads of this column."""
+        return self.grid.heads(self.spec.num_heads, self.spec.num_kv_heads)
+
+    def row_span(self, tree_rank: int) -> Span:
+        """Queries of a row of the grid."""
+        ranks = self.grid.row_ranks(tree_rank)
+        return self.spec.rows[ranks[0]][0], self.spec.rows[ranks[-1]][1]
+
+    def rows_cut(self) -> Cut:
+        """Each row of the grid gets its queries."""
+        return Cut(dim=1, spans=tuple(self.row_span(tree_rank) for tree_rank in range(self.grid.num_tree_ranks)))
+
+    def heads_cut(self) -> Cut:
+        """Each row of the grid gets a share of this column's heads."""
+        start, stop = self.my_heads
+        return Cut(dim=2, spans=split(stop - start, self.grid.num_tree_ranks))
+
+
+def forward(flow: Flow, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutput, Tensor, Shard]:
+    """The result where it is wanted, and what the way back needs: all queries and the keys of this rank's heads."""
+    spec, shard = flow.spec, _keys_in(flow, k, v)
+    if spec.strategy == "ring":
+        mine = flow.row_span(flow.grid.tree_rank)
+        rows = (
+            _rows_to_heads(flow, q) if spec.q_placement == "sequence" else _whole(flow, q, spec.q_placement)[:, mine[0] : mine[1]]
+        )
+        state = ring_attention(flow.tree, rows, shard, _by_tree_rank(flow), spec, mine)
+        result = _out_of_ring(flow, state)
+        queries = _gather_rows(flow, rows) if spec.needs_grad else rows
+    else:
+        queries = _whole(flow, q, spec.q_placement)
+        with span(LOCAL):
+            state = local_attention(queries, shard, spec.mask, (0, spec.q_len), spec.softmax_scale)
+        cut = {"replicated": None, "sequence": flow.rows_cut(), "heads": flow.heads_cut()}[spec.out_placement]
+        result = _out(flow, combine(flow.tree, _strategy(spec), state, cut))
+    flow.tree.meet()
+    flow.heads.meet()
+    return result, queries, shard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What the way back needs of the way there.
+
+    Args:
+        queries: all of them, this column's heads.
+        shard: keys of this row of the grid, this column's heads.
+        out, lse: the result, where the caller has it.
+        kv_shapes: of the caller's k and v.
+    """
+
+    queries: Tensor
+    shard: Shard
+    out: Tensor
+    lse: Tensor
+    kv_shapes: tuple[torch.Size, torch.Size]
+
+
+def backward(flow: Flow, saved: Saved, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients where q, k and v are. No key travels along a column: dK and dV are local, dQ is summed by one all-reduce."""
+    spec, queries = flow.spec, saved.queries
+    wide = torch.promote_types(saved.out.dtype, torch.float32)
+    delta = (d_out.to(wide) * saved.out.to(wide)).sum(-1).transpose(1, 2) - d_lse
+    packed = _whole(flow, pack(d_out, saved.lse, delta.float()), spec.out_placement, of_result=True)
+    whole_d_out, lse, whole_delta = unpack(packed, spec.head_dim_v, 2)
+    rows = RowGradients(d_out=whole_d_out, lse=lse, delta=whole_delta)
+    d_q, d_k, d_v = local_gradients(queries, saved.shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
+    d_q = flow.tree.all_reduce(d_q.contiguous()).to(spec.dtype)
+    if spec.q_placement == "replicated":
+        d_q = _gather_heads(flow, d_q)
+    elif spec.q_placement == "sequence":
+        start, stop = flow.row_span(flow.grid.tree_rank)
+        d_q = _heads_to_rows(flow, d_q[:, start:stop])
+    d_k, d_v = _keys_back(flow, d_k, d_v, saved.kv_shapes)
+    flow.tree.meet()
+    flow.heads.meet()
+    return d_q, d_k, d_v
+
+
+def _strategy(spec: TreeSpec) -> Strategy:
+    assert spec.strategy != "auto", "a flow begins when the strategy is chosen"
+    return spec.strategy
+
+
+def _keys_in(flow: Flow, k: Tensor, v: Tensor) -> Shard:
+    """The owned keys of this row of the grid for this column's heads."""
+    grid, spec = flow.grid, flow.spec
+    mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
+    both = torch.cat([_owned(k, mine), _owned(v, mine)], dim=-1) if grid.num_head_ranks > 1 else None
+    if both is None or spec.kv_placement == "heads":
+        return Shard(k=_owned(k, mine), v=_owned(v, mine), segments=owned_segments(mine))
+    sends = [_heads_of(both, grid.kv_heads(spec.num_kv_heads, rank)) for rank in range(grid.num_head_ranks)]
+    start, stop = grid.kv_heads(spec.num_kv_heads)
+    segments = [owned_segments(flow.segments[rank]) for rank in grid.row_ranks()]
+    shapes = [(both.shape[0], _length(each), stop - start, both.shape[3]) for each in segments]
+    arrived = torch.cat(flow.heads.exchange(sends, shapes).wait(), dim=1)
+    joined = tuple(segment for each in segments for segment in each)
+    return Shard(k=arrived[..., : spec.head_dim], v=arrived[..., spec.head_dim :], segments=joined)
+
+
+def _keys_back(flow: Flow, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
+    """The gradients of this rank's own buffer: what came in by `_keys_in` goes back."""
+    grid, spec = flow.grid, flow.spec
+    mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
+    if grid.num_head_ranks > 1 and spec.kv_placement == "sequence":
+        lengths = [_length(owned_segments(flow.segments[rank])) for rank in grid.row_ranks()]
+        both = torch.cat([d_k, d_v], dim=-1)
+        spans = [grid.kv_heads(spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
+        expected = [(both.shape[0], lengths[grid.head_rank], stop - start, both.shape[3]) for start, stop in spans]
+        arrived = torch.cat(flow.heads.exchange(list(both.split(lengths, dim=1)), expected).wait(), dim=2)
+        d_k, d_v = arrived[..., : spec.head_dim], arrived[..., spec.head_dim :]
+    return _disowned(d_k, mine, shapes[0]), _disowned(d_v, mine, shapes[1])
+
+
+def _buffer(flow: Flow) -> int:
+    """Which entry of the segments is this rank's buffer."""
+    return flow.grid.tree_rank if flow.spec.kv_placement == "heads" else flow.grid.rank
+
+
+def _by_tree_rank(flow: Flow) -> list[tuple[Segment, ...]]:
+    """What each row of the grid holds after `_keys_in`."""
+    if flow.spec.kv_placement == "heads":
+        return [owned_segments(each) for each in flow.segments]
+    return [
+        tuple(segment for rank in flow.grid.row_ranks(tree_rank) for segment in owned_segments(flow.segments[rank]))
+        for tree_rank in range(flow.grid.num_tree_ranks)
+    ]
+
+
+def _out(flow: Flow, state: AttentionOutput) -> AttentionOutput:
+    """From this column's heads, cut for this row of the grid, to where the result is wanted."""
+    placement, head_dim_v = flow.spec.out_placement, flow.spec.head_dim_v
+    if flow.grid.num_head_ranks == 1 or placement == "heads":
+        return state
+    packed = pack_state(state)
+    return unpack_state(_gather_heads(flow, packed) if placement == "replicated" else _heads_to_rows(flow, packed), head_dim_v)
+
+
+def _out_of_ring(flow: Flow, state: AttentionOutput) -> AttentionOutput:
+    """A ring leaves every row of the grid with its queries."""
+    if flow.spec.out_placement == "sequence":
+        return _out(flow, state)
+    packed = _gather_rows(flow, pack_state(state))
+    if flow.spec.out_placement == "heads":
+        packed = flow.heads_cut().of(packed, flow.grid.tree_rank)
+    return _out(flow, unpack_state(packed, flow.spec.head_dim_v))
+
+
+def _whole(flow: Flow, tensor: Tensor, placement: Placement, *, of_result: bool = False) -> Tensor:
+    """All queries, this column's heads, of a tensor that is placed like q (or like the result)."""
+    if placement == "replicated":
+        return _heads_of(tensor, flow.my_heads)
+    if placement == "sequence":
+        return _gather_rows(flow, _rows_to_heads(flow, tensor))
+    if not of_result:
+        return tensor  # a caller's "heads" are the columns of the grid
+    shapes = [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in flow.heads_cut().spans]
+    return torch.cat(flow.tree.gather(tensor, shapes), dim=2)
+
+
+def _rows_to_heads(flow: Flow, tensor: Tensor) -> Tensor:
+    """This rank's rows with all heads, to the rows of this row of the grid with this column's heads."""
+    grid = flow.grid
+    if grid.num_head_ranks == 1:
+        return tensor
+    sizes = (flow.spec.num_heads, flow.spec.num_kv_heads)
+    sends = [_heads_of(tensor, grid.heads(*sizes, rank)) for rank in range(grid.num_head_ranks)]
+    spans = [flow.spec.rows[rank] for rank in grid.row_ranks()]
+    shapes = [(tensor.shape[0], stop - start, *sends[grid.head_rank].shape[2:]) for start, stop in spans]
+    return torch.cat(flow.heads.exchange(sends, shapes).wait(), dim=1)
+
+
+def _heads_to_rows(flow: Flow, tensor: Tensor) -> Tensor:
+    """The way back of `_rows_to_heads`."""
+    grid = flow.grid
+    if grid.num_head_ranks == 1:
+        return tensor
+    lengths = [stop - start for start, stop in (flow.spec.rows[rank] for rank in grid.row_ranks())]
+    spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
+    shapes = [(tensor.shape[0], lengths[grid.head_rank], stop - start, tensor.shape[3]) for start, stop in spans]
+    return torch.cat(flow.heads.exchange(list(tensor.split(lengths, dim=1)), shapes).wait(), dim=2)
+
+
+def _gather_rows(flow: Flow, tensor: Tensor) -> Tensor:
+    """The rows of this row of the grid, to all rows."""
+    spans = flow.rows_cut().spans
+    return torch.cat(
+        flow.tree.gather(tensor, [(tensor.shape[0], stop - start, *tensor.shape[2:]) for start, stop in spans]), dim=1
+    )
+
+
+def _gather_heads(flow: Flow, tensor: Tensor) -> Tensor:
+    """This column's heads, to all heads."""
+    grid = flow.grid
+    spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
+    return torch.cat(
+        flow.heads.gather(tensor, [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in spans]), dim=2
+    )
+
+
+def _heads_of(tensor: Tensor, span: Span) -> Tensor:
+    return tensor[:, :, span[0] : span[1]]
+
+
+def owned_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The segments of a buffer that holds only what it owns."""
+    return tuple(segment for segment in segments if segment.owned and segment.length)
+
+
+def _length(segments: tuple[Segment, ...]) -> int:
+    return sum(segment.length for segment in segments)
+
+
+def _runs(segments: tuple[Segment, ...]) -> list[Span]:
+    """Owned rows of a buffer, neighbours joined."""
+    runs: list[Span] = []
+    row = 0
+    for segment in segments:
+        if segment.owned and segment.length:
+            start = runs.pop()[0] if runs and runs[-1][1] == row else row
+            runs.append((start, row + segment.length))
+        row += segment.length
+    return runs
+
+
+def _owned(tensor: Tensor, segments: tuple[Segment, ...]) -> Tensor:
+    """The owned rows of a buffer; a view where they are neighbours."""
+    parts = [tensor[:, start:stop] for start, stop in _runs(segments)]
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else tensor[:, :0]
+
+
+def _disowned(owned: Tensor, segments: tuple[Segment, ...], shape: torch.Size) -> Tensor:
+    """Owned rows put back into a buffer; 0 in the others."""
+    runs = _runs(segments)
+    if runs == [(0, shape[1])]:
+        return owned
+    buffer, taken = owned.new_zeros(shape), 0
+    for start, stop in runs:
+        buffer[:, start:stop] = owned[:, taken : taken + stop - start]
+        taken += stop - start
+    return buffer

@@ -1,0 +1,1 @@
+"""The specification, and local attention under a mask."""

@@ -1,0 +1,131 @@
+"""What one rank computes alone: attention over the keys it owns, and its share of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.state import merge
+from strobe.attention.tree.impl.masked import RowGradients, Visibility, gradients, masked_attention
+from strobe.attention.tree.placement import Mask, Piece, Segment, Span, pieces
+from strobe.attention.types import AttentionOutput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """Keys of one rank (or of some ranks together) and where they are.
+
+    Args:
+        k: `[B, S, H_kv, D]`.
+        v: `[B, S, H_kv, Dv]`.
+        segments: where the rows are; all of them are owned.
+    """
+
+    k: Tensor
+    v: Tensor
+    segments: tuple[Segment, ...]
+
+
+def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_scale: float) -> AttentionOutput:
+    """Attention of queries `queries[0]..queries[1]` over the keys of a shard; without any: out 0, lse -inf.
+
+    Keys that all queries see go to `dense_attention` (on a CPU, for few queries, to plain PyTorch, which is faster there), those
+    that only some see to plain PyTorch; the two merge.
+
+    Args:
+        q: `[B, queries[1] - queries[0], H, D]`.
+
+    Returns:
+        `out` in the dtype of q, lse float32.
+    """
+    if q.numel() == 0:
+        return empty_state(q, shard.v.shape[3])
+    seen = list(pieces(shard.segments, mask, queries))
+    parts = []
+    for kind in ("all", "some"):
+        chosen = [piece for piece in seen if piece.seen == kind]
+        if not chosen:
+            continue
+        k, v = _rows(shard.k, chosen), _rows(shard.v, chosen)
+        if kind == "all" and not _one_product(q, k):
+            parts.append(_dense(q, k, v, softmax_scale))
+        else:
+            parts.append(masked_attention(q, k, v, _visibility(chosen, mask, queries, q.device), softmax_scale))
+    if not parts:
+        return empty_state(q, shard.v.shape[3])
+    if len(parts) == 1:
+        return AttentionOutput(out=parts[0].out.to(q.dtype), lse=parts[0].lse)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    merged = merge([AttentionOutput(out=part.out.to(wide), lse=part.lse) for part in parts])
+    return AttentionOutput(out=merged.out.to(q.dtype), lse=merged.lse)
+
+
+def _one_product(q: Tensor, k: Tensor) -> bool:
+    """Whether two matrix products are faster than a fused kernel: on a CPU, few rows for each key head, nothing to widen."""
+    return q.device.type == "cpu" and q.dtype.itemsize >= 4 and q.shape[1] * q.shape[2] <= 4 * k.shape[2]
+
+
+def empty_state(q: Tensor, head_dim_v: int) -> AttentionOutput:
+    """The result without any key."""
+    batch, q_len, num_heads, _ = q.shape
+    lse = torch.full((batch, num_heads, q_len), float("-inf"), dtype=torch.float32, device=q.device)
+    return AttentionOutput(out=q.new_zeros(batch, q_len, num_heads, head_dim_v), lse=lse)
+
+
+def local_gradients(
+    q: Tensor, shard: Shard, rows: RowGradients, mask: Mask, queries: Span, softmax_scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This shard's part of dQ (wide), and its dK and dV: 0 in rows that nobody saw."""
+    d_k, d_v = torch.zeros_like(shard.k), torch.zeros_like(shard.v)
+    seen = list(pieces(shard.segments, mask, queries))
+    if not seen or q.numel() == 0:
+        return q.new_zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32)), d_k, d_v
+    visibility = _visibility(seen, mask, queries, q.device)
+    d_q, d_seen_k, d_seen_v = gradients(q, _rows(shard.k, seen), _rows(shard.v, seen), rows, visibility, softmax_scale)
+    start = 0
+    for piece in seen:
+        d_k[:, piece.row : piece.row + piece.length] = d_seen_k[:, start : start + piece.length]
+        d_v[:, piece.row : piece.row + piece.length] = d_seen_v[:, start : start + piece.length]
+        start += piece.length
+    return d_q, d_k, d_v
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> AttentionOutput:
+    """`dense_attention` with the queries of a group as more queries of one head, the smaller head_dim filled up by zeros."""
+    batch, q_len, num_heads, head_dim = q.shape
+    groups, head_dim_v = num_heads // k.shape[2], v.shape[3]
+    grouped = q.unflatten(2, (-1, groups)).transpose(2, 3).reshape(batch, q_len * groups, -1, head_dim)  # [B, S*G, Hk, D]
+    wide = max(head_dim, head_dim_v)
+    grouped, k, v = (each if each.shape[3] == wide else F.pad(each, (0, wide - each.shape[3])) for each in (grouped, k, v))
+    state = dense_attention(grouped, k, v, softmax_scale=softmax_scale, return_lse=True)
+    assert state.lse is not None
+    out = state.out[..., :head_dim_v].unflatten(1, (q_len, groups)).transpose(2, 3).reshape(batch, q_len, num_heads, head_dim_v)
+    lse = state.lse.unflatten(2, (q_len, groups)).transpose(2, 3).reshape(batch, num_heads, q_len)
+    return AttentionOutput(out=out, lse=lse)
+
+
+def _rows(tensor: Tensor, chosen: Sequence[Piece]) -> Tensor:
+    """The rows of some pieces, in order; a view where they are neighbours."""
+    runs = [list(run) for _, run in groupby(zip(chosen, _offsets(chosen), strict=True), key=lambda each: each[0].row - each[1])]
+    parts = [tensor[:, run[0][0].row : run[-1][0].row + run[-1][0].length] for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _offsets(chosen: Sequence[Piece]) -> list[int]:
+    """Rows before each piece, if they were laid end to end."""
+    offsets, total = [], 0
+    for piece in chosen:
+        offsets.append(total)
+        total += piece.length
+    return offsets
+
+
+def _visibility(chosen: Sequence[Piece], mask: Mask, queries: Span, device: torch.device) -> Visibility:
+    positions = [torch.arange(piece.start, piece.start + piece.length, device=device) for piece in chosen]
+    return Visibility(mask=mask, first_query=mask.q_start + queries[0], keys=torch.cat(positions))

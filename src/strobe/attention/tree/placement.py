@@ -1,0 +1,251 @@
+"""Who owns which keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
+
+Plain integers, no torch: what a rank computes on is decided before any tensor is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from strobe.core.errors import ShapeError
+
+Span = tuple[int, int]
+"""Half-open range `[start, stop)`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A run of keys in a rank's buffer.
+
+    Args:
+        start: global position of its first key.
+        length: keys of the run.
+        owned: False: a copy of keys that another rank owns; they are neither read nor counted.
+    """
+
+    start: int
+    length: int
+    owned: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVShards:
+    """Which global positions every rank's key and value rows hold, in the order of the rows.
+
+    Positions may have gaps (a rolling cache that forgot its middle), shards may be empty, and rows past a rank's segments are
+    never read. Every position has one owner.
+
+    Args:
+        ranks: for each rank the segments of its buffer, first row first.
+
+    Raises:
+        ShapeError: two ranks own a position, or a length or position is negative.
+    """
+
+    ranks: tuple[tuple[Segment, ...], ...]
+
+    def __post_init__(self) -> None:
+        owned: list[tuple[int, int, int]] = []
+        for rank, segments in enumerate(self.ranks):
+            for segment in segments:
+                if segment.length < 0 or segment.start < 0:
+                    raise ShapeError(f"shards: rank {rank} has {segment}, expected start and length of at least 0")
+                if segment.owned and segment.length:
+                    owned.append((segment.start, segment.start + segment.length, rank))
+        owned.sort()
+        for (_, stop, first), (start, _, second) in pairwise(owned):
+            if start < stop:
+                raise ShapeError(
+                    f"shards: ranks {first} and {second} both own position {start}; "
+                    "mark all copies but one with Segment(owned=False), or use replicated="
+                )
+
+    @classmethod
+    def contiguous(cls, lengths: Sequence[int], *, replicated: int = 0, owner: int = 0) -> KVShards:
+        """Runs in rank order; the first `replicated` rows of every buffer are one sink at position 0, owned by `owner`.
+
+        Args:
+            lengths: keys of each rank without the sink; 0 is allowed.
+            replicated: keys of the sink that lies at the front of every rank's buffer.
+            owner: the rank that counts the sink.
+        """
+        starts = accumulate(lengths, initial=replicated)
+        return cls(
+            ranks=tuple(
+                _with_sink((Segment(start=start, length=length),), replicated, rank == owner)
+                for rank, (start, length) in enumerate(zip(starts, lengths, strict=False))
+            )
+        )
+
+    @classmethod
+    def even(cls, num_keys: int, num_ranks: int) -> KVShards:
+        """`num_keys` in rank order; the first ranks hold one more where they do not divide."""
+        return cls.contiguous([stop - start for start, stop in split(num_keys, num_ranks)])
+
+    @classmethod
+    def interleaved(cls, num_keys: int, num_ranks: int, *, run: int = 1, replicated: int = 0, owner: int = 0) -> KVShards:
+        """Runs of `run` keys (tokens of a frame: whole frames) dealt to the ranks in turn, after a sink as in `contiguous`."""
+        if run < 1:
+            raise ShapeError(f"run: got {run}, expected at least 1")
+        dealt: list[list[Segment]] = [[] for _ in range(num_ranks)]
+        for turn, start in enumerate(range(0, num_keys, run)):
+            length = min(run, num_keys - start)
+            dealt[turn % num_ranks].append(Segment(start=replicated + start, length=length))
+        return cls(ranks=tuple(_with_sink(tuple(each), replicated, rank == owner) for rank, each in enumerate(dealt)))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of each rank's buffer that a segment describes."""
+        return tuple(sum(segment.length for segment in segments) for segments in self.ranks)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that are owned, by whichever rank."""
+        return sum(segment.length for segments in self.ranks for segment in segments if segment.owned)
+
+    @property
+    def end(self) -> int:
+        """One past the last owned position; 0 without keys."""
+        owned = (each for segments in self.ranks for each in segments if each.owned and each.length)
+        return max((segment.start + segment.length for segment in owned), default=0)
+
+
+def _with_sink(segments: tuple[Segment, ...], replicated: int, owned: bool) -> tuple[Segment, ...]:
+    return (Segment(start=0, length=replicated, owned=owned), *segments) if replicated else segments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask:
+    """Which keys a query sees, by global position: query `i`, key `j`.
+
+    Args:
+        causal: only `j <= i`.
+        window: only `|i - j| < window`; None: any distance.
+        sinks: keys `j < sinks` are seen at any distance.
+        q_start: global position of query 0.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    sinks: int = 0
+    q_start: int = 0
+
+    @property
+    def hides(self) -> bool:
+        """Whether anything can be hidden at all."""
+        return self.causal or self.window is not None
+
+
+Seen = Literal["all", "some"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Rows `[row, row + length)` of a buffer, at positions from `start` on, that all queries or some of them see."""
+
+    row: int
+    start: int
+    length: int
+    seen: Seen
+
+
+def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[Piece]:
+    """The rows that a run of queries sees, split by whether all or only some of the queries see them.
+
+    Args:
+        segments: of a buffer that holds only what it owns.
+        queries: rows of the queries; their global positions are `mask.q_start` later.
+    """
+    first, last = queries[0] + mask.q_start, queries[1] + mask.q_start - 1
+    row = 0
+    for segment in segments:
+        if segment.length and last >= first:
+            yield from _cut(row, segment, mask, (first, last))
+        row += segment.length
+
+
+def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[Piece]:
+    """Cut a segment at every position where its visibility can change."""
+    first, last = queries
+    edges = {segment.start, segment.start + segment.length}
+    if mask.causal:
+        edges |= {first + 1, last + 1}
+    if mask.window is not None:
+        edges |= {mask.sinks, first - mask.window + 1, last - mask.window + 1, first + mask.window, last + mask.window}
+    inside = sorted(edge for edge in edges if segment.start <= edge <= segment.start + segment.length)
+    for start, stop in pairwise(inside):
+        seen = _seen(start, mask, first, last)  # the same for every position of [start, stop)
+        if seen is not None:
+            yield Piece(row=row + start - segment.start, start=start, length=stop - start, seen=seen)
+
+
+def _seen(position: int, mask: Mask, first: int, last: int) -> Seen | None:
+    """Whether a key is seen by all queries `first..last`, by some, or by none."""
+    low, high = first, last  # the queries that see it are one run of positions
+    if mask.causal:
+        low = max(low, position)
+    if mask.window is not None and position >= mask.sinks:
+        low, high = max(low, position - mask.window + 1), min(high, position + mask.window - 1)
+    if low > high:
+        return None
+    return "all" if (low, high) == (first, last) else "some"
+
+
+def split(number: int, parts: int) -> tuple[Span, ...]:
+    """Cut `range(number)` into `parts` runs; the first ones are one longer where it does not divide, the last may be empty."""
+    each, more = divmod(number, parts)
+    stops = list(accumulate((each + (part < more) for part in range(parts)), initial=0))
+    return tuple(pairwise(stops))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """The ranks as `tree x heads`: rank = `tree_rank * num_head_ranks + head_rank`.
+
+    Ranks of one row hold the same keys for different heads, ranks of one column different keys for the same heads.
+
+    Args:
+        num_tree_ranks: ranks over which the keys are spread.
+        num_head_ranks: ranks over which the heads are spread.
+        tree_rank, head_rank: this rank.
+    """
+
+    num_tree_ranks: int
+    num_head_ranks: int
+    tree_rank: int
+    head_rank: int
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.num_tree_ranks * self.num_head_ranks
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.tree_rank * self.num_head_ranks + self.head_rank
+
+    def kv_heads(self, num_kv_heads: int, head_rank: int | None = None) -> Span:
+        """Key heads of a column; uneven where they do not divide."""
+        return split(num_kv_heads, self.num_head_ranks)[self.head_rank if head_rank is None else head_rank]
+
+    def heads(self, num_heads: int, num_kv_heads: int, head_rank: int | None = None) -> Span:
+        """Query heads of a column: those of its key heads."""
+        start, stop = self.kv_heads(num_kv_heads, head_rank)
+        return start * (num_heads // num_kv_heads), stop * (num_heads // num_kv_heads)
+
+    def row_ranks(self, tree_rank: int | None = None) -> range:
+        """The ranks of a row."""
+        start = (self.tree_rank if tree_rank is None else tree_rank) * self.num_head_ranks
+        return range(start, start + self.num_head_ranks)
+
+
+def legal_grid(num_kv_heads: int, num_ranks: int) -> tuple[int, int]:
+    """`(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
+    from math import gcd
+
+    heads = gcd(num_kv_heads, num_ranks)
+    return num_ranks // heads, heads

@@ -1,0 +1,237 @@
+"""What each strategy would cost and which one `auto` takes: latency and bandwidth for messages, a roofline for attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from strobe.attention.tree.comm import symmetric
+from strobe.attention.tree.links import Kind, Links
+from strobe.attention.tree.placement import split
+from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
+from strobe.attention.tree.wire import row_bytes
+from strobe.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One collective of a call.
+
+    Args:
+        what: what travels.
+        kind: which rate it has.
+        sent_bytes: by the rank that sends most.
+        seconds: predicted.
+    """
+
+    what: str
+    kind: Kind
+    sent_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One strategy's cost, of the slowest rank.
+
+    Args:
+        strategy: its name.
+        messages: what travels, in order.
+        local_s: attention and merge.
+        hidden_s: communication that runs while attention does.
+    """
+
+    strategy: Strategy
+    messages: tuple[Message, ...]
+    local_s: float
+    hidden_s: float = 0.0
+
+    @property
+    def comm_s(self) -> float:
+        """All messages."""
+        return sum(message.seconds for message in self.messages)
+
+    @property
+    def sent_bytes(self) -> int:
+        """All messages."""
+        return sum(message.sent_bytes for message in self.messages)
+
+    @property
+    def seconds(self) -> float:
+        """The whole call."""
+        return self.local_s + self.comm_s - self.hidden_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreePlan:
+    """The strategy that runs, what was predicted of every one, and why others cannot.
+
+    Args:
+        strategy: that runs.
+        predictions: fastest first.
+        refused: `(strategy, reason)`.
+        call: the call in words.
+        links: the machine.
+        num_ranks: of the group.
+    """
+
+    strategy: Strategy
+    predictions: tuple[Prediction, ...]
+    refused: tuple[tuple[str, str], ...]
+    call: str
+    links: Links
+    num_ranks: int
+
+    def __str__(self) -> str:
+        lines = [f"runs: {self.strategy} on {self.num_ranks} ranks, for {self.call}", f"  links: {self.links.source}"]
+        for each in self.predictions:
+            sent = f"{len(each.messages)} messages {each.comm_s * 1e6:.1f} ({each.sent_bytes / 1e6:.3f} MB sent by a rank)"
+            hidden = f" - hidden {each.hidden_s * 1e6:.1f}" if each.hidden_s else ""
+            lines.append(
+                f"  {each.strategy:<10} {each.seconds * 1e6:>11.1f} us = local {each.local_s * 1e6:.1f} + {sent}{hidden}"
+            )
+        lines += [f"  not {name}: {reason}" for name, reason in self.refused]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """The group as a plan sees it.
+
+    Args:
+        num_tree_ranks, num_head_ranks: the grid of the caller; one column for a plain group.
+        lengths: owned keys of each buffer, rank by rank (row by row of the grid where keys are placed by heads).
+        known: whether every rank knows all lengths.
+    """
+
+    num_tree_ranks: int
+    num_head_ranks: int
+    lengths: tuple[int, ...]
+    known: bool
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.num_tree_ranks * self.num_head_ranks
+
+
+def grid_of(strategy: str, ranks: Ranks) -> tuple[int, int]:
+    """`(tree, heads)` that a strategy works on: `ulysses` turns a plain group on its side."""
+    return (1, ranks.num_tree_ranks) if strategy == "ulysses" else (ranks.num_tree_ranks, ranks.num_head_ranks)
+
+
+@lru_cache(maxsize=512)
+def decide(spec: TreeSpec, ranks: Ranks, requested: str, links: Links) -> TreePlan:
+    """Predict every strategy and choose: the fastest, or the one that was asked for.
+
+    Raises:
+        ConfigError: the strategy that was asked for cannot do this call.
+    """
+    refused = [(strategy, reason) for strategy in STRATEGIES if (reason := _refuses(spec, ranks, strategy)) is not None]
+    if requested in dict(refused):
+        raise ConfigError(f"strategy {requested!r}: {dict(refused)[requested]}")
+    able = [strategy for strategy in STRATEGIES if strategy not in dict(refused)]
+    predictions = sorted((_predict(spec, ranks, strategy, links) for strategy in able), key=lambda each: each.seconds)
+    untested = "not chosen by auto: it has not run on a GPU yet; ask for it by name"
+    choice = next(each.strategy for each in predictions if each.strategy != "symmetric") if requested == "auto" else requested
+    if requested == "auto" and "symmetric" in able:
+        refused.append(("symmetric", untested))
+    return TreePlan(
+        strategy=next(strategy for strategy in STRATEGIES if strategy == choice),
+        predictions=tuple(predictions),
+        refused=tuple(refused),
+        call=spec.describe(requested),
+        links=links,
+        num_ranks=ranks.size,
+    )
+
+
+def _refuses(spec: TreeSpec, ranks: Ranks, strategy: Strategy) -> str | None:
+    if strategy == "symmetric":
+        return symmetric.refuses(spec.device_type)
+    if strategy == "ulysses" and ranks.num_head_ranks > 1:
+        return "a mesh of (tree, heads) spreads the heads over its second dimension already; name the strategy of the first"
+    if strategy == "ulysses" and "heads" in (spec.q_placement, spec.kv_placement):
+        return "q and k are placed by heads already; use a mesh of (tree, heads)"
+    if strategy == "ulysses" and spec.out_placement == "heads" and spec.num_kv_heads % ranks.size:
+        return f"it leaves groups of heads whole, and {spec.num_kv_heads} do not divide by {ranks.size} ranks for the result"
+    if strategy in MOVES_KEYS and not ranks.known:
+        return "it sends keys, so all ranks must know all lengths; give shards="
+    return None
+
+
+@dataclass(slots=True)
+class _Bill:
+    """Adds up a strategy's messages."""
+
+    links: Links
+    messages: list[Message] = field(default_factory=list)
+
+    def add(self, what: str, kind: Kind, sent_bytes: float, num_ranks: int) -> float:
+        if num_ranks == 1:
+            return 0.0
+        seconds = self.links.rate(kind).seconds(sent_bytes)
+        self.messages.append(Message(what=what, kind=kind, sent_bytes=round(sent_bytes), seconds=seconds))
+        return seconds
+
+
+def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> Prediction:
+    tree, columns = grid_of(strategy, ranks)
+    kv_heads = max(stop - start for start, stop in split(spec.num_kv_heads, columns))
+    heads = kv_heads * (spec.num_heads // spec.num_kv_heads)
+    item = spec.dtype.itemsize
+    buffers = [sum(ranks.lengths[i : i + columns]) for i in range(0, len(ranks.lengths), columns)]
+    keys = max(ranks.lengths if spec.kv_placement == "heads" or not ranks.known else buffers)
+    total_keys = sum(ranks.lengths) if ranks.known else keys * tree
+    rows = spec.batch * spec.q_len * heads  # rows of the result, this column's heads
+    row = row_bytes(spec.head_dim_v, spec.dtype)
+    key_bytes = spec.batch * kv_heads * (spec.head_dim + spec.head_dim_v) * item
+    pair_flops = 2 * (spec.head_dim + spec.head_dim_v)
+    bill = _Bill(links)
+    outer, inner = (columns - 1) / columns, (tree - 1) / tree
+    if spec.kv_placement == "sequence":
+        bill.add("keys to heads", "exchange", outer * max(ranks.lengths) * key_bytes * columns, columns)
+    if spec.q_placement == "sequence":
+        q_bytes = rows * spec.head_dim * item
+        bill.add("queries to heads", "exchange", outer * q_bytes / tree, columns)
+        if strategy != "ring":
+            bill.add("queries", "gather", inner * q_bytes, tree)
+    hidden = 0.0
+    if strategy == "ring":
+        attended = rows * total_keys / tree
+        step_s = max(attended * pair_flops / links.flops_per_s, total_keys * key_bytes / links.memory_bytes_per_s) / tree
+        for step in range(1, tree):
+            hidden += min(step_s, bill.add(f"keys, hop {step}", "exchange", keys * key_bytes, tree))
+        local_s = step_s * tree
+        if spec.out_placement != "sequence":
+            bill.add("result", "gather", inner * rows * row, tree)
+    else:
+        local_s = max(rows * keys * pair_flops / links.flops_per_s, keys * key_bytes / links.memory_bytes_per_s)
+        merged = _combine_bill(bill, spec, strategy, tree, rows)
+        local_s += merged * row / links.memory_bytes_per_s if tree > 1 else 0.0
+    if spec.out_placement == "replicated":
+        bill.add("result of heads", "gather", (columns - 1) * rows * row, columns)
+    elif spec.out_placement == "sequence":
+        bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
+    return Prediction(strategy=strategy, messages=tuple(bill.messages), local_s=local_s, hidden_s=hidden)
+
+
+def _combine_bill(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> int:
+    """Bill the messages of a merge; returns how many rows a rank reads to merge."""
+    row, inner = row_bytes(spec.head_dim_v, spec.dtype), (tree - 1) / tree
+    sum_bytes = max(4, spec.dtype.itemsize)
+    if strategy == "alltoall":
+        bill.add("parts", "exchange", inner * rows * row, tree)
+        if spec.out_placement == "replicated":
+            bill.add("result", "gather", inner * rows * row, tree)
+        return rows
+    if strategy in ("allreduce2", "allreduce3"):
+        bill.add("max lse", "reduce", 2 * inner * rows * 4, tree)
+        if strategy == "allreduce2":
+            bill.add("numerator, denominator", "reduce", 2 * inner * rows * (spec.head_dim_v + 1) * sum_bytes, tree)
+        else:
+            bill.add("denominator", "reduce", 2 * inner * rows * sum_bytes, tree)
+            bill.add("numerator", "reduce", 2 * inner * rows * spec.head_dim_v * sum_bytes, tree)
+        return 3 * rows
+    bill.add("parts", "gather", (tree - 1) * rows * row, tree)
+    return tree * (rows if spec.out_placement == "replicated" else rows // tree + 1)

@@ -1,0 +1,251 @@
+"""From a caller's arguments to what the ranks agree on: checked once here, on this rank alone, before anything is sent."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+
+from strobe.attention.tree.agreement import UNKNOWN, Agreement
+from strobe.attention.tree.comm import Call, Comm, comm_of, comms_of_mesh
+from strobe.attention.tree.flow import Flow, owned_segments
+from strobe.attention.tree.links import Links, assumed_links
+from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, split
+from strobe.attention.tree.plan import Ranks, TreePlan, decide, grid_of
+from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_tensors
+from strobe.core.errors import ConfigError, ShapeError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a caller may say of a call, besides its tensors."""
+
+    group: ProcessGroup | None
+    mesh: DeviceMesh | None
+    shards: KVShards | None
+    strategy: str
+    q_placement: Placement
+    kv_placement: Placement
+    out_placement: Placement
+    q_lengths: tuple[int, ...] | None
+    causal: bool
+    window: int | None
+    sinks: int
+    q_start: int | None
+    softmax_scale: float | None
+    links: Links | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A call as far as this rank knows it; without keys of its own it does not know their shape."""
+
+    spec: TreeSpec
+    ranks: Ranks
+    tree: Comm
+    heads: Comm
+    shards: KVShards | None
+    requested: str
+    links: Links
+
+
+def check_words(strategy: str, spec: TreeSpec) -> None:
+    """Refuse words that are not among the allowed ones."""
+    check_choice("strategy", strategy, ("auto", *STRATEGIES))
+    check_choice("q_placement", spec.q_placement, get_args(Placement))
+    check_choice("kv_placement", spec.kv_placement, ("sequence", "heads"))
+    check_choice("out_placement", spec.out_placement, get_args(Placement))
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Grouped queries share a key head."""
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ShapeError(f"k: got {num_kv_heads} heads, expected a divisor of q's {num_heads}")
+
+
+def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
+    """Check what this rank can check alone."""
+    check_tensors(q, k, v)
+    if options.group is not None and options.mesh is not None:
+        raise ConfigError("group and mesh: got both, expected one of them")
+    tree, heads = comms_of_mesh(options.mesh) if options.mesh is not None else (comm_of(options.group), None)
+    columns = 1 if heads is None else heads.size
+    if k is None and columns > 1:
+        raise ShapeError("k and v: got None on a 2-D mesh, expected tensors; a rank without keys gives [B, 0, H_kv, D]")
+    heads = Comm(None) if heads is None else heads
+    num_heads = q.shape[2] * (columns if options.q_placement == "heads" else 1)
+    num_kv_heads = UNKNOWN if k is None else k.shape[2] * (columns if options.kv_placement == "heads" else 1)
+    if k is not None:
+        check_heads(num_heads, num_kv_heads)
+    rank, num_ranks = tree.rank * columns + heads.rank, tree.size * columns
+    rows = _rows(q, options, rank, num_ranks)
+    hides = options.causal or options.window is not None
+    kv_len = 0 if k is None else k.shape[1]
+    num_buffers = tree.size if options.kv_placement == "heads" else num_ranks
+    spreads_keys = options.strategy in MOVES_KEYS or (columns > 1 and options.kv_placement == "sequence")
+    shards = options.shards
+    if shards is None and (hides or spreads_keys):
+        shards = KVShards.contiguous([kv_len] * num_buffers)
+    elif shards is not None:
+        _check_shards(shards, num_buffers, tree.rank if options.kv_placement == "heads" else rank, kv_len)
+    spec = TreeSpec(
+        batch=q.shape[0],
+        q_len=rows[-1][1],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=q.shape[3],
+        head_dim_v=UNKNOWN if v is None else v.shape[3],
+        dtype=q.dtype,
+        device_type=q.device.type,
+        softmax_scale=q.shape[3] ** -0.5 if options.softmax_scale is None else float(options.softmax_scale),
+        mask=_mask(options, rows[-1][1], shards),
+        q_placement=options.q_placement,
+        kv_placement=options.kv_placement,
+        out_placement=options.out_placement,
+        strategy="auto",
+        rows=rows,
+        needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
+        symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
+    )
+    check_words(options.strategy, spec)
+    return Request(
+        spec=spec,
+        ranks=Ranks(
+            num_tree_ranks=tree.size,
+            num_head_ranks=columns,
+            lengths=(kv_len,) if shards is None else tuple(sum(e.length for e in owned_segments(each)) for each in shards.ranks),
+            known=shards is not None,
+        ),
+        tree=tree,
+        heads=heads,
+        shards=shards,
+        requested=options.strategy,
+        links=options.links or assumed_links(tree.backend(q.device.type), num_ranks),
+    )
+
+
+def _rows(q: Tensor, options: Options, rank: int, num_ranks: int) -> tuple[tuple[int, int], ...]:
+    """Which queries are whose, where queries or results are spread by rows."""
+    if options.q_placement != "sequence":
+        if options.q_lengths is not None:
+            raise ConfigError('q_lengths: only with q_placement="sequence"; the rows of a replicated q are split evenly')
+        return split(q.shape[1], num_ranks)
+    lengths = options.q_lengths if options.q_lengths is not None else (q.shape[1],) * num_ranks
+    if len(lengths) != num_ranks or lengths[rank] != q.shape[1]:
+        raise ShapeError(
+            f"q_lengths: got {lengths}, expected {num_ranks} numbers, {q.shape[1]} (the rows of q here) for rank {rank}"
+        )
+    stops = list(accumulate(lengths, initial=0))
+    return tuple(pairwise(stops))
+
+
+def _mask(options: Options, q_len: int, shards: KVShards | None) -> Mask:
+    if options.window is not None and options.window < 1:
+        raise ConfigError(f"window: got {options.window}, expected at least 1, or None for no window")
+    if options.window is None and options.sinks:
+        raise ConfigError(f"sinks: got {options.sinks} without a window, expected 0; without a window every key is in reach")
+    if not (options.causal or options.window is not None):
+        return Mask()
+    assert shards is not None
+    q_start = shards.end - q_len if options.q_start is None else options.q_start
+    return Mask(causal=options.causal, window=options.window, sinks=options.sinks, q_start=q_start)
+
+
+def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) -> None:
+    if len(shards.ranks) != num_buffers:
+        raise ShapeError(f"shards: got {len(shards.ranks)} entries, expected {num_buffers}")
+    if shards.lengths[buffer] > kv_len:
+        raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A call that has a number on every group it uses."""
+
+    tree: Call
+    heads: Call
+    agreement: Agreement
+
+
+def begin(request: Request, q: Tensor | None, seconds: float) -> Begun:
+    """Number the call and tell the other ranks what it is; `q` is None on the way back."""
+    spec = request.spec
+    digest = _digest(request, q is None)
+    keys, device = (spec.num_kv_heads, spec.head_dim_v), torch.device(spec.device_type)
+    text = spec.describe(request.requested) + (" backward" if q is None else "")
+    begun = []
+    for comm, same in ((request.tree, ("replicated", "heads")), (request.heads, ("replicated",))):
+        call = comm.begin(text, digest, seconds)
+        agreement = Agreement(call, digest, q if spec.q_placement in same else None, keys, device)
+        call.first = agreement.wait
+        begun.append((call, agreement))
+    return Begun(tree=begun[0][0], heads=begun[1][0], agreement=begun[0][1])
+
+
+def _digest(request: Request, is_backward: bool) -> int:
+    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
+    spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
+    shards = request.shards
+    if spec.device_type != "cpu":
+        spec, shards = replace(spec, mask=replace(spec.mask, q_start=0), symmetric_kv_len=None), None
+    return _crc(spec, shards, request.requested, request.links, is_backward)
+
+
+@lru_cache(maxsize=64)
+def _crc(*what: object) -> int:
+    return zlib.crc32(repr(what).encode())
+
+
+def learn(request: Request, begun: Begun) -> Request:
+    """On a rank without keys: their shape, from those that have some."""
+    begun.tree.first = None
+    num_kv_heads, head_dim_v = begun.agreement.wait()
+    if num_kv_heads == UNKNOWN:
+        raise ShapeError(
+            "k and v: got None on every rank, expected tensors on one at least; [B, 0, H_kv, D] says what the result is"
+        )
+    return replace(request, spec=replace(request.spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v))
+
+
+def choose(request: Request) -> TreePlan:
+    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step."""
+    spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
+    lengths = tuple(round_up(length) for length in request.ranks.lengths)
+    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, request.links)
+
+
+def round_up(length: int) -> int:
+    """The next number with 3 significant bits."""
+    step = 1 << max(0, length.bit_length() - 3)
+    return -(-length // step) * step
+
+
+def make_flow(request: Request, spec: TreeSpec, begun: Begun) -> Flow:
+    """The call on the grid that its strategy works on."""
+    tree, heads = begun.tree, begun.heads
+    rank = tree.rank * heads.size + heads.rank
+    num_tree_ranks, num_head_ranks = grid_of(spec.strategy, request.ranks)
+    if spec.strategy == "ulysses":
+        tree, heads = heads, tree
+    shards = request.shards
+    return Flow(
+        spec=spec,
+        grid=Grid(
+            num_tree_ranks=num_tree_ranks,
+            num_head_ranks=num_head_ranks,
+            tree_rank=rank // num_head_ranks,
+            head_rank=rank % num_head_ranks,
+        ),
+        tree=tree,
+        heads=heads,
+        segments=((Segment(start=0, length=request.ranks.lengths[0]),),) if shards is None else shards.ranks,
+    )

@@ -1,0 +1,1 @@
+"""How partial results meet: one file for what travels."""

@@ -1,0 +1,116 @@
+"""Partial results travel, keys stay: the merges of tree attention.
+
+Every rank holds a part of the keys, has attended all queries over it, and sends outputs with their lse; the README has the maths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.attention.state import merge
+from strobe.attention.tree.comm import Call
+from strobe.attention.tree.comm.symmetric import gather_symmetric
+from strobe.attention.tree.marks import MERGE
+from strobe.attention.tree.placement import Span, split
+from strobe.attention.tree.spec import Strategy
+from strobe.attention.tree.wire import pack_state, unpack_state
+from strobe.attention.types import AttentionOutput
+from strobe.core.spans import span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Each rank wants only its slice of the result.
+
+    Args:
+        dim: 1 (rows) or 2 (heads).
+        spans: slice of each rank.
+    """
+
+    dim: int
+    spans: tuple[Span, ...]
+
+    def of(self, tensor: Tensor, rank: int) -> Tensor:
+        """A rank's slice of `[B, S, H, ...]`."""
+        start, stop = self.spans[rank]
+        return tensor.narrow(self.dim, start, stop - start)
+
+
+def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | None) -> AttentionOutput:
+    """Merge every rank's part.
+
+    Args:
+        part: this rank's, `[B, S, H, Dv]` with lse.
+        cut: what each rank wants; None: everything.
+
+    Returns:
+        This rank's slice of the whole; the same bits on every rank that has a row, except where an all-reduce sums.
+    """
+    if call.size == 1:
+        return part
+    head_dim_v = part.out.shape[3]
+    if strategy == "alltoall":
+        return _by_exchange(call, part, cut) if cut else _by_exchange_and_gather(call, part)
+    if strategy in ("allreduce2", "allreduce3"):
+        whole = _by_all_reduce(call, part, packed=strategy == "allreduce2")
+    else:
+        gather = gather_symmetric if strategy == "symmetric" else Call.gather
+        packed = gather(call, pack_state(part))
+        if cut:
+            packed = [cut.of(each, call.rank) for each in packed]
+        with span(MERGE):
+            return merge([unpack_state(each, head_dim_v) for each in packed])
+    if cut is None:
+        return whole
+    assert whole.lse is not None
+    return AttentionOutput(out=cut.of(whole.out, call.rank), lse=cut.of(whole.lse.transpose(1, 2), call.rank).transpose(1, 2))
+
+
+def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput:
+    """Every rank gets all parts of its slice and merges them in rank order."""
+    packed = pack_state(part)
+    sends = [cut.of(packed, rank) for rank in range(call.size)]
+    arrived = call.exchange(sends, [tuple(sends[call.rank].shape)] * call.size).wait()
+    with span(MERGE):
+        return merge([unpack_state(each, part.out.shape[3]) for each in arrived])
+
+
+def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutput:
+    """A share of the rows is merged on each rank and then gathered: `2 (P-1)/P` messages where a gather of parts sends `P-1`."""
+    packed = pack_state(part)
+    rows = packed.view(1, -1, 1, packed.shape[3])  # the rows of all batches and heads, in one line
+    spans = split(rows.shape[1], call.size)
+    mine = pack_state(_by_exchange(call, unpack_state(rows, part.out.shape[3]), Cut(dim=1, spans=spans)))
+    shapes = [(1, stop - start, 1, packed.shape[3]) for start, stop in spans]
+    whole = torch.cat(call.gather(mine, shapes), dim=1).view(packed.shape)
+    return unpack_state(whole, part.out.shape[3])
+
+
+def _by_all_reduce(call: Call, part: AttentionOutput, *, packed: bool) -> AttentionOutput:
+    """`m = max L_r`, `d = sum exp(L_r - m)`, `n = sum exp(L_r - m) out_r`, `out = n / d`.
+
+    Args:
+        packed: n and d travel as one: two collectives instead of the three of arXiv 2408.04093, algorithm 3.
+    """
+    assert part.lse is not None
+    wide = torch.promote_types(part.out.dtype, torch.float32)
+    top = call.all_reduce(part.lse.clone(), largest=True)  # [B, H, S]
+    with span(MERGE):
+        top = torch.where(top.isneginf(), torch.zeros_like(top), top)
+        weight = torch.exp(part.lse - top).transpose(1, 2).unsqueeze(-1).to(wide).contiguous()  # [B, S, H, 1]
+        weighted = part.out.to(wide) * weight
+        both = torch.cat([weighted, weight], dim=-1) if packed else None
+    if both is not None:
+        both = call.all_reduce(both)
+        weighted, total = both[..., :-1], both[..., -1:]
+    else:
+        total = call.all_reduce(weight)
+        weighted = call.all_reduce(weighted)
+    with span(MERGE):
+        empty = total == 0
+        divisor = torch.where(empty, torch.ones_like(total), total)
+        lse = torch.where(empty, float("-inf"), torch.log(divisor)).squeeze(-1).transpose(1, 2).float() + top
+        return AttentionOutput(out=(weighted / divisor).to(part.out.dtype), lse=lse)

@@ -1,0 +1,49 @@
+"""A partial result as one message: a row is its output and then its float32 numbers, so that a slice of rows is a message too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strobe.attention.types import AttentionOutput
+
+
+def row_elements(head_dim_v: int, dtype: torch.dtype, num_stats: int = 1) -> int:
+    """Elements of a packed row: the output, what aligns it, and the float32 numbers."""
+    align = max(4 // dtype.itemsize, 1)
+    out, stats = -(-head_dim_v // align) * align, -(-num_stats * 4 // dtype.itemsize)
+    return out + stats
+
+
+def row_bytes(head_dim_v: int, dtype: torch.dtype) -> int:
+    """Bytes of the message of one row of a partial result."""
+    return row_elements(head_dim_v, dtype) * dtype.itemsize
+
+
+def pack(out: Tensor, *stats: Tensor) -> Tensor:
+    """`out` `[B, S, H, Dv]` and numbers `[B, H, S]` to one contiguous `[B, S, H, W]` of the dtype of `out`."""
+    packed = out.new_zeros((*out.shape[:-1], row_elements(out.shape[-1], out.dtype, len(stats))))
+    packed[..., : out.shape[-1]] = out
+    numbers = packed.view(torch.float32)
+    for place, stat in enumerate(stats):
+        numbers[..., numbers.shape[-1] - len(stats) + place] = stat.transpose(1, 2)
+    return packed
+
+
+def unpack(packed: Tensor, head_dim_v: int, num_stats: int = 1) -> tuple[Tensor, ...]:
+    """`(out, *stats)` of a message; views of it."""
+    numbers = packed.view(torch.float32)
+    stats = (numbers[..., numbers.shape[-1] - num_stats + place].transpose(1, 2) for place in range(num_stats))
+    return packed[..., :head_dim_v], *stats
+
+
+def pack_state(state: AttentionOutput) -> Tensor:
+    """The message of a partial result."""
+    assert state.lse is not None
+    return pack(state.out, state.lse)
+
+
+def unpack_state(packed: Tensor, head_dim_v: int) -> AttentionOutput:
+    """The partial result of a message."""
+    out, lse = unpack(packed, head_dim_v)
+    return AttentionOutput(out=out, lse=lse)

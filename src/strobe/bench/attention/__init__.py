@@ -1,0 +1,1 @@
+"""`strobe bench attention`: a grid of attention calls through every implementation and the peers, cell by cell."""

@@ -1,0 +1,35 @@
+"""The boundary to code that is not ours: whatever a kernel raises becomes an entry of the records, and the next one runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+
+from strobe.core.errors import ImplUnavailableError, StrobeError
+
+_MAX: Final = 400
+
+
+class Attempt:
+    """Run the body; an error is kept in words instead of going on. Ctrl-C and the end of the process go on.
+
+    Attributes:
+        refused: it cannot run here, and said so.
+        reason: what was raised, on one line; empty if nothing was.
+    """
+
+    def __init__(self) -> None:
+        self.refused = False
+        self.reason = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.refused = isinstance(error, ImplUnavailableError | NotImplementedError)
+        words = " ".join(str(error).split()) or "no reason given"
+        text = words if isinstance(error, StrobeError) else f"{type(error).__name__}: {words}"
+        self.reason = text if len(text) <= _MAX else f"{text[: _MAX - 3]}..."
+        return True

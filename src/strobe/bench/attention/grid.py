@@ -1,0 +1,145 @@
+"""What is measured: shapes, shares of the work left out, block sizes, directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+from typing import Final
+
+from strobe.attention.sparse.layout import BLOCKS, TileLayout, Triple, tile_layout
+from strobe.core.errors import ConfigError, unknown_choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """One self-attention call over a video.
+
+    Args:
+        name: as records and reports write it; without `_`.
+        grid: tokens in (time, height, width).
+        num_heads, head_dim: of q, k and v.
+    """
+
+    name: str
+    grid: Triple
+    num_heads: int
+    head_dim: int = 128
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the grid."""
+        return prod(self.grid)
+
+
+SHAPES: Final = (
+    Shape(name="wan-1.3b-480p", grid=(21, 30, 52), num_heads=12),
+    Shape(name="wan-14b-720p", grid=(21, 45, 80), num_heads=40),
+    Shape(name="hunyuan-video", grid=(33, 45, 80), num_heads=24),
+    Shape(name="16k", grid=(16, 32, 32), num_heads=12),
+    Shape(name="32k", grid=(32, 32, 32), num_heads=12),
+    Shape(name="48k", grid=(48, 32, 32), num_heads=12),
+    Shape(name="quick", grid=(5, 9, 12), num_heads=2, head_dim=64),
+)
+"""Latent grids of published models at their sizes, plain sequences that whole tiles fill, and one for a CPU in seconds."""
+SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
+TILES: Final = ("auto", "cube")
+GRIDS: Final = ("published", "full", "scenarios", "quick")
+SCENARIOS: Final = {"memory-limited": (8, 64), "maximum performance": (16, 256), "quality-critical": (32, 128)}
+"""Key tiles and block size that a public guide names for each case."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One entry of the grid: every implementation computes the same thing.
+
+    Args:
+        sparsity: share of the key tiles that is skipped; None where `topk` is given.
+        topk: key tiles that every query tile sees; None where `sparsity` is given.
+        block: tokens of an attention block.
+        backward: the gradient is measured, not the output.
+    """
+
+    shape: Shape
+    sparsity: float | None
+    block: int
+    topk: int | None = None
+    backward: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder: shape, budget, block and direction."""
+        budget = f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
+        return f"{self.shape.name}_{budget}_b{self.block}_{'backward' if self.backward else 'forward'}"
+
+    def selected(self, tiles: TileLayout) -> int:
+        """Key tiles that every query tile sees: `max(1, ceil((1 - sparsity) * tiles))`, or `topk` if there are as many."""
+        if self.topk is not None:
+            return min(self.topk, tiles.num_tiles)
+        assert self.sparsity is not None
+        return max(1, ceil(round((1 - self.sparsity) * tiles.num_tiles, 9)))
+
+
+def shape_named(name: str) -> Shape:
+    """Return one of `SHAPES`.
+
+    Raises:
+        ConfigError: no such shape.
+    """
+    for shape in SHAPES:
+        if shape.name == name:
+            return shape
+    raise unknown_choice("shape", name, [shape.name for shape in SHAPES])
+
+
+def cells(
+    shapes: Sequence[Shape],
+    sparsities: Sequence[float],
+    blocks: Sequence[int],
+    *,
+    topks: Sequence[int] = (),
+    directions: Sequence[bool] = (False,),
+) -> tuple[Cell, ...]:
+    """Every combination, shape by shape.
+
+    Args:
+        topks: numbers of key tiles, beside the sparsities.
+        directions: False for forward, True for backward.
+
+    Raises:
+        ConfigError: a value that is not possible, or nothing to measure.
+    """
+    for block in blocks:
+        if block not in BLOCKS:
+            raise ConfigError(f"blocks: got {block}, allowed: {', '.join(map(str, BLOCKS))}")
+    for sparsity in sparsities:
+        if not 0 <= sparsity < 1:
+            raise ConfigError(f"sparsity: got {sparsity:g}, expected 0 (all tiles) to below 1")
+    if any(topk < 1 for topk in topks):
+        raise ConfigError(f"topk: got {min(topks)}, expected 1 or more")
+    budgets = [*((sparsity, None) for sparsity in sparsities), *((None, topk) for topk in topks)]
+    found = tuple(
+        Cell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
+        for shape, backward, (sparsity, topk), block in product(shapes, directions, budgets, blocks)
+    )
+    if not found:
+        raise ConfigError("the grid is empty: name at least one shape, one sparsity or topk, and one block size")
+    return found
+
+
+def scenario_cells(shapes: Sequence[Shape]) -> tuple[Cell, ...]:
+    """What the advice is made from: the settings of the public guide, and a ladder of sparsities for every block size."""
+    guide = tuple(
+        Cell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
+    )
+    return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
+
+
+def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
+    """The tiles of a cell.
+
+    Args:
+        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
+    """
+    return tile_layout(shape.grid, "auto" if tile == "auto" else block, block)

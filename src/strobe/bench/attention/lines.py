@@ -1,0 +1,98 @@
+"""Lines of a cell's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from strobe.bench.attention.contestant import Contestant
+from strobe.bench.attention.inputs import Inputs
+from strobe.bench.attention.oracle import Precision
+from strobe.core import costs
+from strobe.perf.records import record
+from strobe.perf.report.attention_bench.names import COSINE, L1, RECALL, RMSE
+
+BACKWARD_FLOPS: Final = 2.5
+"""FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
+_HIGHER: Final = (COSINE, RECALL)
+
+
+def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock) -> Iterator[record.Span]:
+    """One line per call. Calls of a queue have no start of their own: it is where the times before them add up to."""
+    start = 0
+    for index, value in enumerate(times_ns):
+        yield record.Span(
+            variant=clip.variant,
+            clip=clip.clip,
+            order=clip.order,
+            palindrome=clip.palindrome,
+            name=name,
+            index=index,
+            start_ns=start,
+            value_ns=value,
+            clock=clock,
+            warmup=False,
+        )
+        start += value
+
+
+def number(variant: str, metric: str, value: float, reference: str, definition: str, unit: str = "") -> record.Quality:
+    """A measured number; one that is not finite is written as absent."""
+    finite = abs(value) < float("inf")
+    return record.Quality(
+        variant=variant,
+        metric=metric,
+        value=value if finite else None,
+        unit=unit,
+        reference=reference,
+        definition=definition,
+        n=1,
+        better="higher" if metric in _HIGHER else "lower",
+        note="" if finite else "not finite",
+    )
+
+
+def quality(variant: str, reference: str, what: str, close: Precision) -> tuple[record.Quality, ...]:
+    """Three numbers of one tensor against its reference."""
+    words = {
+        COSINE: (close.cosine, "of all values as one vector"),
+        L1: (close.l1, "sum of absolute differences / sum of absolute expected values"),
+        RMSE: (close.rmse, "root of the mean squared difference"),
+    }
+    return tuple(number(variant, metric, value, reference, f"{what}: {how}") for metric, (value, how) in words.items())
+
+
+def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
+    """What runs, its sizes and what it must compute; FLOPs are those of selected pairs of tokens, padding not counted."""
+    cell, tiles = inputs.cell, inputs.tiles
+    batch, tokens, heads, width = inputs.q.shape
+    dense = contestant.kind == "dense"
+    per_pair = round(4 * width * (BACKWARD_FLOPS if cell.backward else 1))
+    all_pairs = batch * heads * tokens * tokens
+    pairs = all_pairs if dense else inputs.pairs
+    moved = inputs.q.numel() * costs.element_bytes(str(inputs.q.dtype))
+    spent = record.SpanCost(
+        span=contestant.span,
+        flops=per_pair * pairs,
+        read_bytes=moved * (5 if cell.backward else 3),
+        write_bytes=moved * (3 if cell.backward else 1),
+        dense_flops=None if dense else per_pair * all_pairs,
+    )
+    sizes = {
+        "batch": batch, "tokens": tokens, "heads": heads, "head_dim": width, "block": tiles.block,
+        "rows": tokens if dense else tiles.num_rows, "blocks_in_all": tiles.num_tiles,
+        "blocks_per_row": 0 if dense else cell.selected(tiles), "selected_blocks": 0 if dense else inputs.blocks,
+        "padded_flops": per_pair * (all_pairs if dense else inputs.blocks * tiles.block**2),
+    }  # fmt: skip
+    sizes |= {f"grid_{axis}": size for axis, size in zip("thw", tiles.grid, strict=True)}
+    sizes |= {f"tile_{axis}": size for axis, size in zip("thw", tiles.tile, strict=True)}
+    return record.Variant(
+        name=contestant.name,
+        preset="custom",
+        attention_impl=contestant.impl,
+        attention_reason=contestant.reason,
+        sparsity=1 - pairs / all_pairs,
+        dtype=str(inputs.q.dtype).removeprefix("torch."),
+        costs=(spent,),
+        sizes=sizes,
+    )

@@ -1,0 +1,198 @@
+"""A run over the grid: one folder per cell, each written while it is measured; what is finished is never measured again."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from strobe.bench import peers
+from strobe.bench.attention import ours
+from strobe.bench.attention.attempt import Attempt
+from strobe.bench.attention.cell import CellPlan, measure_cell
+from strobe.bench.attention.grid import TILES, Cell
+from strobe.bench.attention.inputs import DATA, draw
+from strobe.bench.case import Progress
+from strobe.bench.runner import end_line
+from strobe.core.device import resolve_device, synchronize
+from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
+from strobe.perf.measure.machine import describe_run
+from strobe.perf.records.store import RunWriter, read_run, rotate
+from strobe.perf.report.attention_bench.names import CELLS
+
+REQUEST: Final = "request.json"
+"""What a cell was measured with; a rerun must ask for the same."""
+DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes two cells one measurement.
+
+    Args:
+        contestants: names, in order.
+        dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        data: `smooth` or `normal`.
+        tile: `auto` or `cube`.
+        seed: of all tensors.
+        seconds: of timed calls in a cell, about.
+        traced_calls: in a trace of each contestant; 0 for none.
+    """
+
+    contestants: tuple[str, ...]
+    dtype: str = "auto"
+    device: str = "auto"
+    data: str = "smooth"
+    tile: str = "auto"
+    seed: int = 0
+    seconds: float = 4.0
+    traced_calls: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
+        if self.data not in DATA:
+            raise unknown_choice("data", self.data, DATA)
+        if self.tile not in TILES:
+            raise unknown_choice("tile", self.tile, TILES)
+        if self.seconds <= 0 or self.traced_calls < 0:
+            raise ConfigError(
+                f"give more than 0 seconds per cell and 0 or more traced calls, got {self.seconds:g}, {self.traced_calls}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run did: cells measured now, cells that were there already, and cells that could not be measured at all."""
+
+    measured: tuple[str, ...]
+    kept: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
+    """Names of contestants from what a user wrote: `kind:impl`, `peer:name`, a kind, an impl, or `peers`; none: all but the slow.
+
+    Raises:
+        ConfigError: a word that is none of them.
+    """
+    known = (*ours.names(), *(f"peer:{name}" for name in peers.PEERS))
+    if not chosen:
+        on_gpu = device.type == "cuda"
+        return tuple(name for name in known if _default(name, on_gpu))
+    found: dict[str, None] = {}
+    for word in chosen:
+        named = [name for name in known if word in (name, *name.split(":")) or (word == "peers" and name.startswith("peer:"))]
+        if word in ours.KINDS:  # the slow one is measured by name alone
+            named = [name for name in named if not name.endswith(f":{ours.SLOW}")]
+        if not named:
+            words = dict.fromkeys(part for name in known for part in (*name.split(":"), name))
+            raise unknown_choice("implementation", word, ["peers", *words])
+        found |= dict.fromkeys(named)
+    return tuple(name for name in known if name in found)
+
+
+def _default(name: str, on_gpu: bool) -> bool:
+    kind, _, impl = name.partition(":")
+    if kind == "peer":
+        return on_gpu and peers.PEERS[impl].installed()
+    return impl != ours.SLOW and not (on_gpu and impl == "cpu")
+
+
+def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Progress) -> Outcome:
+    """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
+
+    Args:
+        folder: made if absent; may hold cells of earlier runs with the same request.
+
+    Raises:
+        ConfigError: the folder holds cells of another request.
+        StrobeError: the records cannot be written, or the device is lost.
+    """
+    device = resolve_device(request.device)
+    _claim(folder, request)
+    measured, kept, failed = [], [], []
+    for number, cell in enumerate(cells):
+        place = folder / CELLS / cell.name
+        if finished(place):
+            kept.append(cell.name)
+            continue
+        progress(number, len(cells), cell.name)
+        if place.exists():
+            rotate(place)
+        with Attempt() as attempt:
+            _measure(cell, request, place, partial(_say, progress, number, len(cells), cell.name))
+            measured.append(cell.name)
+        if attempt.reason:
+            failed.append(f"{cell.name}: {attempt.reason}")
+            with Attempt() as alive:
+                synchronize(device)
+            if alive.reason:
+                raise StrobeError(
+                    f"the device is lost: {attempt.reason}; the finished cells are kept, run the same command again"
+                )
+        _release(device)
+    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+
+
+def finished(place: Path) -> bool:
+    """Whether a cell's records end as complete."""
+    try:
+        end = read_run(place).end
+    except DataError:
+        return False
+    return end is not None and end.status == "complete"
+
+
+def _claim(folder: Path, request: Request) -> None:
+    """Write what is asked for, or check that it is what the folder holds."""
+    file, text = folder / REQUEST, msgspec.json.format(msgspec.json.encode(request)) + b"\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            held = msgspec.json.decode(file.read_bytes(), type=Request)
+            differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
+            if differing:
+                raise ConfigError(
+                    f"{folder} holds cells measured with another {', '.join(differing)}; give the same, or name another folder"
+                )
+            return
+        part = file.with_suffix(".part")
+        part.write_bytes(text)
+        os.replace(part, file)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
+    except OSError as error:
+        raise StrobeError(f"cannot write {file}: {error.strerror}; name another folder") from error
+
+
+def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
+    progress(number, total, f"{name}: {what}")
+
+
+def _measure(cell: Cell, request: Request, place: Path, say: Callable[[str], None]) -> None:
+    device = resolve_device(request.device)
+    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]
+    plan = CellPlan(contestants=request.contestants, seconds=request.seconds, traced_calls=request.traced_calls)
+    with RunWriter(place) as writer, end_line(writer):
+        writer.append(describe_run(place, device, request.contestants, 0))
+        with Attempt() as attempt:
+            inputs = draw(cell, tile=request.tile, data=request.data, dtype=dtype, device=device, seed=request.seed)
+            measure_cell(inputs, writer, plan, say)
+        if attempt.reason:
+            raise StrobeError(attempt.reason)
+
+
+def _release(device: torch.device) -> None:
+    """Give memory back before the next cell."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

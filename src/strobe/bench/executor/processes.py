@@ -1,0 +1,51 @@
+"""The processes of a cell, found by a mark in their environment, which children inherit whatever session they move to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "STROBE_CELL"
+"""Variable that names the cell a process belongs to."""
+
+
+def alive(mark: str) -> list[int]:
+    """Process ids that carry a mark and have not ended; of this user, on this machine."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit():
+            continue
+        with suppress(OSError):
+            carries = wanted in (place / "environ").read_bytes().split(b"\0")
+            if carries and (place / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(int(place.name))
+    return sorted(found)
+
+
+def end(mark: str, grace_s: float) -> int:
+    """End all processes of a mark: politely, and after `grace_s` by force. Returns how many there were.
+
+    New ones may be born meanwhile, so it goes on until there is none.
+    """
+    first = alive(mark)
+    send(first, signal.SIGTERM)
+    send(first, signal.SIGCONT)  # one that is stopped would not hear it
+    deadline = time.monotonic() + grace_s
+    while (left := alive(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    while left:
+        send(left, signal.SIGKILL)
+        time.sleep(0.02)
+        left = alive(mark)
+    return len(first)
+
+
+def send(processes: list[int], number: signal.Signals) -> None:
+    """Send a signal to each that is still there."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

@@ -1,0 +1,255 @@
+"""Other libraries' attention as contestants; each is imported only when it is asked for.
+
+Facts about their interfaces: fastvideo-kernel 0.3.2, flash-attn-4 4.0.0b36, nvidia-cudnn-frontend 1.32.0, flashinfer 0.6.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from strobe.bench.attention.contestant import Contestant, Found, Kind
+from strobe.bench.attention.inputs import Inputs
+from strobe.core.errors import ImplUnavailableError, unknown_choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A function of another library.
+
+    Args:
+        package: what it is installed as.
+        module: what is imported.
+        refuses: why it cannot compute this cell, or None if it can; imports nothing.
+        build: binds it to the tensors of a cell, given the imported module.
+    """
+
+    package: str
+    module: str
+    refuses: Callable[[Inputs], str | None]
+    build: Callable[[str, Inputs, Any], Contestant]
+
+    def installed(self) -> bool:
+        """Whether the module can be found."""
+        return importlib.util.find_spec(self.module.partition(".")[0]) is not None
+
+
+def build(name: str, inputs: Inputs) -> Contestant:
+    """Import a peer and bind it to the tensors of a cell.
+
+    Raises:
+        ConfigError: no such peer.
+        ImplUnavailableError: it is not installed, or cannot compute this cell.
+    """
+    word = name.removeprefix("peer:")
+    peer = PEERS.get(word)
+    if peer is None:
+        raise unknown_choice("peer", word, PEERS)
+    if not peer.installed():
+        raise ImplUnavailableError(name, f"{peer.package} is not installed")
+    if inputs.device.type != "cuda":
+        raise ImplUnavailableError(name, f"it runs on a GPU, the tensors are on {inputs.device}")
+    reason = peer.refuses(inputs)
+    if reason is not None:
+        raise ImplUnavailableError(name, reason)
+    found = peer.build(name, inputs, importlib.import_module(peer.module))
+    remark = f", {found.impl}" if found.impl != name else ""
+    return replace(found, impl=f"{peer.package} {_version(peer.package)}{remark}")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _heads_first(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
+    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)
+    return q, k, v
+
+
+def _contestant(name: str, kind: Kind, inputs: Inputs, call: Callable[..., Found]) -> Contestant:
+    leaves = _heads_first(inputs)
+    return Contestant(name=name, kind=kind, impl=name, leaves=leaves, call=call, heads_first=True, tiled=True)
+
+
+def _half(inputs: Inputs, *dtypes: torch.dtype) -> str | None:
+    allowed = dtypes or (torch.bfloat16, torch.float16)
+    if inputs.q.dtype not in allowed:
+        words = " and ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        return f"it computes {words}, not {str(inputs.q.dtype).removeprefix('torch.')}"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------- fastvideo-kernel
+
+
+def _refuses_fastvideo(inputs: Inputs) -> str | None:
+    if inputs.tiles.block != 64:
+        return f"its fine stage on this GPU has blocks of 64, not {inputs.tiles.block}"
+    return _half(inputs, torch.bfloat16)
+
+
+def _fastvideo_kernels() -> str:
+    """Which kernels it runs: it falls back to Triton without a word where its compiled ones do not load."""
+    try:
+        importlib.import_module("fastvideo_kernel._C.fastvideo_kernel_ops")
+    except ImportError:
+        return "Triton kernels"
+    return "compiled kernels"
+
+
+def _fastvideo_fine(name: str, inputs: Inputs, module: Any) -> Contestant:
+    selection, sizes = inputs.selection, inputs.tiles.sizes(inputs.device)
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        return Found(out=module.block_sparse_attn_from_indices(*leaves, selection.indices, selection.counts, sizes)[0])
+
+    return replace(_contestant(name, "fine", inputs, call), impl=_fastvideo_kernels())
+
+
+def _fastvideo_whole(name: str, inputs: Inputs, module: Any) -> Contestant:
+    sizes, topk = inputs.tiles.sizes(inputs.device), inputs.cell.selected(inputs.tiles)
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        return Found(out=module.video_sparse_attn(*leaves, sizes, sizes, topk, block_size=(4, 4, 4)))
+
+    whole = _contestant(name, "tiled", inputs, call)
+    return replace(whole, impl=_fastvideo_kernels(), coarse=True, close=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- cuDNN
+
+
+def _refuses_cudnn(inputs: Inputs) -> str | None:
+    if torch.cuda.get_device_capability(inputs.device)[0] != 9:
+        return "this adapter is written for compute capability 9"
+    if inputs.tiles.block not in (64, 128):
+        return f"it has blocks of 64 and 128, not {inputs.tiles.block}"
+    if inputs.cell.backward and inputs.q.shape[-1] != 128:
+        return f"its backward pass has head_dim 128, not {inputs.q.shape[-1]}"
+    return _half(inputs, torch.bfloat16) if inputs.cell.backward else _half(inputs)
+
+
+def _cudnn(name: str, inputs: Inputs, module: Any) -> Contestant:
+    selection, block = inputs.selection, inputs.tiles.block
+    count = selection.indices.shape[-1]
+    sizes = None if inputs.tiles.whole else inputs.tiles.sizes(inputs.device)
+    options = {"block_sizes": sizes, "sparse_block_size": block}
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        found = module.BSA.block_sparse_attention_forward(*leaves, selection.indices, count, **options)
+        return Found(out=found["o_tensor"], lse=found["lse_tensor"])
+
+    def gradient(found: Found, upstream: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        def run() -> tuple[Tensor, ...]:
+            given = (upstream, *own.leaves, found.out, found.lse)
+            grads = module.BSA.block_sparse_attention_backward(*given, selection.indices, count, **options)
+            return grads["dq_tensor"], grads["dk_tensor"], grads["dv_tensor"]
+
+        return run
+
+    own = replace(_contestant(name, "fine", inputs, call), gradient=gradient)
+    return own
+
+
+# ------------------------------------------------------------------------------------------------------------------ FA4
+
+
+def _refuses_fa4_sparse(inputs: Inputs) -> str | None:
+    if not inputs.tiles.whole:
+        return (
+            "tiles at the edge of the grid are not whole; its lists of full blocks know none such, and a mask function is not raw"
+        )
+    if inputs.cell.backward:
+        return "its backward pass needs lists by key block, which it does not build"
+    return _half(inputs)
+
+
+def _fa4_dense(name: str, inputs: Inputs, module: Any) -> Contestant:
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        found = module.flash_attn_func(*leaves, return_lse=lse)
+        out, *rest = found if isinstance(found, tuple) else (found,)
+        return Found(out=out, lse=rest[0] if lse else None)
+
+    return Contestant(name=name, kind="dense", impl=name, leaves=(inputs.q, inputs.k, inputs.v), call=call)
+
+
+def _fa4_sparse(name: str, inputs: Inputs, module: Any) -> Contestant:
+    lists = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+    selection, block = inputs.selection, inputs.tiles.block
+    none = torch.zeros_like(selection.counts)  # blocks that a mask would cut
+    sparse = lists(none, selection.indices, selection.counts, selection.indices, block_size=(block, block))
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        found = module.flash_attn_func(*leaves, block_sparse_tensors=sparse, return_lse=lse)
+        out, *rest = found if isinstance(found, tuple) else (found,)
+        return Found(out=out, lse=rest[0] if lse else None)
+
+    return Contestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- flashinfer
+
+
+def _refuses_flashinfer(inputs: Inputs) -> str | None:
+    if inputs.cell.backward:
+        return "it has no backward pass"
+    if inputs.q.shape[0] != 1:
+        return f"it has a batch of 1, not {inputs.q.shape[0]}"
+    return _half(inputs)
+
+
+def _flashinfer(name: str, inputs: Inputs, module: Any) -> Contestant:
+    """Its plan for the mask is made before anything is timed; it would be made anew for every mask."""
+    heads, width = inputs.q.shape[2], inputs.q.shape[3]
+    sizes = inputs.tiles.sizes(inputs.device).expand(heads, -1).contiguous()
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=inputs.device)
+    wrapper = module.sparse.VariableBlockSparseAttentionWrapper(workspace)
+    wrapper.plan(
+        block_mask_map=inputs.selection.mask(inputs.tiles.num_tiles)[0],
+        block_row_sz=sizes,
+        block_col_sz=sizes,
+        num_qo_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        q_data_type=inputs.q.dtype,
+    )
+    rows = inputs.tiles.rows(inputs.device).sort().values  # rows in tile order that hold a token: it wants no padding
+    q, k, v = (tensor[0].index_select(0, rows).transpose(0, 1).contiguous() for tensor in inputs.tiled)
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        packed = wrapper.run(*leaves)  # [H, S, D]
+        return Found(out=packed)
+
+    def padded(*leaves: Tensor, lse: bool) -> Found:
+        out = call(*leaves, lse=lse).out
+        if not lse:
+            return Found(out=out)
+        full = out.new_zeros(1, heads, inputs.tiles.num_rows, width)
+        full[0].index_copy_(1, rows, out)
+        return Found(out=full)
+
+    return Contestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
+
+
+PEERS: Final = {
+    "fastvideo-fine": Peer(
+        package="fastvideo-kernel", module="fastvideo_kernel", refuses=_refuses_fastvideo, build=_fastvideo_fine
+    ),
+    "fastvideo": Peer(package="fastvideo-kernel", module="fastvideo_kernel", refuses=_refuses_fastvideo, build=_fastvideo_whole),
+    "cudnn-bsa": Peer(package="nvidia-cudnn-frontend", module="cudnn", refuses=_refuses_cudnn, build=_cudnn),
+    "fa4-dense": Peer(package="flash-attn-4", module="flash_attn.cute", refuses=lambda inputs: _half(inputs), build=_fa4_dense),
+    "fa4-sparse": Peer(package="flash-attn-4", module="flash_attn.cute", refuses=_refuses_fa4_sparse, build=_fa4_sparse),
+    "flashinfer": Peer(package="flashinfer-python", module="flashinfer", refuses=_refuses_flashinfer, build=_flashinfer),
+}
+"""Peers by the name that follows `peer:`."""

@@ -1,0 +1,252 @@
+"""`strobe bench attention`: the grid of attention calls, every implementation present, and the peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strobe.bench.attention.grid import Cell
+    from strobe.bench.attention.run import Outcome
+    from strobe.perf.report.attention_bench.cells import CellRun, Entry
+    from strobe.perf.report.model import Report, Table
+
+FOLDER: Final = Path("attention-bench")
+_SHOWN: Final = 200
+_KERNELS: Final = 15
+
+
+@Parameter(name="*", group="Grid")
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Which cells are measured; a value that is given takes the place of the named grid's.
+
+    Args:
+        grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick; or three sizes T H W
+            of a grid of your own.
+        quick: the same as --grid quick: seconds on a CPU.
+        shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick.
+        tokens: length of a plain sequence of your own; a multiple of 1024 fills whole tiles.
+        heads: of a grid or sequence of your own.
+        head_dim: likewise.
+        sparsity: shares of the key tiles that are skipped.
+        topk: numbers of key tiles that every query tile sees, beside the sparsities.
+        blocks: 64, 128, 256.
+        backward: measure gradients too.
+    """
+
+    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    quick: Annotated[bool, Parameter(negative="")] = False
+    shapes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    tokens: int | None = None
+    heads: int = 12
+    head_dim: int = 128
+    sparsity: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = ()
+    topk: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ()
+    blocks: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ()
+    backward: Annotated[bool, Parameter(negative="")] = False
+
+
+@Parameter(name="*", group="Measurement")
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How a cell is measured. A folder holds cells of one such request.
+
+    Args:
+        impls: implementations (triton, sdpa), kinds (dense, fine, tiled, raster), both (fine:triton), peers, or peer:NAME; all
+            that are present by default, reference only by name.
+        seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take.
+        dtype: auto, bfloat16, float16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
+        data: smooth (near tokens see each other) or normal (noise).
+        tile: auto (fewest padding rows) or cube (the usual tile of the block size).
+        seed: of all tensors.
+        device: auto, cpu, cuda or cuda:N.
+        profile: trace some calls of every contestant, and keep torch's memory summary before and after them.
+    """
+
+    impls: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    seconds_per_cell: float = 4.0
+    dtype: str = "auto"
+    data: str = "smooth"
+    tile: str = "auto"
+    seed: int = 0
+    device: str = "auto"
+    profile: Annotated[bool, Parameter(negative="")] = False
+
+
+def attention(
+    *,
+    grid: Grid = Grid(),
+    how: How = How(),
+    out: Annotated[Path, Parameter(alias="-o")] = FOLDER,
+    advice: Annotated[bool, Parameter(negative="")] = False,
+    render: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = Output(),
+) -> int:
+    """Gate, time and weigh attention over a grid of shapes, sparsities and block sizes, cell by cell.
+
+    ```
+    strobe bench attention --quick
+    strobe bench attention --grid published --backward --out h200
+    strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers
+    strobe bench attention --out h200 --render --advice
+    ```
+
+    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or a cell
+    could not be measured.
+
+    Args:
+        out: folder for the records (`cells/`) and the report.
+        advice: also write the page of the three scenarios (`advice/`) from the cells that are there.
+        render: measure nothing: write the pages from the cells that are there, on any machine.
+    """
+    if render:
+        return _report(out, None, output, advice=advice)
+    with output.progress("attention") as progress:
+        from strobe.bench.attention.run import Request, contestants, run_grid
+        from strobe.core.device import resolve_device
+
+        chosen = _cells(grid)
+        device = resolve_device(how.device)
+        request = Request(
+            contestants=contestants(how.impls, device),
+            dtype=how.dtype,
+            device=str(device),
+            data=how.data,
+            tile=how.tile,
+            seed=how.seed,
+            seconds=how.seconds_per_cell,
+            traced_calls=3 if how.profile else 0,
+        )
+        outcome = run_grid(chosen, request, out, progress)
+    return _report(out, outcome, output, advice=advice)
+
+
+def _cells(grid: Grid) -> tuple[Cell, ...]:
+    """What the flags ask for."""
+    from strobe.bench.attention.grid import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
+    from strobe.core.errors import unknown_choice
+
+    named = "quick" if grid.quick else "published"
+    shapes = [shape_named(name) for name in grid.shapes]
+    if len(grid.grid) == 1:
+        named = grid.grid[0]
+        if named not in GRIDS:
+            raise unknown_choice("grid", named, GRIDS)
+        if grid.quick and named != "quick":
+            raise ConfigError(f"--quick and --grid {named}: name one of them")
+    elif grid.grid:
+        if len(grid.grid) != 3 or not all(size.isdigit() and int(size) for size in grid.grid):
+            raise ConfigError(f"--grid: got {' '.join(grid.grid)}; expected one of {', '.join(GRIDS)}, or three sizes T H W")
+        t, h, w = (int(size) for size in grid.grid)
+        shapes.append(Shape(name=f"{t}x{h}x{w}", grid=(t, h, w), num_heads=grid.heads, head_dim=grid.head_dim))
+    if grid.tokens is not None:
+        if grid.tokens < 1024 or grid.tokens % 1024:
+            raise ConfigError(f"--tokens: got {grid.tokens}, expected a multiple of 1024; for any other length give --grid T H W")
+        plain = (grid.tokens // 1024, 32, 32)
+        shapes.append(Shape(name=f"{grid.tokens}-tokens", grid=plain, num_heads=grid.heads, head_dim=grid.head_dim))
+    if grid.heads < 1 or grid.head_dim < 8 or grid.head_dim % 2:
+        raise ConfigError(f"--heads and --head-dim: got {grid.heads} and {grid.head_dim}, expected 1 or more, and even from 8")
+    if named == "scenarios":
+        return scenario_cells(shapes or [shape_named("wan-1.3b-480p")])
+    quick, full = named == "quick", named == "full"
+    shapes = shapes or [shape_named("quick")] if quick else shapes or list(SHAPES[:6] if full else SHAPES[:3])
+    defaults = (0.5, 0.75) if quick else SPARSITIES if full else (0.8, 0.9)
+    blocks = grid.blocks or ((64, 128, 256) if full else (64, 128))
+    sparsities = grid.sparsity or (() if grid.topk else defaults)
+    directions = (False, True) if grid.backward or quick or full else (False,)
+    return cells(shapes, sparsities, blocks, topks=grid.topk, directions=directions)
+
+
+def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool) -> int:
+    """Write the pages, show the speed tables, and say what happened."""
+    with output.progress("report"):
+        from strobe.perf.report.attention_bench.advice import advice_report
+        from strobe.perf.report.attention_bench.build import bench_report
+        from strobe.perf.report.attention_bench.cells import read_cells
+        from strobe.perf.report.write import write_report
+
+        runs = list(read_cells(out))
+        report = bench_report(out)
+        paths = [str(path) for path in write_report(report, out)]
+        shown = _tables(report, ": speed.", "without a number.")
+        if advice:
+            (out / "advice").mkdir(exist_ok=True)
+            page = advice_report(out)
+            paths += [str(path) for path in write_report(page, out / "advice")]
+            shown += _tables(page, ": advice.")
+    output.show(*(table_text(table, _SHOWN) for table in shown))
+    failed = () if outcome is None else outcome.failed
+    measured = () if outcome is None else outcome.measured
+    _show_traces([cell for cell in runs if cell.name in measured], output)
+    entries = [(cell, entry) for cell in runs for entry in cell.entries]
+    red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.reason.startswith("red")]
+    for line in (*failed, *red):
+        output.note(line)
+    if outcome is not None:
+        output.note(f"{len(measured)} cells measured, {len(outcome.kept)} were there, {len(failed)} failed")
+    output.show(" ".join(paths))
+    kept = () if outcome is None else outcome.kept
+    document = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
+    output.emit({"cells": [_document(cell) for cell in runs]} | document)
+    return GATE_FAILED if red or failed else 0
+
+
+def _tables(report: Report, *endings: str) -> list[Table]:
+    from strobe.perf.report.model import Table
+
+    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Table)]
+    return [table for table in blocks if table.caption.endswith(endings)]
+
+
+def _show_traces(runs: list[CellRun], output: Output) -> None:
+    """The kernel table of every trace (operators on a CPU), and memory before and after."""
+    from strobe.perf.report.model import Table
+    from strobe.perf.report.trace_page.kernels import kernels_section
+    from strobe.perf.report.trace_page.operators import operators_section
+    from strobe.perf.report.trace_page.study import load_trace_study
+
+    for cell in runs:
+        for trace in cell.run.traces:
+            study = load_trace_study([cell.run.folder / trace.path])
+            section = kernels_section(study) or operators_section(study)
+            tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
+            calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
+            output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))
+            summary = cell.run.folder / "memory" / f"{trace.variant.replace(':', '-')}.txt"
+            if summary.exists():
+                output.write(summary.read_text(encoding="utf-8"))
+
+
+def _document(cell: CellRun) -> dict[str, Any]:
+    """The JSON twin of a cell's rows."""
+    from strobe.perf.report.attention_bench.cells import speedup
+
+    def row(entry: Entry) -> dict[str, Any]:
+        if entry.reason:
+            return {"name": entry.name, "reason": entry.reason}
+        compared = cell.reference is not None and not cell.serialised
+        return {
+            "name": entry.name,
+            "median_ns": entry.median_ns,
+            "calls": len(entry.times_ns),
+            "speedup": speedup(cell.reference, entry).ratio if compared and cell.reference else None,
+            "flops": entry.flops,
+            "padded_flops": entry.padded_flops,
+        }
+
+    return {
+        "cell": cell.name,
+        "serialised": cell.serialised,
+        "reference": None if cell.reference is None else cell.reference.name,
+        "measured_peak_flops_per_s": cell.peak_flops_per_s,
+        "contestants": [row(entry) for entry in cell.contestants],
+    }

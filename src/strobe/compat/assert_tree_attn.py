@@ -1,0 +1,264 @@
+"""`Timer` and `profiled_tree_attn_decode` of the tree-attention profiling guide: its block names, with sums that hold.
+
+Two ways to time, and both are needed. Free-running (the default): nothing is synchronised inside the call, so its total is the
+truth; a block around a collective then holds the wait for the other ranks as well. Serialised: the device is drained around every
+block and the ranks meet before every collective (blocks `wait_*`), so `comm_*` is transfer alone; `perturbation` says the price.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from strobe.attention.tree.agreement import Agreement
+from strobe.attention.tree.comm import Call, Comm, comm_of
+from strobe.attention.tree.local import Shard, empty_state, local_attention
+from strobe.attention.tree.placement import Mask, Segment
+from strobe.compat.tree_attn import shard_keys
+from strobe.core.device import synchronize
+from strobe.core.errors import DataError
+from strobe.perf.measure.stats import percentile, tail
+
+TOTAL = "total_tree_attn"
+"""The block around a whole call."""
+
+
+class Timer:
+    """Times named blocks, which may lie in each other.
+
+    Args:
+        use_cuda: blocks are pairs of events on the current stream, read only when the times are; else the wall clock.
+        serialised: drain the device around every block, and let the ranks meet before every collective.
+    """
+
+    def __init__(self, use_cuda: bool = False, *, serialised: bool = False) -> None:
+        self.use_cuda = use_cuda
+        self.serialised = serialised
+        self._times: dict[str, list[float]] = {}
+        self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._parents: set[str] = set()
+        self._open: list[str] = []
+
+    @contextmanager
+    def time_block(self, name: str) -> Iterator[None]:
+        """Time what is inside. A block with others inside is their parent, and never summed with them."""
+        self._parents.update(self._open)
+        self._open.append(name)
+        try:
+            yield from self._timed(name)
+        finally:
+            self._open.pop()
+
+    def _timed(self, name: str) -> Iterator[None]:
+        if not self.use_cuda:
+            start = time.perf_counter()
+            yield
+            self._times.setdefault(name, []).append((time.perf_counter() - start) * 1e3)
+            return
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self.serialised:
+            torch.cuda.synchronize()
+        first.record()
+        yield
+        last.record()
+        if self.serialised:
+            torch.cuda.synchronize()
+        self._pending.append((name, first, last))
+
+    @property
+    def times(self) -> dict[str, list[float]]:
+        """Milliseconds of every block, in the order it ran; waits for the device."""
+        for name, first, last in self._pending:
+            last.synchronize()
+            self._times.setdefault(name, []).append(first.elapsed_time(last))
+        self._pending.clear()
+        return self._times
+
+    @property
+    def parents(self) -> frozenset[str]:
+        """Blocks that others lie in."""
+        return frozenset(self._parents)
+
+    def get_stats(self) -> dict[str, dict[str, float]]:
+        """Of every block, in ms: mean, min, max, total, count, p50, p90, spread (max - min), tail (p99; the largest of few)."""
+        return {
+            name: {
+                "mean": sum(times) / len(times),
+                "min": min(times),
+                "max": max(times),
+                "total": sum(times),
+                "count": len(times),
+                "p50": percentile(times, 0.5),
+                "p90": percentile(times, 0.9),
+                "tail": tail(times).value,
+                "spread": max(times) - min(times),
+            }
+            for name, times in self.times.items()
+        }
+
+    def print_stats(self, rank: int | None = None) -> None:
+        """Write the table of this rank to stdout: leaves by kind, their sums and shares, and apart from them the parents."""
+        sys.stdout.write(render(self.get_stats(), self.parents, rank, self.serialised))
+
+
+def kind_of(name: str) -> str:
+    """`communication`, `waiting` or `computation`, by the start of a name."""
+    return {"comm": "communication", "wait": "waiting"}.get(name.partition("_")[0], "computation")
+
+
+def shares(stats: Mapping[str, Mapping[str, float]], parents: frozenset[str]) -> dict[str, float]:
+    """Total ms of each kind, leaves only."""
+    totals: dict[str, float] = {}
+    for name, each in stats.items():
+        if name not in parents:
+            totals[kind_of(name)] = totals.get(kind_of(name), 0.0) + each["total"]
+    return totals
+
+
+def render(stats: Mapping[str, Mapping[str, float]], parents: frozenset[str], rank: int | None, serialised: bool) -> str:
+    """The table that `print_stats` writes."""
+    mode = "serialised" if serialised else "free-running"
+    lines = [f"{'' if rank is None else f'[Rank {rank}] '}Profiling Results (all times in ms; {mode}; ± is max - min):", "=" * 60]
+    for kind in ("computation", "communication", "waiting"):
+        names = [name for name in stats if name not in parents and kind_of(name) == kind]
+        if names:
+            lines += [f"{kind.upper()}:", *(_line(name, stats[name]) for name in names), ""]
+    around = [name for name in stats if name in parents]
+    if around:
+        lines += ["AROUND OTHERS (not summed):", *(_line(name, stats[name]) for name in around), ""]
+    totals = shares(stats, parents)
+    whole = sum(totals.values())
+    lines.append("SUMMARY:")
+    for kind, total in totals.items():
+        lines.append(f"  {f'Total {kind.capitalize()}':<20}: {total:8.3f} ms ({100 * total / whole if whole else 0.0:5.1f}%)")
+    lines.append(f"  {'Total Time':<20}: {whole:8.3f} ms")
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, stats: Mapping[str, float]) -> str:
+    return (
+        f"  {name:<25}: {stats['mean']:8.3f} ± {stats['spread']:6.3f} (total: {stats['total']:8.3f}; "
+        f"p50 {stats['p50']:.3f}, p90 {stats['p90']:.3f}, n {stats['count']:.0f})"
+    )
+
+
+def perturbation(free: Timer, serialised: Timer, block: str = TOTAL) -> float:
+    """How much longer the median call takes serialised than free: 0.25 is a quarter longer."""
+    return percentile(serialised.times[block], 0.5) / percentile(free.times[block], 0.5) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skew:
+    """One collective over all ranks, in ms.
+
+    Args:
+        transfer_ms: the mean over the calls of the shortest time of any rank: the last to come waits for nobody.
+        wait_ms: of each rank, the mean of what its own time was longer.
+        straggler: the rank that waited least, for which the others waited.
+    """
+
+    transfer_ms: float
+    wait_ms: tuple[float, ...]
+    straggler: int
+
+
+def skew(times: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Skew]:
+    """Split every `comm_*` block into wait and transfer, from the free-running times of all ranks.
+
+    Args:
+        times: `Timer.times` of each rank, in rank order.
+
+    Raises:
+        DataError: ranks timed different numbers of a collective.
+    """
+    found = {}
+    for name in times[0]:
+        if kind_of(name) != "communication":
+            continue
+        counts = [len(each.get(name, ())) for each in times]
+        if len(set(counts)) > 1:
+            raise DataError(f"{name}: got {counts} times by rank, expected as many on each")
+        shortest = [min(each) for each in zip(*(of_rank[name] for of_rank in times), strict=True)]
+        transfer = sum(shortest) / len(shortest)
+        waits = tuple(sum(of_rank[name]) / counts[0] - transfer for of_rank in times)
+        found[name] = Skew(transfer_ms=transfer, wait_ms=waits, straggler=waits.index(min(waits)))
+    return found
+
+
+def gather_times(timer: Timer) -> list[dict[str, list[float]]]:
+    """Every rank's times, on every rank, in rank order."""
+    times: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(times, timer.times)
+    return times
+
+
+def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, warmup: bool = False) -> Tensor:
+    """`tree_attn_decode` by the paper's three all-reduces, block by block. All ranks call it; a single process may.
+
+    Blocks: `comp_shard_kv`, `comp_local_attention` (`comp_edge_case` without keys), `comm_max_lse`, `comp_num_den`,
+    `comm_sum_den`, `comm_sum_num`, `comp_final_output`, all inside `total_tree_attn`; serialised also `wait_max_lse`,
+    `wait_sum_den` and `wait_sum_num`.
+
+    Args:
+        q: `[B, H, S_q, D]`, the same on every rank.
+        k: `[B, H_kv, S, D]`, whole, the same on every rank.
+        v: `[B, H_kv, S, Dv]`.
+        timer: gets the times.
+        warmup: run without recording.
+
+    Returns:
+        `[B, H, S_q, Dv]` in the dtype of q.
+
+    Raises:
+        CollectiveError: ranks disagree, or one is gone or does not answer within 30 s.
+    """
+    timer = Timer(timer.use_cuda, serialised=timer.serialised) if warmup else timer
+    comm = comm_of(None) if dist.is_initialized() else Comm(None)
+    text = f"profiled q {list(q.shape)} k {list(k.shape)} v {list(v.shape)} {q.dtype}"
+    digest = zlib.crc32(text.encode())
+    call = comm.begin(text, digest, 30.0)
+    call.first = Agreement(call, digest, q, (k.shape[1], v.shape[3]), q.device).wait
+    with torch.no_grad(), timer.time_block(TOTAL):
+        return _decode(q, k, v, timer, call)
+
+
+def _decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, call: Call) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    with timer.time_block("comp_shard_kv"):
+        k, v = (each.transpose(1, 2) for each in shard_keys(k, v, call.rank, call.size))
+        queries, length = q.transpose(1, 2), k.shape[1]
+    with timer.time_block("comp_local_attention" if length else "comp_edge_case"):
+        shard = Shard(k=k, v=v, segments=(Segment(start=0, length=length),))
+        rows = (0, queries.shape[1])
+        part = local_attention(queries, shard, Mask(), rows, q.shape[3] ** -0.5) if length else empty_state(queries, v.shape[3])
+        assert part.lse is not None
+    top = _reduced(timer, call, "max_lse", partial(call.all_reduce, part.lse.clone(), largest=True))
+    with timer.time_block("comp_num_den"):
+        top = torch.where(top.isneginf(), torch.zeros_like(top), top)
+        weight = torch.exp(part.lse - top).transpose(1, 2).unsqueeze(-1).to(wide).contiguous()  # [B, S, H, 1]
+        weighted = part.out.to(wide) * weight
+    total = _reduced(timer, call, "sum_den", partial(call.all_reduce, weight))
+    weighted = _reduced(timer, call, "sum_num", partial(call.all_reduce, weighted))
+    with timer.time_block("comp_final_output"):
+        divisor = torch.where(total == 0, torch.ones_like(total), total)
+        return (weighted / divisor).to(q.dtype).transpose(1, 2)
+
+
+def _reduced(timer: Timer, call: Call, name: str, reduce: Callable[[], Tensor]) -> Tensor:
+    """One collective; serialised, the ranks meet first, and what that takes is the wait for the last of them."""
+    if timer.serialised:
+        with timer.time_block(f"wait_{name}"):
+            device = torch.device("cuda", torch.cuda.current_device()) if timer.use_cuda else torch.device("cpu")
+            call.all_reduce(torch.zeros(1, device=device))
+            synchronize(device)
+    with timer.time_block(f"comm_{name}"):
+        return reduce()

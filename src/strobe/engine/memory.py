@@ -1,0 +1,99 @@
+"""What a stream will hold in memory, worked out before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from strobe.core.errors import StrobeError
+from strobe.engine.config import ResolvedConfig
+from strobe.engine.decode import VideoVAE
+from strobe.engine.load import Parts
+from strobe.engine.stream import latent_shape
+from strobe.models.vae.stream import predict_state_bytes
+from strobe.models.vae.tiny import TinyVAE
+from strobe.models.wan.dit import CausalWan
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPart:
+    """Something held. `exact`: counted from its shapes; else estimated from the largest tensors that live at once."""
+
+    name: str
+    num_bytes: int
+    exact: bool
+
+
+def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
+    """Memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded."""
+    dit, size = parts.dit, config.dtype.itemsize
+    latents = latent_shape(parts.defaults, dit)
+    grid = latents.token_grid(dit.patch)
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in CausalWan(dit).parameters())
+    beside = 0 if parts.lora is None or config.asked.knobs.merge_lora else parts.lora.num_params
+    sink = config.policy.sink if config.knobs.ring_cache else 0  # the ring's copy of the sink keys
+    keys = batch * grid.tokens_per_frame * dit.dim * dit.num_layers
+    steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
+    vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
+    return (
+        MemoryPart(name="transformer weights", num_bytes=(weights + beside) * size, exact=True),
+        MemoryPart(name="keys and values", num_bytes=keys * (2 * config.policy.window + sink) * size, exact=True),
+        MemoryPart(name="text keys and values", num_bytes=2 * batch * dit.text_len * dit.dim * dit.num_layers * size, exact=True),
+        MemoryPart(name="modulation tables", num_bytes=steps * (6 * dit.num_layers + 2) * dit.dim * size, exact=True),
+        MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
+        MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
+        MemoryPart(name="largest pass", num_bytes=_activations(parts, config, batch), exact=False),
+    )
+
+
+def check(parts: tuple[MemoryPart, ...], free_bytes: int, device: torch.device) -> None:
+    """Check that a prediction fits.
+
+    Raises:
+        StrobeError: it does not; says what is the largest and what to lower.
+    """
+    total = sum(part.num_bytes for part in parts)
+    if total <= free_bytes:
+        return
+    largest = sorted(parts, key=lambda part: part.num_bytes, reverse=True)[:3]
+    held = ", ".join(f"{part.name} {part.num_bytes / GIB:.1f}" for part in largest)
+    raise StrobeError(
+        f"a stream would take about {total / GIB:.1f} GiB, and {device} has {free_bytes / GIB:.1f} GiB free ({held} GiB); "
+        "lower the frame size, the window or the number of samples, or free the device"
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
+    """Bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
+    weights = sum(tensor.numel() for tensor in (*vae.parameters(), *vae.buffers())) * dtype.itemsize
+    with torch.device("meta"):
+        copy: nn.Module = type(vae)(vae.config)  # type: ignore[arg-type]
+    bare = copy.to(dtype)
+    assert isinstance(bare, type(vae))
+    return weights, predict_state_bytes(bare, batch, latent_size)
+
+
+def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> int:
+    """The larger of two: the feed-forward or attention of a recache over the window, and the decoder's last resolution."""
+    dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
+    tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame
+    feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
+    attention = 8 * dit.dim
+    transformer = tokens * max(feed_forward, attention) * config.dtype.itemsize
+    height, width = parts.defaults.frame_size
+    frames = latents.frames if config.knobs.block_decode else 1
+    cells = batch * frames * parts.defaults.stride.time * height * width
+    channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
+    return max(transformer, int(4 * cells * channels) * config.dtype.itemsize)

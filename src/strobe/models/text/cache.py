@@ -1,0 +1,278 @@
+"""Prompts to embeddings, through a folder that remembers them: the text encoder runs once per prompt, not per session."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, DataError
+
+VERSION = 1
+
+LIMIT_BYTES = 1 << 30
+"""Size of a cache unless it is told: more than a thousand prompts of umT5-xxl."""
+
+STALE_S = 3600
+"""Age from which a half-written file is that of a process that died."""
+
+
+class Embedder(Protocol):
+    """A text encoder: cleaned prompts to rows."""
+
+    @property
+    def identity(self) -> str:
+        """What makes two encoders give the same rows: a digest of weights and tokeniser."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Most rows of a prompt."""
+        ...
+
+    def clean(self, prompt: str) -> str:
+        """The prompt as the encoder reads it."""
+        ...
+
+    def check(self, prompt: str) -> None:
+        """Refuse a cleaned prompt that `embed` would refuse."""
+        ...
+
+    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
+        """Cleaned prompts to rows [tokens, dim] on the CPU, without padding. Each is independent of the others."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What an embedding depends on.
+
+    Args:
+        identity: of the encoder.
+        prompt: cleaned.
+        dtype: of the rows, as torch writes it.
+    """
+
+    identity: str
+    prompt: str
+    dtype: str
+
+    @property
+    def file(self) -> str:
+        """Name of the entry."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest() + ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header:
+    version: int
+    key: Key
+    sha256: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """What happened to a cache since it was opened.
+
+    Args:
+        hits: embeddings found.
+        misses: embeddings not there, refused ones included.
+        refused: entries that were damaged or not what their name says; they are deleted and made again.
+        unwritten: embeddings that could not be kept.
+        reason: why the last one was refused or not written; empty if none was.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0
+    unwritten: int = 0
+    reason: str = ""
+
+
+class PromptCache:
+    """Embeddings in a folder, one safetensors file each. Several processes may share it.
+
+    An entry appears whole or not at all; one that is not what it should be is deleted and counted as missing. When the folder
+    outgrows its limit, those that were not used for longest go first.
+
+    Args:
+        folder: made if it is not there.
+        limit_bytes: of all entries together.
+
+    Raises:
+        ConfigError: the limit is not positive.
+        DataError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        if limit_bytes < 1:
+            raise ConfigError(f"a prompt cache of {limit_bytes} bytes holds nothing; give 1 or more, or use no cache")
+        self.folder = Path(folder)
+        self.limit_bytes = limit_bytes
+        self.counts = Counts()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise DataError(
+                f"cannot keep prompts in {folder}: {error.strerror}; choose a folder that can be written to"
+            ) from error
+
+    def holds(self, key: Key) -> bool:
+        """Whether there is an entry, good or not."""
+        return (self.folder / key.file).is_file()
+
+    def get(self, key: Key) -> Tensor | None:
+        """Rows [tokens, dim] on the CPU, or None if they are not there or not to be trusted."""
+        path = self.folder / key.file
+        try:
+            rows = _read(path, key)
+            os.utime(path)
+        except FileNotFoundError:
+            self.counts.misses += 1
+            return None
+        except (OSError, SafetensorError, msgspec.MsgspecError, DataError) as error:
+            self.counts.misses += 1
+            self.counts.refused += 1
+            self.counts.reason = f"{path.name}: {error}"
+            path.unlink(missing_ok=True)
+            return None
+        self.counts.hits += 1
+        return rows
+
+    def put(self, key: Key, rows: Tensor) -> None:
+        """Keep rows [tokens, dim]. What cannot be kept is counted, not raised: the rows themselves are good."""
+        rows = rows.detach().cpu().contiguous()
+        header = _Header(version=VERSION, key=key, sha256=_digest(rows))
+        data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
+        try:
+            if len(data) > self.limit_bytes:
+                raise OSError(f"an entry of {len(data)} bytes is over the limit of {self.limit_bytes}")
+            _write(self.folder / key.file, data)
+            self._trim(keep=key.file)
+        except OSError as error:
+            self.counts.unwritten += 1
+            self.counts.reason = f"{key.file}: {error}"
+
+    def _trim(self, keep: str) -> None:
+        for partial in self.folder.glob(".*.partial"):
+            if time.time() - partial.stat().st_mtime > STALE_S:
+                partial.unlink(missing_ok=True)
+        entries = sorted((status.st_mtime_ns, path, status.st_size) for path, status in self._entries() if path.name != keep)
+        size = sum(status.st_size for _, status in self._entries())
+        for _, path, size_bytes in entries:
+            if size <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            size -= size_bytes
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for path in self.folder.glob("*.safetensors"):
+            try:
+                found.append((path, path.stat()))
+            except FileNotFoundError:  # another process was faster
+                continue
+        return found
+
+
+def _read(path: Path, key: Key) -> Tensor:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    with safe_open(path, "pt") as file:
+        header = msgspec.json.decode((file.metadata() or {}).get("strobe", ""), type=_Header)
+        names = list(file.keys())
+        rows: Tensor = file.get_tensor("rows")
+    if header.version != VERSION or header.key != key or names != ["rows"]:
+        raise DataError(f"it is version {header.version} of {header.key.prompt!r}, not version {VERSION} of {key.prompt!r}")
+    if str(rows.dtype) != key.dtype or rows.dim() != 2 or _digest(rows) != header.sha256:
+        raise DataError("its rows are not those that were written")
+    return rows
+
+
+def _digest(rows: Tensor) -> str:
+    return hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class PromptEncoder:
+    """Prompts to text as the transformer takes it: rows, then zeros up to `length`.
+
+    Args:
+        embedder: the text encoder.
+        cache: where embeddings are kept; None: each is made anew.
+    """
+
+    def __init__(self, embedder: Embedder, cache: PromptCache | None = None) -> None:
+        self.embedder = embedder
+        self.cache = cache
+
+    @property
+    def length(self) -> int:
+        """Text tokens of a prompt, padding included."""
+        return self.embedder.length
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Check prompts before a stream depends on them.
+
+        Raises:
+            ConfigError: one is empty or too long.
+        """
+        for prompt in prompts:
+            cleaned = self.embedder.clean(prompt)
+            if self.cache is None or not self.cache.holds(self._key(cleaned)):
+                self.embedder.check(cleaned)
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to text [B, length, dim] on the CPU in the encoder's dtype; padded rows are zeros.
+
+        Raises:
+            ConfigError: a prompt is empty or too long, or there is none.
+        """
+        if not prompts:
+            raise ConfigError("no prompts; give at least one")
+        cleaned = [self.embedder.clean(prompt) for prompt in prompts]
+        known = {prompt: self._kept(prompt) for prompt in dict.fromkeys(cleaned)}
+        new = [prompt for prompt, rows in known.items() if rows is None]
+        made = dict(zip(new, self.embedder.embed(new), strict=True)) if new else {}
+        for prompt, rows in made.items():
+            if self.cache is not None:
+                self.cache.put(self._key(prompt), rows)
+        found = {prompt: made[prompt] if rows is None else rows for prompt, rows in known.items()}
+        return torch.stack([F.pad(found[prompt], (0, 0, 0, self.length - len(found[prompt]))) for prompt in cleaned])
+
+    def _key(self, cleaned: str) -> Key:
+        return Key(identity=self.embedder.identity, prompt=cleaned, dtype=str(self.embedder.dtype))
+
+    def _kept(self, cleaned: str) -> Tensor | None:
+        return None if self.cache is None else self.cache.get(self._key(cleaned))

@@ -1,0 +1,262 @@
+"""umT5, the text encoder of Wan2.1, through transformers, which is imported when a prompt is first encoded.
+
+Each prompt is encoded alone and without padding: padded keys are masked, so that rows are what the official pipeline computes on
+512 tokens, and they depend on nothing but the prompt. Rows of padding are zeros, as there (`strobe.models.text.cache`).
+
+Source: the official `wan/modules/t5.py` and `tokenizers.py`; UMT5EncoderModel of transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
+from strobe.models.checkpoint import match, read_tensors
+from strobe.models.text.cleaning import clean_prompt
+
+ORIGINAL = "models_t5_umt5-xxl-enc-bf16.pth"
+TOKENIZERS = ("google/umt5-xxl", "tokenizer")
+"""Folder of the tokeniser beside the weights: in the original release, in a diffusers pipeline."""
+
+SAMPLES = 64
+SAMPLE_BYTES = 1 << 16
+"""A weight file's identity is its size and this many pieces of it, evenly spaced: 11 GB are not read to name them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Umt5Config:
+    """Sizes of the encoder; defaults are those of umT5-xxl.
+
+    Args:
+        vocabulary: tokens.
+        dim: width of a row.
+        attention_dim: width of all heads together.
+        ffn_dim: hidden width of the feed-forward.
+        num_buckets: of the relative positions, which every layer has of its own.
+        max_distance: from which positions share a bucket.
+        length: most tokens of a prompt, the end included.
+    """
+
+    vocabulary: int = 256384
+    dim: int = 4096
+    attention_dim: int = 4096
+    ffn_dim: int = 10240
+    num_heads: int = 64
+    num_layers: int = 24
+    num_buckets: int = 32
+    max_distance: int = 128
+    length: int = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Umt5Files:
+    """Where an encoder lies.
+
+    Args:
+        weights: one file, or the shards.
+        tokenizer: folder.
+    """
+
+    weights: tuple[Path, ...]
+    tokenizer: Path
+
+    @classmethod
+    def find(cls, folder: str | Path) -> Umt5Files:
+        """Find the encoder in the folder of the original release or of a diffusers pipeline.
+
+        Raises:
+            WeightsError: weights or tokeniser are not there; says what was looked for.
+        """
+        folder = Path(folder)
+        original = folder / ORIGINAL
+        shards = tuple(sorted((folder / "text_encoder").glob("model*.safetensors")))
+        weights = (original,) if original.is_file() else shards
+        tokenizers = [folder / name for name in TOKENIZERS if (folder / name).is_dir()]
+        if not weights or not tokenizers:
+            gap = f"{ORIGINAL} nor text_encoder/model*.safetensors" if not weights else f"the folder {' nor '.join(TOKENIZERS)}"
+            raise WeightsError(
+                f"{folder} holds neither {gap}; give the folder of Wan2.1 as released, or of its diffusers pipeline"
+            )
+        return cls(weights=weights, tokenizer=tokenizers[0])
+
+    def fingerprint(self) -> str:
+        """Digest of the tokeniser and of samples of the weights, hexadecimal; the same wherever the files lie."""
+        digest = hashlib.sha256()
+        for path in (*self.weights, *sorted(path for path in self.tokenizer.rglob("*") if path.is_file())):
+            size_bytes = path.stat().st_size
+            digest.update(f"{path.name} {size_bytes} ".encode())
+            step = max(SAMPLE_BYTES, size_bytes // SAMPLES)
+            with path.open("rb") as file:
+                for start in range(0, size_bytes, step):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE_BYTES))
+        return digest.hexdigest()
+
+
+def key_names(config: Umt5Config) -> dict[str, str]:
+    """Name of every tensor in transformers to the original one."""
+    layer = {
+        "layer.0.layer_norm": "norm1",
+        **{f"layer.0.SelfAttention.{part}": f"attn.{part}" for part in "qkvo"},
+        "layer.0.SelfAttention.relative_attention_bias": "pos_embedding.embedding",
+        "layer.1.layer_norm": "norm2",
+        "layer.1.DenseReluDense.wi_0": "ffn.gate.0",
+        "layer.1.DenseReluDense.wi_1": "ffn.fc1",
+        "layer.1.DenseReluDense.wo": "ffn.fc2",
+    }
+    names = {"shared": "token_embedding", "encoder.final_layer_norm": "norm"}
+    for number in range(config.num_layers):
+        names |= {f"encoder.block.{number}.{own}": f"blocks.{number}.{original}" for own, original in layer.items()}
+    return {f"{own}.weight": f"{original}.weight" for own, original in names.items()}
+
+
+class Umt5:
+    """The encoder, an `Embedder` of `strobe.models.text.cache`. Weights are read when the first prompt comes.
+
+    Args:
+        files: weights and tokeniser.
+        config: sizes.
+        dtype: of weights and rows; bfloat16 is what was released.
+        device: where it computes.
+        offload: leave the device after each call. The weights stay in the host's memory, so that nothing is copied back.
+    """
+
+    def __init__(
+        self,
+        files: Umt5Files,
+        config: Umt5Config | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        offload: bool = True,
+    ) -> None:
+        self.files = files
+        self.config = config or Umt5Config()
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.offload = offload
+        self._model: Any = None
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a prompt, the end included."""
+        return self.config.length
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of weights and tokeniser."""
+        return f"umt5 {self.files.fingerprint()}"
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        loader = _transformers().AutoTokenizer
+        try:
+            return loader.from_pretrained(str(self.files.tokenizer), local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise WeightsError(f"{self.files.tokenizer} holds no tokeniser ({reason}); copy it from the release again") from error
+
+    def clean(self, prompt: str) -> str:
+        """The prompt as the model was trained to read it; see `clean_prompt`."""
+        return clean_prompt(prompt)
+
+    def check(self, prompt: str) -> None:
+        """Check a cleaned prompt.
+
+        Raises:
+            ConfigError: it has too many tokens. The official pipeline drops those at the end without a word.
+        """
+        self._tokens(prompt)
+
+    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
+        """Cleaned prompts to rows [tokens, dim] on the CPU, without padding.
+
+        Raises:
+            ConfigError: a prompt has too many tokens.
+            ImplUnavailableError: transformers is not installed.
+            WeightsError: the files are damaged or of another model.
+        """
+        tokens = [self._tokens(prompt) for prompt in prompts]
+        with self._at_work() as model, torch.inference_mode():
+            ids = [torch.tensor([row], device=self.device) for row in tokens]
+            rows = [model(input_ids=row, attention_mask=torch.ones_like(row)).last_hidden_state[0].cpu() for row in ids]
+        with torch.inference_mode(False):  # ordinary tensors, for whoever goes on with them
+            return [row.clone() for row in rows]
+
+    def release(self) -> None:
+        """Let go of the weights; the next prompt reads them again."""
+        self._model = None
+
+    def _tokens(self, prompt: str) -> list[int]:
+        found: list[int] = self._tokenizer(prompt, add_special_tokens=True, truncation=False)["input_ids"]
+        if len(found) > self.length:
+            raise ConfigError(f"prompt {prompt[:60]!r}... has {len(found)} tokens, {self.length} allowed; shorten it")
+        return found
+
+    @contextmanager
+    def _at_work(self) -> Iterator[Any]:
+        """The model on its device, and its weights back where they were afterwards."""
+        if self._model is None:
+            self._model = self._read()
+        host = {parameter: parameter.data for parameter in self._model.parameters()}
+        try:
+            for parameter, data in host.items():
+                parameter.data = data.to(self.device)
+            yield self._model
+        finally:
+            if self.offload:
+                for parameter, data in host.items():
+                    parameter.data = data
+
+    def _read(self) -> Any:
+        transformers, config = _transformers(), self.config
+        asked = transformers.UMT5Config(
+            vocab_size=config.vocabulary,
+            d_model=config.dim,
+            d_kv=config.attention_dim // config.num_heads,
+            d_ff=config.ffn_dim,
+            num_heads=config.num_heads,
+            num_layers=config.num_layers,
+            relative_attention_num_buckets=config.num_buckets,
+            relative_attention_max_distance=config.max_distance,
+            feed_forward_proj="gated-gelu",
+        )
+        with torch.device("meta"):
+            model = transformers.UMT5EncoderModel(asked)
+        expected = {name: tensor for name, tensor in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
+        found = self._weights(expected)
+        model.load_state_dict(found | {"encoder.embed_tokens.weight": found["shared.weight"]}, assign=True)
+        model.encoder.embed_tokens = model.shared
+        return model.requires_grad_(False).eval()
+
+    def _weights(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors under the names of transformers, in the dtype asked for."""
+        tensors: dict[str, Tensor] = {}
+        for path in self.files.weights:
+            tensors |= read_tensors(path, mapped=True)
+        names = key_names(self.config)
+        if "token_embedding.weight" not in tensors:
+            names = {own: own for own in names}
+            tied = tensors.pop("encoder.embed_tokens.weight", None)
+            if tied is not None:
+                tensors.setdefault("shared.weight", tied)
+        found = match(expected, tensors, names, self.files.weights[0])
+        return {own: tensor.to(self.dtype) for own, tensor in found.items()}
+
+
+def _transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        reason = f"the text encoder needs transformers, which cannot be imported ({error}); run pip install 'strobe[wan]'"
+        raise ImplUnavailableError("umt5", reason) from error

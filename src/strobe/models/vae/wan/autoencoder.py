@@ -1,0 +1,208 @@
+"""The Wan2.1 video autoencoder: 8x in space, 4x in time, causal, in pieces of any length.
+
+Every convolution over time sees the two frames before. What it saw of the piece before is its memory, so that a video may be
+decoded or encoded piece by piece: the first latent frame alone gives one frame, every later one four, and the result is that of
+one call over all of it. A clip's first frame is not doubled in time, and the layers that double have no memory of it.
+
+Source: Wan2.1 (Wan Team 2025); checked against the implementation in diffusers.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strobe.core.errors import ShapeError
+from strobe.core.shapes import VaeStride
+from strobe.models.vae.stream import Memories, check_frames, check_latents, per_channel
+from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.layers import (
+    CausalConv3d,
+    ChannelNorm,
+    Downsample,
+    FrameAttention,
+    Past,
+    Pointwise,
+    ResidualBlock,
+    Upsample,
+)
+
+
+class Coder(nn.Module):
+    """Encoder or decoder: convolution, stages and a middle, norm, convolution.
+
+    Args:
+        channels, out_channels: of input and output.
+        widths: channels of the first and of the last stage.
+        stages: residual blocks and changes of resolution, in order.
+        middle_first: the middle comes before the stages (decoder) or after (encoder).
+    """
+
+    def __init__(
+        self, channels: int, out_channels: int, widths: tuple[int, int], stages: list[nn.Module], *, middle_first: bool
+    ) -> None:
+        super().__init__()
+        deep = widths[0] if middle_first else widths[1]
+        self.middle_first = middle_first
+        self.enter = CausalConv3d(channels, widths[0])
+        self.stages = nn.ModuleList(stages)
+        self.middle = nn.ModuleList([ResidualBlock(deep, deep), FrameAttention(deep), ResidualBlock(deep, deep)])
+        self.norm = ChannelNorm(widths[1], 3)
+        self.leave = CausalConv3d(widths[1], out_channels)
+
+    @property
+    def num_memories(self) -> int:
+        """Memories that a stream carries from call to call."""
+        return sum(
+            isinstance(module, CausalConv3d) or (isinstance(module, Downsample) and module.time_conv is not None)
+            for module in self.modules()
+        )
+
+    def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
+        """A piece `[B, C, F, Y, X]` of a stream and the memories for the next."""
+        past = Past(memories, first=first)
+        x = self.enter(x, past)
+        for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
+            x = layer(x, past)
+        x = self.leave(F.silu(self.norm(x), inplace=True), past)
+        return x, tuple(past.after)
+
+
+def encoder(config: WanVAEConfig) -> Coder:
+    """Frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
+    stages: list[nn.Module] = []
+    for (before, after), time in zip(pairwise((config.widths[0], *config.widths)), (*config.halve_time, None), strict=True):
+        stages += [ResidualBlock(before if number == 0 else after, after) for number in range(config.num_blocks)]
+        if time is not None:
+            stages.append(Downsample(after, time=time))
+    ends = (config.widths[0], config.widths[-1])
+    return Coder(3, 2 * config.latent_channels, ends, stages, middle_first=False)
+
+
+def decoder(config: WanVAEConfig) -> Coder:
+    """Latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
+    stages: list[nn.Module] = []
+    widths, incoming = config.widths[::-1], config.widths[-1]
+    for width, time in zip(widths, (*config.halve_time[::-1], None), strict=True):
+        stages += [ResidualBlock(incoming if number == 0 else width, width) for number in range(config.num_blocks + 1)]
+        incoming = width
+        if time is not None:
+            stages.append(Upsample(width, time=time))
+            incoming = width // 2
+    return Coder(config.latent_channels, 3, (widths[0], widths[-1]), stages, middle_first=True)
+
+
+class WanVAE(nn.Module):
+    """Encoder and decoder of Wan2.1 with latents as the transformer takes them, zero-mean and unit-variance.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: WanVAEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = encoder(config)
+        self.moments = Pointwise(2 * config.latent_channels, 2 * config.latent_channels)
+        self.unpack = Pointwise(config.latent_channels, config.latent_channels)
+        self.decoder = decoder(config)
+        self.memory_format = torch.contiguous_format
+
+    @property
+    def stride(self) -> VaeStride:
+        """Pixels and frames per latent."""
+        return self.config.stride
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent frame."""
+        return self.config.latent_channels
+
+    def channels_last(self) -> WanVAE:
+        """Keep weights and activations with contiguous channels from now on; returns itself."""
+        self.memory_format = torch.channels_last_3d
+        for module in self.modules():
+            if isinstance(module, nn.Conv3d):
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
+            elif isinstance(module, nn.Conv2d):
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+        return self
+
+    def flatten_time(self, flat: bool = True) -> WanVAE:
+        """Compute convolutions over time as 2-D ones over stacked frames, or not; returns itself."""
+        for module in self.modules():
+            if isinstance(module, CausalConv3d):
+                module.flat = flat
+        return self
+
+    def compile_decoder(self, mode: str = "default") -> None:
+        """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own."""
+        self.decoder.compile(mode=mode, dynamic=False, fullgraph=True)
+
+    def empty_memories(self) -> Memories:
+        """The decoder's memories before a stream's first latent frame."""
+        return (None,) * self.decoder.num_memories
+
+    def empty_encoder_memories(self) -> Memories:
+        """The encoder's memories before a stream's first frame."""
+        return (None,) * self.encoder.num_memories
+
+    def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
+        """A piece of a stream; see `strobe.models.vae.stream.VideoDecoder`. Frames are float32.
+
+        Raises:
+            ShapeError: the latents are not those of this autoencoder, or of another size than the memories.
+        """
+        check_latents(latents, self.latent_channels)
+        mean, std = self._statistics(latents.device)
+        raw = (latents.float() * std + mean).transpose(1, 2).to(self.unpack.weight.dtype)
+        out, after = self.decoder(self.unpack(raw.contiguous(memory_format=self.memory_format)), memories, first)
+        return ((out.float().clamp(-1, 1) + 1) / 2).transpose(1, 2), after
+
+    def encode_piece(self, frames: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
+        """Frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to latents `[B, F', C, Y/8, X/8]` and the next memories.
+
+        The latents are the means, float32; nothing is drawn.
+
+        Raises:
+            ShapeError: another number of frames or channels, a size that is no multiple of the stride or not the memories'.
+        """
+        check_frames(frames, self.stride, first=first)
+        x = (frames.transpose(1, 2) * 2 - 1).to(self.moments.weight.dtype).contiguous(memory_format=self.memory_format)
+        out, after = self.encoder(x, memories, first)
+        mean, std = self._statistics(frames.device)
+        latents = self.moments(out).float()[:, : self.latent_channels].transpose(1, 2)
+        return (latents - mean) / std, after
+
+    def decode(self, latents: Tensor, *, piece: int = 3) -> Tensor:
+        """A whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], `piece` latents per call."""
+        check_latents(latents, self.latent_channels)
+        memories, frames = self.empty_memories(), []
+        for number, part in enumerate((latents[:, :1], *_split(latents[:, 1:], piece))):
+            out, memories = self.decode_piece(part, memories, first=number == 0)
+            frames.append(out)
+        return torch.cat(frames, dim=1)
+
+    def encode(self, frames: Tensor, *, piece: int = 1) -> Tensor:
+        """Frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents, `piece` of them per call.
+
+        Raises: see `encode_piece`.
+        """
+        check_frames(frames, self.stride, first=True)
+        memories, latents = self.empty_encoder_memories(), []
+        for number, part in enumerate((frames[:, :1], *_split(frames[:, 1:], piece * self.stride.time))):
+            out, memories = self.encode_piece(part, memories, first=number == 0)
+            latents.append(out)
+        return torch.cat(latents, dim=1)
+
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return per_channel(self.config.mean, device), per_channel(self.config.std, device)
+
+
+def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    if size < 1:
+        raise ShapeError(f"a piece of {size} frames is none; give 1 or more")
+    return x.split(size, dim=1) if x.shape[1] else ()

@@ -1,0 +1,227 @@
+"""Convolutions that remember, and what is built of them. Activations are `[B, C, F, Y, X]`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strobe.models.vae.stream import Memories, check_stream
+
+EPS = 1e-24
+"""Added to a mean square, so that a pixel of zeros stays zeros; the official formula bounds the norm by 1e-12 instead."""
+
+
+class Past:
+    """Memories of one call, handed out in the order in which the layers ask, and collected anew.
+
+    Args:
+        before: memories that the call before left.
+        first: this is the start of a stream.
+    """
+
+    def __init__(self, before: Memories, *, first: bool) -> None:
+        self.before = before
+        self.first = first
+        self.after: list[Tensor] = []
+
+    def join(self, x: Tensor, count: int) -> Tensor:
+        """Put the `count` frames before `x` in front of it (zeros at the start of a stream); remember the last `count`."""
+        memory = self.before[len(self.after)]
+        if memory is None:
+            memory = _zeros(x, count)
+        else:
+            check_stream(x, memory)
+        seen = _cat(memory, x)
+        self.after.append(_last(seen, count))
+        return seen
+
+    def skip(self, x: Tensor, count: int) -> None:
+        """Remember `count` frames of zeros of the size of `x`: this layer has seen nothing yet."""
+        self.after.append(_zeros(x, count))
+
+
+def _zeros(x: Tensor, count: int) -> Tensor:
+    """`count` frames in the layout of `x`, also where `x` has one frame and its strides leave the layout open."""
+    batch, channels, _, height, width = x.shape
+    if x.stride(1) == 1:
+        return x.new_zeros(batch, count, height, width, channels).movedim(-1, 1)
+    return x.new_zeros(batch, channels, count, height, width)
+
+
+def _last(x: Tensor, count: int) -> Tensor:
+    """A copy of the last `count` frames in the layout of `x`, with strides that do not tell how many there were.
+
+    A view would keep all of `x`; strides of another length would compile a graph again.
+    """
+    if x.stride(1) == 1:
+        return x.movedim(1, -1)[:, -count:].clone(memory_format=torch.contiguous_format).movedim(-1, 1)
+    return x[:, :, -count:].clone(memory_format=torch.contiguous_format)
+
+
+def _cat(before: Tensor, x: Tensor) -> Tensor:
+    """Frames one after the other in the layout of `x`; `torch.cat` would take one frame for the other layout."""
+    if x.stride(1) == 1:
+        return torch.cat((before.movedim(1, -1), x.movedim(1, -1)), dim=1).movedim(-1, 1)
+    return torch.cat((before, x), dim=2)
+
+
+class CausalConv3d(nn.Conv3d):
+    """A convolution whose last tap in time is the frame itself: frame t sees t - 2, t - 1 and t.
+
+    With `flat` it is computed as one 2-D convolution over the three frames' channels side by side: the same sums.
+    """
+
+    flat = False
+
+    def __init__(self, channels: int, out_channels: int, *, space: int = 3) -> None:
+        super().__init__(channels, out_channels, (3, space, space), padding=(0, space // 2, space // 2))
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
+        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        seen = past.join(x, self.kernel_size[0] - 1)
+        if self.flat:
+            return self._flattened(seen)
+        out: Tensor = super().forward(seen)
+        return out
+
+    def _flattened(self, seen: Tensor) -> Tensor:
+        count = seen.shape[2] - 2
+        taps = [seen[:, :, tap : tap + count] for tap in range(3)]
+        if seen.stride(1) == 1:
+            stacked = torch.cat([tap.movedim(1, -1) for tap in taps], dim=-1).movedim(-1, 1)
+        else:
+            stacked = torch.cat(taps, dim=1)  # [B, 3 C, F, Y, X]
+        weight = self.weight.transpose(1, 2).flatten(1, 2)  # [C', 3 C, kY, kX]
+        out = F.conv2d(to_pictures(stacked), weight, self.bias, padding=(self.kernel_size[1] // 2, self.kernel_size[2] // 2))
+        return to_video(out, seen.shape[0])
+
+
+class Pointwise(nn.Conv3d):
+    """A 1x1x1 convolution; a matrix product if the channels are contiguous."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__(channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        if x.stride(1) == 1:
+            return F.linear(x.movedim(1, -1), self.weight.flatten(1), self.bias).movedim(-1, 1)
+        out: Tensor = super().forward(x)
+        return out
+
+
+class ChannelNorm(nn.Module):
+    """RMS norm over the channels of each pixel: x / sqrt(mean(x²)) * gamma."""
+
+    def __init__(self, channels: int, num_dims: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(channels, *[1] * num_dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, ...]`; one kernel if the channels are contiguous, the official formula if not."""
+        if x.stride(1) == 1:
+            return F.rms_norm(x.movedim(1, -1), x.shape[1:2], self.gamma.flatten(), EPS).movedim(-1, 1)
+        out: Tensor = F.normalize(x, dim=1) * (self.gamma * x.shape[1] ** 0.5)
+        return out
+
+
+class ResidualBlock(nn.Module):
+    """Norm, SiLU, convolution, twice, around a skip."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.norm1 = ChannelNorm(channels, 3)
+        self.conv1 = CausalConv3d(channels, out_channels)
+        self.norm2 = ChannelNorm(out_channels, 3)
+        self.conv2 = CausalConv3d(out_channels, out_channels)
+        self.shortcut = Pointwise(channels, out_channels) if channels != out_channels else None
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        skip = x if self.shortcut is None else self.shortcut(x)
+        hidden = self.conv1(F.silu(self.norm1(x), inplace=True), past)
+        out: Tensor = skip + self.conv2(F.silu(self.norm2(hidden), inplace=True), past)
+        return out
+
+
+class FrameAttention(nn.Module):
+    """Self-attention with a single head over the pixels of each frame."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(channels, 2)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """`[B, C, F, Y, X]`; the past is none of its business."""
+        pictures = to_pictures(x)
+        size = pictures.shape[2:]
+        tokens = self.qkv(self.norm(pictures)).flatten(2).transpose(1, 2).unsqueeze(1)  # [B F, 1, Y X, 3 C]
+        attended = F.scaled_dot_product_attention(*tokens.chunk(3, dim=-1))
+        out = self.out(attended.squeeze(1).transpose(1, 2).unflatten(2, size))
+        both: Tensor = x + to_video(out, x.shape[0])
+        return both
+
+
+class Downsample(nn.Module):
+    """Half the height and width and, if `time`, half the frame rate; the first frame of a video stays one."""
+
+    def __init__(self, channels: int, *, time: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        self.time_conv = nn.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if time else None
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """`[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
+        pictures = F.pad(to_pictures(x), (0, 1, 0, 1))
+        small = to_video(self.conv(pictures), x.shape[0])
+        if self.time_conv is None:
+            return small
+        seen = past.join(small, 1)
+        if not past.first:
+            halved: Tensor = self.time_conv(seen)
+            return halved
+        if small.shape[2] == 1:
+            return small
+        return _cat(small[:, :, :1], self.time_conv(small))
+
+
+class Upsample(nn.Module):
+    """Twice the height and width, half the channels and, if `time`, twice the frame rate; a video's first frame stays one."""
+
+    def __init__(self, channels: int, *, time: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """`[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
+        if self.time_conv is not None:
+            x = self._double(x, past)
+        large = F.interpolate(to_pictures(x), scale_factor=2.0, mode="nearest-exact")
+        return to_video(self.conv(large), x.shape[0])
+
+    def _double(self, x: Tensor, past: Past) -> Tensor:
+        """`[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, and the later ones do not see it."""
+        assert self.time_conv is not None
+        later = x[:, :, 1:] if past.first else x
+        if not later.shape[2]:
+            past.skip(x, 2)
+            return x
+        pairs = self.time_conv(later, past).unflatten(1, (2, -1)).transpose(1, 2)  # [B, C, 2, F, Y, X]
+        doubled = pairs.movedim(2, 3).flatten(2, 3)
+        if x.stride(1) == 1:
+            doubled = doubled.contiguous(memory_format=torch.channels_last_3d)
+        return _cat(x[:, :, :1], doubled) if past.first else doubled
+
+
+def to_pictures(x: Tensor) -> Tensor:
+    """`[B, C, F, Y, X]` to `[B F, C, Y, X]`; a view if the channels are contiguous."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def to_video(x: Tensor, batch: int) -> Tensor:
+    """`[B F, C, Y, X]` to `[B, C, F, Y, X]`, a view."""
+    return torch.unflatten(x, 0, (batch, -1)).transpose(1, 2)

@@ -1,0 +1,121 @@
+"""Weights of the Wan2.1 autoencoder: the original spelling and that of diffusers, or drawn from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import fill, read_tensors, seeded
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WanVAEConfig
+
+FILES = ("Wan2.1_VAE.pth", "vae/diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors")
+"""Where a folder may have the weights: the original release, a diffusers pipeline, its `vae` folder."""
+
+Spelling = tuple[str, str]
+"""The name of a module in the original checkpoint and in diffusers."""
+
+LAYERS: dict[str, Spelling] = {
+    "norm1": ("residual.0", "norm1"),
+    "conv1": ("residual.2", "conv1"),
+    "norm2": ("residual.3", "norm2"),
+    "conv2": ("residual.6", "conv2"),
+    "shortcut": ("shortcut", "conv_shortcut"),
+    "norm": ("norm", "norm"),
+    "qkv": ("to_qkv", "to_qkv"),
+    "out": ("proj", "proj"),
+    "conv": ("resample.1", "resample.1"),
+    "time_conv": ("time_conv", "time_conv"),
+}
+"""Layers inside a stage or the middle; the key is our name."""
+
+ENDS: dict[str, Spelling] = {
+    "enter": ("conv1", "conv_in"),
+    "norm": ("head.0", "norm_out"),
+    "leave": ("head.2", "conv_out"),
+}
+"""Layers of an encoder or decoder itself."""
+
+MIDDLE: tuple[Spelling, ...] = (
+    ("middle.0", "mid_block.resnets.0"),
+    ("middle.1", "mid_block.attentions.0"),
+    ("middle.2", "mid_block.resnets.1"),
+)
+
+
+def _spell(path: str, blocks: int) -> Spelling:
+    """Spell one of our modules, e.g. `decoder.stages.3.time_conv`; a decoder stage has `blocks` residual blocks."""
+    match path.split("."):
+        case ["moments"]:
+            return "conv1", "quant_conv"
+        case ["unpack"]:
+            return "conv2", "post_quant_conv"
+        case [part, end]:
+            place, layer = ("", ""), ENDS[end]
+        case [part, "middle", number, name]:
+            place, layer = MIDDLE[int(number)], LAYERS[name]
+        case ["encoder" as part, _, number, name]:
+            place, layer = (f"downsamples.{number}", f"down_blocks.{number}"), LAYERS[name]
+        case [part, _, number, name]:
+            stage, block = divmod(int(number), blocks + 1)
+            inside = "upsamplers.0" if block == blocks else f"resnets.{block}"
+            place, layer = (f"upsamples.{number}", f"up_blocks.{stage}.{inside}"), LAYERS[name]
+    original, diffusers = (".".join(filter(None, (part, *pair))) for pair in zip(place, layer, strict=True))
+    return original, diffusers
+
+
+def key_names(config: WanVAEConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """Our name of every tensor to the original one, and to that of diffusers."""
+    with torch.device("meta"):
+        keys = [key.rpartition(".") for key in WanVAE(config).state_dict()]
+    spelt = [(f"{path}.{kind}", kind, _spell(path, config.num_blocks + 1)) for path, _, kind in keys]
+    original = {key: f"{names[0]}.{kind}" for key, kind, names in spelt}
+    return original, {key: f"{names[1]}.{kind}" for key, kind, names in spelt}
+
+
+def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE:
+    """Load the autoencoder, float32, on the CPU, ready for inference.
+
+    Args:
+        path: a `.pth` or `.safetensors` file in either spelling, or a folder that holds one of `FILES`.
+        config: sizes; None: those of Wan2.1 with the width that the file has, which the pruned "lightvae" cuts to a quarter.
+
+    Raises:
+        WeightsError: no such file, damaged, in neither spelling, or not all and only the tensors of this autoencoder.
+    """
+    file = _find(Path(path))
+    tensors = read_tensors(file)
+    spelling = 0 if "decoder.conv1.weight" in tensors else 1
+    enter = tensors.get(("encoder.conv1.weight", "encoder.conv_in.weight")[spelling])
+    if enter is None or enter.dim() != 5:
+        raise WeightsError(
+            f"{file} is no Wan2.1 VAE: it has neither encoder.conv1 (original) nor encoder.conv_in (diffusers) with both "
+            "of its coders; give Wan2.1_VAE.pth or the vae folder of a diffusers pipeline"
+        )
+    config = config or replace(WanVAEConfig(), width=enter.shape[0])
+    with torch.device("meta"):
+        vae = WanVAE(config)
+    fill(vae, tensors, key_names(config)[spelling], file)
+    return vae
+
+
+def _find(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FILES if (path / name).is_file()]
+    if not found:
+        raise WeightsError(f"{path} holds no Wan2.1 VAE; expected one of: {', '.join(FILES)}")
+    return found[0]
+
+
+def random_wan_vae(config: WanVAEConfig, seed: int) -> WanVAE:
+    """Build an untrained autoencoder for measuring: the same weights for the same seed, float32, on the CPU. Frames are noise.
+
+    Raises:
+        ConfigError: the seed is negative.
+    """
+    with seeded(seed):
+        return WanVAE(config).requires_grad_(False).eval()

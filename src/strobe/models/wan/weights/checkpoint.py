@@ -1,0 +1,225 @@
+"""A checkpoint becomes a transformer, or says in one table why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import compare_keys
+from strobe.models.lora import Lora, LoraPair
+from strobe.models.wan.config import SIZES, WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.weights.files import Part, Source, find_files, read_json, read_source
+from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
+
+ROWS: Final = 5
+"""Rows of a kind in the table of an error."""
+
+SPELLINGS: Final = {
+    "num_layers": ("num_layers",),
+    "ffn_dim": ("ffn_dim",),
+    "freq_dim": ("freq_dim",),
+    "text_dim": ("text_dim",),
+    "text_len": ("text_len",),
+    "latent_channels": ("in_dim", "in_channels"),
+    "num_heads": ("num_heads", "num_attention_heads"),
+    "eps": ("eps",),
+}
+"""Fields of a config.json: the original name, then diffusers'."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A transformer with where it came from.
+
+    Args:
+        dit: on the CPU, without gradients.
+        layout: whose names the file uses.
+        part: of a file with several models, the one that was taken; else empty.
+        files: it was read from.
+        weights_hash: sha256 over the names and contents of the files, hexadecimal.
+    """
+
+    dit: CausalWan
+    layout: Layout
+    part: str
+    files: tuple[Path, ...]
+    weights_hash: str
+
+
+def read_checkpoint(
+    path: str | Path, config: WanConfig | None = None, *, part: Part = "auto", dtype: torch.dtype = torch.float32
+) -> Checkpoint:
+    """Read a transformer: original Wan, diffusers, Self-Forcing, LongLive's base or krea, told apart by their names.
+
+    Every tensor of the model must be there, with its shape, and no other. Pickled files are read with `weights_only`.
+
+    Args:
+        path: file, index or folder; see docs/wan.md.
+        config: sizes it must have; None: those of the config.json beside it, or else of the released model of its width.
+        part: which model of a Self-Forcing file; "auto" takes `generator_ema`, if there is one.
+        dtype: of the result.
+
+    Raises:
+        WeightsError: no, several, half or damaged files; another model; or tensors missing, unexpected or of another shape,
+            in one table.
+    """
+    source = read_source(find_files(Path(path)), part)
+    names = plain_names(source.tensors)
+    if any(".lora_" in name for name in names):
+        raise WeightsError(f"{source.where} is a LoRA, not a base model; give the base and add this with --lora")
+    layout = recognise(names, source.where)
+    held = {name: source.tensors[spelled] for name, spelled in names.items()}
+    config = _config(source, held, layout, config)
+    with torch.device("meta"):
+        dit = CausalWan(config)
+    spelling = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
+    _check(dit, held, spelling, f"{source.where} ({layout} layout)")
+    tensors = {name: held[spelled].to(dtype, copy=True) for name, spelled in spelling.items()}
+    dit.load_state_dict(tensors, strict=True, assign=True)
+    dit.requires_grad_(False).eval()
+    return Checkpoint(dit=dit, layout=layout, part=source.part, files=source.files, weights_hash=source.sha256())
+
+
+def read_lora(path: str | Path) -> Lora:
+    """Read a LoRA: `lora_A` and `lora_B` (or `lora_down` and `lora_up`) by name of the linear layer, in either layout.
+
+    The scale is ``alpha / rank`` where the file has an `alpha`, else 1, as LongLive's has.
+
+    Raises:
+        WeightsError: no such file, damaged, or a layer without its half.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise WeightsError(f"no LoRA file {str(path)!r}")
+    source = read_source((file,))
+    names = plain_names(source.tensors)
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, spelled in names.items():
+        found = re.fullmatch(r"(.+)\.(?:(lora_A|lora_down|lora_B|lora_up)(?:\.default)?\.weight|(alpha))", name)
+        if found is None:
+            raise WeightsError(f"{source.where} is no LoRA: {spelled!r} is neither lora_A, lora_B, lora_down, lora_up nor alpha")
+        which = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up"}.get(found[2], "alpha")
+        halves.setdefault(found[1], {})[which] = source.tensors[spelled]
+    pairs = {_own_name(name): _pair(source, name, half) for name, half in halves.items()}
+    return Lora(name=file.name, weights_hash=source.sha256(), pairs=pairs)
+
+
+def _pair(source: Source, name: str, half: Mapping[str, Tensor]) -> LoraPair:
+    if not {"up", "down"} <= half.keys() or half["up"].dim() != 2 or half["up"].shape[1] != half["down"].shape[0]:
+        shapes = ", ".join(f"{which} {list(tensor.shape)}" for which, tensor in sorted(half.items()))
+        raise WeightsError(f"{source.where}: layer {name} has no matching pair [rank, in] and [out, rank], only {shapes}")
+    rank = half["down"].shape[0]
+    alpha = half["alpha"].item() if "alpha" in half else rank
+    return LoraPair(down=half["down"], up=half["up"], scale=alpha / rank)
+
+
+def _own_name(name: str) -> str:
+    """Our name of a linear layer that may be spelled as diffusers does."""
+    inside = re.fullmatch(r"(blocks\.\d+\.)(.+)", name)
+    before, rest = (inside[1], inside[2]) if inside else ("", name)
+    table = OWN_IN_LAYER if inside else OWN_OUTSIDE
+    return before + table.get(rest, rest)
+
+
+def _table(names: tuple[str, ...], before: str) -> dict[str, str]:
+    return {diffusers_name(before + name).removeprefix(before): name for name in names}
+
+
+ATTENTIONS: Final = tuple(f"{which}_attn.{name}" for which in ("self", "cross") for name in "qkvo")
+OWN_IN_LAYER: Final = _table((*ATTENTIONS, "ffn.0", "ffn.2"), "blocks.0.")
+OWN_OUTSIDE: Final = _table(
+    ("text_embedding.0", "text_embedding.2", "time_embedding.0", "time_embedding.2", "time_projection.1", "head.head"), ""
+)
+
+
+def _config(source: Source, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
+    """Sizes that the checkpoint is to have."""
+    stated = _stated(source.files[0].parent / "config.json", asked)
+    if stated is not None:
+        return stated
+    if asked is not None:
+        return asked
+    width = held["patch_embedding.bias"].shape[0] if "patch_embedding.bias" in held else 0
+    for config in SIZES.values():
+        if config.dim == width:
+            return config
+    raise WeightsError(
+        f"{source.where} has no config.json beside it and is {width} wide, which is none of "
+        f"{', '.join(f'{name} ({config.dim})' for name, config in SIZES.items())}; put its config.json there"
+    )
+
+
+def _stated(path: Path, asked: WanConfig | None) -> WanConfig | None:
+    """The sizes in a config.json, which must be those that were asked for."""
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if not any(spelling in found for spelling in ("num_heads", "num_attention_heads")):
+        return None  # of something else
+    values: dict[str, Any] = {
+        name: found[spelled] for name, spellings in SPELLINGS.items() for spelled in spellings if spelled in found
+    }
+    values["dim"] = found.get("dim", values["num_heads"] * found.get("attention_head_dim", 0))
+    if "patch_size" in found:
+        values["patch"] = tuple(found["patch_size"][1:])
+    base = asked or WanConfig()
+    try:
+        stated = replace(base, **values)
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"{path} does not describe a Wan transformer ({error})") from error
+    if asked is not None and stated != asked:
+        differ = [
+            f"{name} {getattr(stated, name)} instead of {getattr(asked, name)}"
+            for name in values
+            if getattr(stated, name) != getattr(asked, name)
+        ]
+        raise WeightsError(f"{path.parent} is another model than was asked for: {', '.join(differ)}")
+    return stated
+
+
+def _check(dit: CausalWan, held: Mapping[str, Tensor], spelling: Mapping[str, str], where: str) -> None:
+    """Hold names and shapes against the model's; every difference goes into one table.
+
+    Raises:
+        WeightsError: there is one.
+    """
+    expected = {spelling[name]: tensor for name, tensor in dit.state_dict().items()}
+    table = compare_keys(expected, held)
+    kinds = {
+        "missing": {name: str(list(expected[name].shape)) for name in table.missing},
+        "unexpected": {name: str(list(held[name].shape)) for name in table.unexpected},
+        "another shape": {name: f"{list(given)} instead of {list(own)}" for name, given, own in table.reshaped},
+    }
+    if not table:
+        return
+    counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in kinds.items() if rows)
+    rows = [f"  {kind:<14}{row}" for kind, names in kinds.items() for row in _shortened(_collapsed(names))]
+    title = f"{where} does not fit a transformer of {dit.config.num_layers} layers, {dit.config.dim} wide: {counts} of"
+    raise WeightsError(";\n".join([f"{title} {len(expected)} tensors", *rows]))
+
+
+def _shortened(rows: list[str]) -> list[str]:
+    return [*rows[:ROWS], f"... and {len(rows) - ROWS} rows more"] if len(rows) > ROWS + 1 else rows
+
+
+def _collapsed(names: Mapping[str, str]) -> list[str]:
+    """Rows for names with what is said about each; those that differ in the number of the layer alone share one."""
+
+    def key(item: tuple[str, str]) -> tuple[str, str]:
+        return re.sub(r"^blocks\.\d+\.", "blocks.*.", item[0]), item[1]
+
+    rows = []
+    for (name, said), group in groupby(sorted(names.items(), key=key), key=key):
+        layers = sorted(int(full.split(".")[1]) for full, _ in group) if name.startswith("blocks.*.") else []
+        note = f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)" if len(layers) > 1 else ""
+        rows.append(f"{name.replace('*', str(layers[0])) if len(layers) == 1 else name}  {said}{note}")
+    return rows

@@ -1,0 +1,170 @@
+"""Which files a checkpoint is, and the tensors in them. Nothing that could run code is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import read_tensors
+
+Part = Literal["auto", "generator", "generator_ema"]
+STEM: Final = "diffusion_pytorch_model"
+LORA: Final = "generator_lora"
+SUFFIXES: Final = (".safetensors", ".pt", ".pth")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a checkpoint holds.
+
+    Args:
+        files: it was read from.
+        part: of a file with several models, the one that was taken; empty if there was one only.
+        tensors: by the names in the file; left on the disk until they are used.
+    """
+
+    files: tuple[Path, ...]
+    part: str
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def where(self) -> str:
+        """The file, or the folder of several, for an error."""
+        path = str(self.files[0] if len(self.files) == 1 else self.files[0].parent)
+        return f"{path} ({self.part})" if self.part else path
+
+    def sha256(self) -> str:
+        """Hash of the names and contents of all files, hexadecimal."""
+        whole = hashlib.sha256()
+        for file in self.files:
+            whole.update(file.name.encode())
+            with file.open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+        return whole.hexdigest()
+
+
+def find_files(path: Path) -> tuple[Path, ...]:
+    """The file or files of the transformer at `path`: a file, or a folder as it is published.
+
+    Raises:
+        WeightsError: there are none, or too many to choose from.
+    """
+    if path.is_file():
+        return _shards(path) if path.name.endswith(".index.json") else (path,)
+    if not path.is_dir():
+        raise WeightsError(f"no file or folder {str(path)!r}; give a checkpoint file or the folder it was published in")
+    for folder in (path, path / "transformer"):
+        index = folder / f"{STEM}.safetensors.index.json"
+        if index.is_file():
+            return _shards(index)
+        if (folder / f"{STEM}.safetensors").is_file():
+            return (folder / f"{STEM}.safetensors",)
+    found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not _is_other_part(file)]
+    if len(found) == 1:
+        return (found[0],)
+    if not found:
+        held = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
+        raise WeightsError(
+            f"{path} holds no transformer (it holds: {held}); expected {STEM}.safetensors, a folder transformer, "
+            "or one .safetensors or .pt file"
+        )
+    raise WeightsError(f"{path} holds several checkpoints: {', '.join(file.name for file in found)}; name one of the files")
+
+
+def find_lora(path: Path) -> Path | None:
+    """The LoRA in the folder of a base, as LongLive publishes the two; None if there is none, or `path` is a file."""
+    return next((file for file in sorted(path.glob("lora*")) if file.suffix in SUFFIXES), None)
+
+
+def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
+    """Open a checkpoint.
+
+    Args:
+        files: of one checkpoint.
+        part: which model of a Self-Forcing file; "auto" takes the averaged one, if there is one.
+
+    Raises:
+        WeightsError: a file is missing, damaged, or would have to run code to be read.
+    """
+    tensors: dict[str, Tensor] = {}
+    taken = ""
+    for file in files:
+        if file.suffix == ".safetensors":
+            found = read_tensors(file)
+        else:
+            found, taken = _pickled(file, part)
+        tensors.update(found)
+    if not tensors:
+        raise WeightsError(f"{files[0]} holds no tensors")
+    return Source(files=tuple(files), part=taken, tensors=tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        WeightsError: it is not one.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} is damaged or not JSON ({error}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} holds no JSON object; fetch it again")
+    return found
+
+
+def _is_other_part(file: Path) -> bool:
+    """A text encoder, autoencoder or LoRA that lies in the same folder."""
+    return file.name.startswith(("Wan2.", "models_t5", "models_clip", "lora"))
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    table = read_json(index).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise WeightsError(f"{index} has no weight_map; fetch it again")
+    files = [index.parent / Path(name).name for name in sorted(set(table.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise WeightsError(
+            f"{index.parent} is half a checkpoint: {len(missing)} of {len(files)} files missing: {', '.join(missing)}"
+        )
+    return tuple(files)
+
+
+def _pickled(file: Path, part: Part) -> tuple[dict[str, Tensor], str]:
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{file} would have to run code to be read, or is damaged; only tensors are read. Fetch it again from where it was "
+            "published, or convert it to safetensors where you trust it"
+        ) from error
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise WeightsError(f"{file} is damaged or no weight file ({reason}); copy it again") from error
+    if not isinstance(loaded, dict):
+        raise WeightsError(f"{file} holds a {type(loaded).__name__}, not tensors by name")
+    found, taken = _part(loaded, part, file)
+    return {str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}, taken
+
+
+def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any], str]:
+    """The model of a file that holds several, and which it was."""
+    parts = [name for name in ("generator_ema", "generator", LORA) if isinstance(loaded.get(name), dict)]
+    if part != "auto" and part not in parts:
+        raise WeightsError(f"{file} has no {part!r}; it has: {', '.join(parts) or 'one model without a name'}")
+    if not parts:
+        return loaded, ""
+    taken = parts[0] if part == "auto" else part
+    return loaded[taken], taken

@@ -1,0 +1,1 @@
+"""The page of `strobe bench attention`: speed, precision, stages and memory over the grid, and the advice made from it."""

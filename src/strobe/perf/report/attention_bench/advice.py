@@ -1,0 +1,217 @@
+"""Three scenarios as measured advice: what to set where memory is short, where speed counts, where quality does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from strobe.perf.report.attention_bench.cells import CellRun, Entry, Speedup, read_cells, speedup
+from strobe.perf.report.attention_bench.names import APPROXIMATION, COSINE, PEAK, RECALL, TEMPORARY
+from strobe.perf.report.attention_bench.tables import MEGA, SERIALISED
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Banner,
+    Cell,
+    Code,
+    Column,
+    Count,
+    Missing,
+    Notes,
+    Number,
+    Report,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.sections.headline import ratio_cell
+from strobe.perf.report.sections.settings import settings_section
+from strobe.perf.report.study import load_study
+
+KEPT: Final = 0.7
+"""Least share of full attention's mass that advice on memory and speed keeps: what selects nothing is the fastest of all."""
+WORTH: Final = 2.0
+"""Least speedup over dense attention that advice on quality asks for: full attention loses nothing."""
+GUIDE: Final = {
+    ("k8", 64): "the guide for little memory: topk=8, block_size=64",
+    ("k16", 256): "the guide for speed: topk=16, block_size=(4, 8, 8)",
+    ("k32", 128): "the guide for quality: topk=32, block_size=(2, 8, 8)",
+}
+"""Settings that FastVideo's benchmarking page names for the three scenarios."""
+_NONE: Final = Missing("not measured here", "-")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One way to call the whole operator, with what it was measured to do.
+
+    Args:
+        keys: keys that a query sees, mean; padding is not counted.
+        density: share of all pairs of tokens that is computed.
+        recall: share of full attention's mass on those keys.
+        temporary_bytes, peak_bytes: memory of one call.
+        found: against the fastest dense contestant of its cell; None where there is none.
+    """
+
+    cell: CellRun
+    entry: Entry
+    keys: int
+    density: float
+    recall: float
+    temporary_bytes: float | None
+    peak_bytes: float | None
+    found: Speedup | None
+
+    @property
+    def ms(self) -> float:
+        """Median call."""
+        return self.entry.median_ns / 1e6
+
+    @property
+    def words(self) -> str:
+        """How to ask for it."""
+        tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
+        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.name.partition(':')[2]}"
+
+
+def advice_report(folder: Path) -> Report:
+    """Build the page from a run's records: forward cells, the fastest whole operator of each.
+
+    Raises:
+        DataError: the folder holds no cells.
+    """
+    cells = read_cells(folder)
+    groups = groupby(cells, key=lambda cell: cell.shape)
+    sections = [_section(shape, tuple(_settings(tuple(own)))) for shape, own in groups]
+    machine = cells[0].run.header.machine
+    stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title="Video-sparse attention: three scenarios, measured",
+        subtitle=f"on {machine.device_name}, torch {machine.torch}; whole operator, forward",
+        facts=(),
+        banners=(stop,) if any(cell.serialised for cell in cells) else (),
+        sections=(
+            *(section for section in sections if section is not None),
+            _how(),
+            settings_section(load_study([cells[0].run.folder], into=folder)),
+        ),
+    )
+
+
+def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
+    """The fastest whole operator of each forward cell: from raster order if that was measured."""
+    for cell in cells:
+        whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.name.startswith("peer:")]
+        raster = [entry for entry in whole if entry.name.startswith("raster:")]
+        entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
+        recall = None if entry is None else entry.number(RECALL)
+        if cell.direction != "forward" or entry is None or recall is None or entry.variant is None:
+            continue
+        density = 1 - (entry.variant.sparsity or 0.0)
+        compared = cell.reference is not None and not cell.serialised
+        yield Setting(
+            cell=cell,
+            entry=entry,
+            keys=round(density * entry.size("tokens")),
+            density=density,
+            recall=recall,
+            temporary_bytes=entry.number(TEMPORARY),
+            peak_bytes=entry.number(PEAK),
+            found=speedup(cell.reference, entry) if compared and cell.reference else None,
+        )
+
+
+def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
+    """Pick one setting for each scenario, with the rule it was picked by.
+
+    Returns:
+        by scenario: the setting, or None if no measured one meets the rule.
+    """
+    keeping = [each for each in settings if each.recall >= KEPT]
+    sized = [each for each in keeping if each.temporary_bytes is not None]
+    worth = [each for each in settings if each.found is not None and each.found.ratio >= WORTH]
+    kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
+    return {
+        "memory-limited": (
+            min(sized, key=lambda each: (each.temporary_bytes or 0.0, each.ms), default=None),
+            f"least temporary memory {kept}",
+        ),
+        "maximum performance": (min(keeping, key=lambda each: each.ms, default=None), f"least time {kept}"),
+        "quality-critical": (
+            max(worth, key=lambda each: (each.recall, -each.ms), default=None),
+            f"largest recall of those at least {WORTH:g}x as fast as dense attention",
+        ),
+    }
+
+
+_COLUMNS: Final = (
+    Column("setting"),
+    Column("block", numeric=True),
+    Column("key tiles", numeric=True, hint="that every query tile sees"),
+    Column("selected keys", numeric=True, hint="that a query sees, mean; padding is not counted"),
+    Column("density", numeric=True, hint="share of all pairs of tokens that is computed"),
+    Column("time", "ms", True),
+    Column("speedup", numeric=True, hint="over the fastest dense contestant of the same cell"),
+    Column("temporary", numeric=True, hint="memory one call needs, its output included"),
+    Column("peak", numeric=True, hint="of everything, during one call"),
+    Column("recall", numeric=True, hint="share of full attention's mass on the selected keys"),
+    Column("cosine to dense", numeric=True, hint="of the fine stage's output, without the coarse part, where it was measured"),
+)
+
+
+def _row(setting: Setting) -> tuple[Cell, ...]:
+    entry = setting.entry
+    fine = next((each for each in setting.cell.measured if each.kind == "fine"), None)
+    cosine = None if fine is None else fine.number(COSINE, APPROXIMATION)
+    return (
+        Code(setting.words),
+        Count(setting.cell.block),
+        Count(entry.size("blocks_per_row")),
+        Count(setting.keys),
+        Share(setting.density),
+        Time(entry.median_ns),
+        _NONE if setting.found is None else ratio_cell(setting.found.ratio, setting.found.interval),
+        _NONE if setting.temporary_bytes is None else Number(setting.temporary_bytes / MEGA, 1, "MB"),
+        _NONE if setting.peak_bytes is None else Number(setting.peak_bytes / MEGA, 1, "MB"),
+        Share(setting.recall),
+        _NONE if cosine is None else Number(cosine, 4),
+    )
+
+
+def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
+    if not settings:
+        return None
+    chosen = []
+    for scenario, (setting, rule) in choose(settings).items():
+        if setting is None:
+            empty = (Missing(f"no measured setting meets: {rule}", "none"), *(_NONE for _ in _COLUMNS[1:]))
+            chosen.append(Row((Text(scenario), *empty, Text(rule))))
+        else:
+            chosen.append(Row((Text(scenario), *_row(setting), Text(rule))))
+    advice = Table(f"{shape}: advice.", (Column("scenario"), *_COLUMNS, Column("rule")), tuple(chosen))
+    rows = []
+    for setting in settings:
+        remark = GUIDE.get((setting.cell.budget, setting.cell.block), "")
+        rows.append(Row((*_row(setting), Text(remark))))
+    everything = Table(f"{shape}: everything measured.", (*_COLUMNS, Column("remark")), tuple(rows), sortable=True)
+    return Section(f"advice-{shape}".replace(".", "-"), shape, "", (advice, everything))
+
+
+def _how() -> Section:
+    items = (
+        "Recall depends on the data. These tensors are synthetic: smooth over the grid, with noise of each token, so that near "
+        "tokens see each other (docs/bench_attention.md has the formula). Measure your own with video_sparse_attention's probe.",
+        "A number of key tiles says nothing until the block size is multiplied in: topk=16 with 256 tokens and topk=32 with 128 "
+        "are the same 4,096 keys.",
+        "Dense attention as flash kernels compute it has no memory quadratic in the tokens either; sparsity saves work.",
+        f"Advice on memory and speed keeps {100 * KEPT:.0f} % of the mass, or the answer would be the sparsest setting; advice "
+        f"on quality asks for {WORTH:g}x over dense attention, or it would be dense attention.",
+    )
+    return Section("how", "How to read this", "", (Notes(items),))

@@ -1,0 +1,135 @@
+"""Pictures over the cells: speedup and rate against sparsity, memory against selected blocks, stages of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from strobe.core.spans import NAMES
+from strobe.perf.report.attention_bench.cells import CellRun, Entry, speedup
+from strobe.perf.report.attention_bench.names import TEMPORARY, WHOLE
+from strobe.perf.report.attention_bench.tables import MEGA, entries, memory_table
+from strobe.perf.report.model import (
+    Axis,
+    Bar,
+    Code,
+    Column,
+    Figure,
+    Mark,
+    Missing,
+    Number,
+    Plane,
+    Row,
+    Share,
+    Table,
+    Text,
+    Time,
+    Waterfall,
+)
+
+_NONE = Missing("not measured here", "-")
+
+
+def against_sparsity(
+    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, Entry], float | None]
+) -> Figure | None:
+    """One number of every contestant against the share of work left out; one block size, one direction, one shape."""
+    named: dict[str, list[tuple[float, float]]] = {}
+    for cell, entry in entries(cells):
+        found = value(cell, entry)
+        if found is not None:
+            named.setdefault(entry.name, []).append((cell.sparsity, found))
+    if not named:
+        return None
+    names = tuple(named)
+    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
+    picture = Plane(x=Axis("share of the pairs of tokens left out"), y=Axis(what, from_zero=True), marks=marks, series=names)
+    places = sorted({x for points in named.values() for x, _ in points})
+    columns = (Column("contestant"), *(Column(f"{100 * place:.1f} %", numeric=True) for place in places))
+    rows = []
+    for name in names:
+        points = dict(named[name])
+        rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
+    first = cells[0]
+    title = f"{what}: {first.shape}, {first.direction}, blocks of {first.block}"
+    return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
+
+
+def speedups(cells: Sequence[CellRun]) -> Figure | None:
+    """Speedup over the fastest dense contestant of the same cell."""
+
+    def value(cell: CellRun, entry: Entry) -> float | None:
+        if cell.serialised or cell.reference is None or entry.kind == "dense":
+            return None
+        return speedup(cell.reference, entry).ratio
+
+    return against_sparsity(cells, "speedup over dense", "x", value)
+
+
+def rates(cells: Sequence[CellRun]) -> Figure | None:
+    """Useful rate."""
+    return against_sparsity(cells, "useful TFLOP/s", "", lambda cell, entry: entry.flops / entry.median_ns / 1e3)
+
+
+def memory(cells: Sequence[CellRun]) -> Figure | None:
+    """Temporary memory of sparse contestants against the blocks they were given."""
+    named: dict[str, list[tuple[float, float]]] = {}
+    for _, entry in entries(cells):
+        found = entry.number(TEMPORARY)
+        if found is not None and entry.kind != "dense":
+            named.setdefault(entry.name, []).append((entry.size("selected_blocks"), found / MEGA))
+    if not named:
+        return None
+    names = tuple(named)
+    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
+    picture = Plane(
+        x=Axis("selected blocks", from_zero=True), y=Axis("temporary memory, MB", from_zero=True), marks=marks, series=names
+    )
+    title = f"Temporary memory against the number of selected blocks: {cells[0].direction}"
+    return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
+
+
+def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
+    """Where the whole operator's time goes: at the largest sparsity of each shape and block size."""
+    largest: dict[tuple[str, int], CellRun] = {}
+    for cell in cells:
+        if any(WHOLE in entry.stages for entry in cell.measured):
+            key = (cell.shape, cell.block)
+            largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
+    for cell in largest.values():
+        for entry in cell.measured:
+            if WHOLE in entry.stages:
+                yield _bars(cell, entry)
+
+
+def _bars(cell: CellRun, entry: Entry) -> Figure:
+    bars, done = [], 0
+    for name, ns in entry.parts:
+        bars.append(Bar(label=name, start_ns=done, stop_ns=done + ns, tone="plain"))
+        done += ns
+    bars.append(Bar(label=WHOLE, start_ns=0, stop_ns=entry.stages[WHOLE], tone="plain", total=True))
+    title = f"Stages of {entry.name}: {cell.name}"
+    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=stage_table([cell], entry.name))
+
+
+def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
+    """Every stage of every whole operator, and what is left."""
+    columns = (
+        Column("cell"),
+        Column("contestant"),
+        Column("stage"),
+        Column("time", "ms", True),
+        Column("of the whole call", numeric=True),
+    )
+    rows: list[Row] = []
+    names: dict[str, None] = {}
+    for cell, entry in entries(cells):
+        if WHOLE not in entry.stages or only not in ("", entry.name):
+            continue
+        whole = entry.stages[WHOLE]
+        for name, ns in entry.parts:
+            rows.append(Row((Code(cell.name), Code(entry.name), Text(name), Time(ns), Share(ns / whole))))
+        rows.append(Row((Code(cell.name), Code(entry.name), Text(WHOLE), Time(whole), Share(1.0)), strong=True))
+        names |= dict.fromkeys(entry.stages)
+    caption = f"Stages of {only}." if only else "Stages of the whole operator, every cell."
+    notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
+    return Table(caption, columns, tuple(rows), notes, collapsed=not only)

@@ -1,0 +1,109 @@
+"""The fused stages against the plain ones, in Triton's interpreter: `TRITON_INTERPRET=1 python stages_on_cpu.py`.
+
+A process of its own, because the interpreter must be chosen before Triton is imported. On a GPU: `python stages_on_cpu.py cuda`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from strobe.attention.sparse.coarse import Estimator, Forced, select_blocks
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.stages.impl.triton import take
+from strobe.attention.sparse.stages.types import Wish
+from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+
+CASES: tuple[dict[str, Any], ...] = (
+    {"grid": (3, 5, 6), "topk": 2},
+    {"grid": (3, 5, 6), "topk": (1, 2, 3, 2, 1, 4), "gated": True, "rotated": True, "forced": Forced(own=True)},
+    {"grid": (5, 6, 7), "topk": 3, "coarse": True, "estimator": Estimator(parts=4), "heads": (6, 2)},
+    {"grid": (4, 5, 9), "tile": (2, 8, 8), "topk": 2, "gated": True, "layout": "tiled"},
+    {"grid": (3, 5, 6), "topk": 1, "layout": "tiled"},
+    {"grid": (2, 5, 6), "kv_grid": (5, 5, 6), "topk": 3, "gated": True, "forced": Forced(first_frames=1, last_frames=1)},
+    {"grid": (6, 9, 9), "tile": "auto", "topk": 5, "rotated": True, "sliced": True},
+    {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 2, "gated": True, "rotated": True},
+)
+
+
+def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -> VideoAttentionOutput:
+    """One call; with a gradient asked for, the plain stages run."""
+    options = {"tile": (4, 4, 4), "heads": (6, 6), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
+    heads, layout, gated, rotated, sliced = (options.pop(name) for name in ("heads", "layout", "gated", "rotated", "sliced"))
+    generator = torch.Generator().manual_seed(len(str(case)))
+    layouts = [tile_layout(options["grid"], options["tile"])] * 2
+    rows = [found.num_rows if layout == "tiled" else found.num_tokens for found in layouts]
+    if "kv_grid" in options:
+        rows[1] = options["kv_grid"][0] * options["kv_grid"][1] * options["kv_grid"][2]
+
+    def draw(length: int, number: int) -> torch.Tensor:
+        wide = torch.randn(2, length, number, 64 if sliced else 32, generator=generator).to(device, dtype)
+        return wide[..., :32] if sliced else wide
+
+    q, k, v = draw(rows[0], heads[0]), draw(rows[1], heads[1]), draw(rows[1], heads[1])
+    if layout == "tiled":
+        padding = layouts[0].tokens(device) == layouts[0].num_tokens
+        q[:, padding] = float("nan")
+        k[:, padding], v[:, padding] = 7.0, -3.0
+    gate = draw(rows[0], heads[0]) if gated else None
+    angles = torch.rand(rows[0], 16, generator=generator).to(device) * 6
+    rope = (angles.cos(), angles.sin()) if rotated else None
+    q.requires_grad_(not fused)
+    return video_sparse_attention(
+        q, k, v, **options, q_layout=layout, kv_layout=layout, gate=gate, rope=rope, impl="reference", return_lse=True, probe=3
+    )
+
+
+def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    """The same tiles, and the same numbers up to the rounding of the dtype."""
+    found, expected = (run(case, device, dtype, fused=fused) for fused in (True, False))
+    assert expected.out.requires_grad and not found.out.requires_grad
+    assert torch.equal(found.selection.counts, expected.selection.counts), case
+    pairs = zip(found.selection.indices.unbind(-1), expected.selection.indices.unbind(-1), strict=True)
+    for place, (got, want) in enumerate(pairs):
+        used = place < expected.selection.counts
+        assert torch.equal(got[used], want[used]), case
+    limit = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 4e-2}[dtype]
+    assert found.lse is not None and expected.lse is not None and found.recall is not None and expected.recall is not None
+    for got, want in ((found.out, expected.out), (found.lse, expected.lse), (found.recall, expected.recall)):
+        torch.testing.assert_close(got, want.detach(), atol=limit, rtol=limit)
+
+
+def compare_selection(columns: int, device: str) -> None:
+    """Scores with ties, infinities and NaN: the same tiles as a stable sort takes."""
+    generator = torch.Generator().manual_seed(columns)
+    scores = torch.randn(2, 3, 4, columns, generator=generator).mul(2).round().div(2)
+    scores[0, 0, 1] = 0.0
+    scores[0, 1, 0, ::3] = float("-inf")
+    scores[0, 1, 1, columns // 2] = float("nan")
+    scores[1, 2, 3, columns // 3] = float("inf")
+    scores = torch.where(scores == 0.5, -0.0, scores).to(device)
+    forced = (torch.rand(4, columns, generator=generator) < 0.1).to(device)
+    for numbers in ((1, 1, 1), (columns, columns, columns), (1, max(1, columns // 2), columns)):
+        for must in (None, forced):
+            wish = Wish(
+                softmax_scale=1.0,
+                parts=1,
+                numbers=torch.tensor(numbers, dtype=torch.int32, device=device),
+                per_head=numbers,
+                forced=must,
+                coarse=False,
+            )
+            got, counts = take(scores, wish)
+            want, expected = select_blocks(scores, numbers, must)
+            used = torch.arange(max(numbers), device=device) < expected[..., None]
+            assert torch.equal(counts, expected), (columns, numbers)
+            assert torch.equal(got[used], want[used]), (columns, numbers, must is None)
+
+
+if __name__ == "__main__":
+    place = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    for case in CASES:
+        compare(case, place, torch.float32)
+    for dtype in (torch.float16,) if place == "cpu" else (torch.float16, torch.bfloat16):
+        for case in CASES[:2] if place == "cpu" else CASES:
+            compare(case, place, dtype)
+    for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):
+        compare_selection(columns, place)

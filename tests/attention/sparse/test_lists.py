@@ -1,0 +1,97 @@
+"""What the libraries are told of a selection, entry by entry, and FlexAttention as a second oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.lists import key_lists, query_lists
+from strobe.attention.sparse.padding import aligned, cleared, empty_padding_, finite
+from strobe.attention.sparse.selection import BlockSelection
+
+SIZES = torch.tensor([64, 0, 10, 64, 63, 1], dtype=torch.int32)
+
+
+def selection(*, ragged: bool = True) -> BlockSelection:
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.rand(2, 3, 4, 6, generator=generator) < 0.6
+    mask[0, 0, 0] = False
+    made = BlockSelection.from_mask(mask, block=64, kv_sizes=SIZES if ragged else None)
+    poison = torch.arange(6) >= made.counts[..., None]
+    return replace(made, indices=made.indices.masked_fill(poison, 1 << 29))
+
+
+def rows(counts: Tensor, indices: Tensor) -> list[list[int]]:
+    flat = zip(indices.flatten(0, 2), counts.flatten(), strict=True)
+    return [sorted(row[:number].tolist()) for row, number in flat]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_whole_blocks_and_blocks_with_padding_are_told_apart(ragged: bool) -> None:
+    made = selection(ragged=ragged)
+    seen, sizes = made.mask(6), SIZES.tolist() if ragged else [64] * 6
+    lists = key_lists(made)
+    for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
+        wanted = [
+            [j for j in range(6) if row[j] and sizes[j] and (sizes[j] == 64) == whole] for row in seen.flatten(0, 2).tolist()
+        ]
+        assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
+    lists = query_lists(made, 6)
+    for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
+        wanted = [
+            [i for i in range(4) if seen[b, h, i, j] and sizes[j] and (sizes[j] == 64) == whole]
+            for b in range(2)
+            for h in range(3)
+            for j in range(6)
+        ]
+        assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
+
+
+def test_padding_is_cleared_only_where_it_could_matter() -> None:
+    made, rows_kv = selection(), torch.full((2, 384, 3, 8), torch.nan)
+    padding = (torch.arange(64) >= SIZES[:, None]).flatten()
+    rows_kv[:, ~padding] = 1.0
+    clean = cleared(rows_kv, SIZES, 64)
+    assert not clean[:, padding].any() and (clean[:, ~padding] == 1).all() and rows_kv[:, padding].isnan().all()
+    assert cleared(rows_kv, None, 64) is rows_kv
+    assert torch.equal(finite(rows_kv, SIZES, made), clean)
+    assert finite(rows_kv, SIZES, replace(made, finite_padding=True)) is rows_kv
+    out, lse = torch.ones(2, 384, 3, 8), torch.ones(2, 3, 384)
+    empty_padding_(out, lse, SIZES, 64)
+    assert not out[:, padding].any() and (out[:, ~padding] == 1).all()
+    assert lse[..., padding].isneginf().all() and (lse[..., ~padding] == 1).all()
+
+
+def test_only_what_a_descriptor_cannot_address_is_copied() -> None:
+    base = torch.randn(2, 10, 4, 8)
+    for view in (base, base[:, 3:], base.transpose(1, 2).contiguous().transpose(1, 2), base[:1]):
+        assert aligned(view) is view
+    odd = torch.randn(2 * 10 * 4 * 8 + 1)[1:].view(2, 10, 4, 8)
+    for view in (odd, base[:, :, :1].expand(2, 10, 4, 8), base.transpose(2, 3), torch.randn(2, 10, 4, 9)[..., :8]):
+        copy = aligned(view)
+        assert torch.equal(copy, view) and copy.is_contiguous() and copy.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("block", [64, 128])
+def test_flexattention_agrees(block: int, ragged: bool) -> None:
+    generator = torch.Generator().manual_seed(block)
+    q = torch.randn(2, 3 * block, 4, 16, generator=generator)
+    k, v = (torch.randn(2, 4 * block, 2, 16, generator=generator) for _ in range(2))
+    mask = torch.rand(2, 4, 3, 4, generator=generator) < 0.5
+    mask[0, 0, 0] = False
+    sizes = [torch.tensor(each, dtype=torch.int32) for each in ([block, 0, 7], [3, block, 0, 60])] if ragged else [None, None]
+    for tensors, valid in (((q,), sizes[0]), ((k, v), sizes[1])):
+        for tensor in tensors:
+            if valid is not None:
+                tensor[:, (torch.arange(block) >= valid[:, None]).flatten()] = float("nan")
+    made = BlockSelection.from_mask(mask, block=block, q_sizes=sizes[0], kv_sizes=sizes[1])
+    found = block_sparse_attention(q, k, v, made, impl="flex", softmax_scale=0.3, return_lse=True)
+    for impl in ("reference", "cpu"):
+        expected = block_sparse_attention(q, k, v, made, impl=impl, softmax_scale=0.3, return_lse=True)
+        torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=1e-5)

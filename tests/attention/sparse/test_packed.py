@@ -1,0 +1,156 @@
+"""Packed sequences: the layout token by token, and attention against separate calls of the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.core.errors import ShapeError
+
+
+def bounds(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+@given(st.lists(st.integers(0, 300), max_size=5), st.integers(0, 70), st.sampled_from([64, 128]))
+def test_every_token_has_one_row_in_its_sequence_s_blocks(lengths: list[int], surplus: int, block: int) -> None:
+    total = sum(lengths) + surplus
+    layout = PackedLayout.of(bounds(lengths), total, block)
+    assert layout.num_blocks == total // block + len(lengths)
+    expected = []  # (sequence, valid rows) of each block, from the lengths alone
+    for sequence, length in enumerate(lengths):
+        expected += [(sequence, min(block, length - begin)) for begin in range(0, length, block)]
+    left_over = layout.num_blocks - len(expected)
+    assert layout.sizes.tolist() == [size for _, size in expected] + [0] * left_over
+    assert layout.sequences.tolist() == [sequence for sequence, _ in expected] + [len(lengths)] * left_over
+    rows = [number * block + inside for number, (_, size) in enumerate(expected) for inside in range(size)]
+    assert layout.rows.tolist() == rows + [-1] * surplus
+    tokens = torch.full((layout.num_blocks * block,), -1)
+    tokens[rows] = torch.arange(len(rows))
+    assert layout.tokens.tolist() == tokens.tolist()
+
+
+def test_there_and_back_with_gradients() -> None:
+    layout = PackedLayout.of(bounds([70, 0, 64, 5]), 150, 64)
+    packed = torch.randn(150, 2, 3, dtype=torch.float64, requires_grad=True)
+    rows = layout.to_blocks(packed)
+    back = layout.to_packed(rows)
+    assert torch.equal(back[:139], packed[:139]) and not back[139:].any()
+    assert not rows[0, layout.tokens < 0].any()
+    assert torch.autograd.gradcheck(lambda each: layout.to_packed(layout.to_blocks(each) * 2), packed)
+
+
+def draw(q_lengths: list[int], kv_lengths: list[int], heads: int, kv_heads: int, seed: int) -> dict[str, Tensor]:
+    """Inputs of one call, with a selection drawn for each sequence; unused rows and entries hold nonsense."""
+    generator = torch.Generator().manual_seed(seed)
+    total_q, total_kv = sum(q_lengths), sum(kv_lengths)
+    q = torch.randn(total_q, heads, 16, generator=generator)
+    k, v = (torch.randn(total_kv, kv_heads, 16, generator=generator) for _ in range(2))
+    most = max(1, *(-(-length // 64) for length in kv_lengths))
+    indices = torch.full((heads, total_q // 64 + len(q_lengths), most), 12345, dtype=torch.int32)
+    counts = torch.full(indices.shape[:2], 77, dtype=torch.int32)
+    row = 0
+    for q_length, kv_length in zip(q_lengths, kv_lengths, strict=True):
+        for _ in range(-(-q_length // 64)):
+            available = -(-kv_length // 64)
+            for head in range(heads):
+                number = int(torch.randint(0, available + 1, (1,), generator=generator))
+                indices[head, row, :number] = torch.randperm(available, generator=generator)[:number].to(torch.int32)
+                counts[head, row] = number
+            row += 1
+    cu = {"cu_seqlens_q": bounds(q_lengths), "cu_seqlens_kv": bounds(kv_lengths)}
+    return {"q": q, "k": k, "v": v, "indices": indices, "counts": counts, **cu}
+
+
+def one_by_one(case: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same by one call of the reference per sequence, with padding made here."""
+    outs, lses, first_block = [], [], 0
+    cu_q, cu_kv = case["cu_seqlens_q"].tolist(), case["cu_seqlens_kv"].tolist()
+
+    def padded(name: str, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        blocks = -(-(end - begin) // 64)
+        sizes = torch.tensor([min(64, end - begin - 64 * i) for i in range(blocks)], dtype=torch.int32)
+        tensor = case[name][begin:end]
+        return torch.nn.functional.pad(tensor, (0, 0, 0, 0, 0, blocks * 64 - (end - begin))).unsqueeze(0), sizes
+
+    for i in range(len(cu_q) - 1):
+        q, q_sizes = padded("q", cu_q[i], cu_q[i + 1])
+        (k, kv_sizes), (v, _) = padded("k", cu_kv[i], cu_kv[i + 1]), padded("v", cu_kv[i], cu_kv[i + 1])
+        rows = slice(first_block, first_block + len(q_sizes))
+        first_block = rows.stop
+        selection = BlockSelection(
+            indices=case["indices"][None, :, rows, : len(kv_sizes)],
+            counts=case["counts"][None, :, rows],
+            block=64,
+            q_sizes=q_sizes,
+            kv_sizes=kv_sizes,
+        )
+        found = block_sparse_attention(q, k, v, selection, impl="reference", return_lse=True)
+        assert found.lse is not None
+        length = cu_q[i + 1] - cu_q[i]
+        outs.append(found.out[0, :length])
+        lses.append(found.lse[0, :, :length])
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+LENGTHS = [([70, 1, 128], [64, 200, 63]), ([100], [1]), ([64, 0, 300], [0, 65, 2000]), ([0, 0], [10, 0]), ([3, 130], [130, 0])]
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_it_equals_separate_calls(lengths: tuple[list[int], list[int]], heads: tuple[int, int], impl: str) -> None:
+    case = draw(*lengths, *heads, seed=len(lengths[0]))
+    results = []
+    for call in (lambda each: block_sparse_attention_varlen(**each, block=64, impl=impl, return_lse=True), one_by_one):
+        leaves = {name: case[name].clone().requires_grad_() for name in ("q", "k", "v")}
+        found = call(case | leaves)
+        out, lse = found if isinstance(found, tuple) else (found.out, found.lse)
+        weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+        seen = lse.masked_fill(lse.isneginf(), 0)
+        gradients = torch.autograd.grad((out * weight).sum() + seen.square().sum(), list(leaves.values()), allow_unused=True)
+        results.append((out, lse, *gradients))
+    for mine, theirs in zip(*results, strict=True):
+        if theirs is None or mine is None:  # no token at all
+            assert mine is None or not mine.any()
+        else:
+            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=4), st.integers(0, 99))
+def test_any_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
+    case = draw([q for q, _ in pairs], [kv for _, kv in pairs], 2, 1, seed)
+    found = block_sparse_attention_varlen(**case, block=64, impl="cpu", return_lse=True)
+    out, lse = one_by_one(case)
+    torch.testing.assert_close(found.out, out, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(found.lse, lse, atol=2e-5, rtol=2e-5)
+
+
+def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
+    case = draw([70, 30], [100, 20], 2, 2, seed=0)
+    short = case | {"cu_seqlens_q": torch.tensor([0, 70, 90], dtype=torch.int32)}
+    found = block_sparse_attention_varlen(**short, block=64, return_lse=True)
+    whole = block_sparse_attention_varlen(**case, block=64, return_lse=True)
+    assert found.lse is not None and whole.lse is not None
+    assert torch.equal(found.out[:90], whole.out[:90]) and torch.equal(found.lse[:, :90], whole.lse[:, :90])
+    assert not found.out[90:].any() and found.lse[:, 90:].isneginf().all()
+
+
+def test_what_does_not_fit_is_named() -> None:
+    case = draw([70, 30], [100, 20], 2, 2, seed=0)
+    wrong: list[tuple[str, Tensor, str]] = [
+        ("cu_seqlens_kv", bounds([120]), r"cu_seqlens_kv: got shape \(2,\), expected \(3,\) like cu_seqlens_q"),
+        ("cu_seqlens_q", bounds([70, 30]).long(), r"cu_seqlens: got \(3,\) torch.int64, expected \[n \+ 1\] torch.int32"),
+        ("indices", case["indices"][:, :2], r"indices: got shape \(2, 2, 2\), expected \[2, 3, K\] for 3 query blocks"),
+        ("v", case["v"][:5], r"packed: got shape \(5, 2, 16\), expected \[120, H, D\]"),
+    ]
+    for name, tensor, message in wrong:
+        with pytest.raises(ShapeError, match=message):
+            block_sparse_attention_varlen(**case | {name: tensor}, block=64)

@@ -1,0 +1,139 @@
+"""A rank that dies, hangs or disagrees gives every survivor an error that names it, in time; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import tree_work as work
+from tree_ranks import Outcome, Processes
+
+LIMIT_S = work.SHORT_S + 1.0
+"""Timeout of the calls, and one second."""
+
+
+@pytest.fixture
+def three() -> Iterator[Processes]:
+    with Processes(3) as processes:
+        assert processes.run(work.patient) == [1.0, 1.0, 1.0]  # they have met
+        yield processes
+
+
+def blames(outcomes: list[Outcome], rank: int, *words: str) -> None:
+    for each in outcomes:
+        assert each.kind == "CollectiveError" and each.blamed == (rank,), each
+        assert each.seconds < LIMIT_S, each
+        for word in (f"rank {rank} ", "q [1, 1, 2, 8]", *words):
+            assert word in each.error, each.error
+
+
+def test_a_rank_that_ended(three: Processes) -> None:
+    three.start(work.after, {1: 0.3}, "exit")
+    blames(three.outcomes([0, 2]), 1, "ended (process ", "call 2")
+    assert three.outcomes([1])[0].ended
+
+
+def test_a_rank_that_is_killed(three: Processes) -> None:
+    three.start(work.after, {2: 30.0}, "exit")
+    time.sleep(0.3)
+    assert three.processes[2].pid
+    os.kill(three.processes[2].pid, signal.SIGKILL)
+    blames(three.outcomes([0, 1]), 2, "ended (process ")
+    three.start(work.small, ranks=[0, 1])
+    for each in three.outcomes([0, 1]):
+        assert "this process group has failed before (call 2: rank 2 ended" in each.error and each.seconds < 0.5
+
+
+def test_a_rank_that_hangs(three: Processes) -> None:
+    assert three.processes[1].pid
+    os.kill(three.processes[1].pid, signal.SIGSTOP)
+    three.start(work.small, ranks=[0, 2])
+    blames(three.outcomes([0, 2]), 1, "did not answer within 0.6 s")
+
+
+def test_a_rank_that_hangs_and_holds_the_store() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Processes(3, f"tcp://127.0.0.1:{port}") as three:
+        three.run(work.patient)
+        assert three.processes[0].pid
+        os.kill(three.processes[0].pid, signal.SIGSTOP)
+        three.start(work.small, ranks=[1, 2])
+        blames(three.outcomes([1, 2]), 0, "did not answer within 0.6 s")
+    assert not any(process.is_alive() for process in three.processes)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))  # the port is free again
+
+
+@pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
+@pytest.mark.parametrize("hang_s", [0.0, 30.0])
+def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: str, hang_s: float) -> None:
+    three.start(work.exit_in_call, 1, strategy, hang_s)
+    blames(three.outcomes([0, 2]), 1, strategy)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": torch.float64}, ("float32", "float64")),
+        ({"heads": 4}, ("q [1, 1, 4, 8]",)),
+        ({"rows": 3}, ("q [1, 3, 2, 8]",)),
+        ({"options": {"strategy": "ring"}}, ("auto q", "ring q")),
+        ({"options": {"softmax_scale": 0.5}}, ("scale 0.5",)),
+        ({"value": 2.0}, ("queries, which are replicated: the same values on every rank",)),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
+)
+def test_a_rank_that_disagrees(three: Processes, change: dict[str, object], words: tuple[str, ...]) -> None:
+    three.start(work.patient, {1: change})
+    outcomes = three.outcomes()
+    blames(outcomes, 1, "disagrees on the ", *words)
+    assert max(each.seconds for each in outcomes) < 10  # it is told at once, not at the timeout of 20 s
+    assert three.run(work.patient) == [1.0, 1.0, 1.0]  # nothing is under way: the group goes on
+
+
+def test_calls_in_another_order(three: Processes) -> None:
+    three.start(work.two_orders, 2)
+    blames(three.outcomes(), 2, "disagrees on the arguments", "q [1, 2, 2, 8]")
+
+
+def test_a_call_that_one_rank_left_out(three: Processes) -> None:
+    three.start(work.skip_one, 0)
+    outcomes = three.outcomes()
+    assert outcomes[0].value is None and not outcomes[0].error  # its only call was the others' first
+    blames(outcomes[1:], 0, "call 3")
+
+
+def test_a_rank_whose_own_arguments_do_not_fit(three: Processes) -> None:
+    three.start(work.wrong_shape, 2)
+    outcomes = three.outcomes()
+    assert outcomes[2].kind == "ShapeError" and "k: got shape (1, 5, 2, 9)" in outcomes[2].error
+    blames(outcomes[:2], 2)
+
+
+def test_nothing_is_left_behind(three: Processes) -> None:
+    three.start(work.after, {1: 0.0}, "exit")
+    three.outcomes()
+    start = time.monotonic()
+    three.__exit__()
+    assert time.monotonic() - start < 2 and not any(process.is_alive() for process in three.processes)
+
+
+def test_gpus_agree_in_the_store(three: Processes) -> None:
+    assert three.run(work.agree_in_store, -1, -1) == [(2, 8)] * 3  # rank 0 has no keys and learns their shape
+    with Processes(3) as others:
+        others.start(work.agree_in_store, 1, -1)
+        for each in others.outcomes():
+            assert each.blamed == (1,) and "rank 1 disagrees on the arguments" in each.error and "a call of 1" in each.error
+    with Processes(3) as others:
+        others.start(work.agree_in_store, -1, 2)
+        for each in others.outcomes([0, 1]):
+            assert each.blamed == (2,) and "rank 2 did not answer within 0.6 s" in each.error and each.seconds < LIMIT_S

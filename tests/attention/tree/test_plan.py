@@ -1,0 +1,165 @@
+"""The cost model: bytes by hand, the fastest is taken, every refusal has its reason, bad arguments are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, plan, tree_attention
+from strobe.attention.tree.links import fit
+from strobe.attention.tree.placement import Mask, Piece, pieces
+from strobe.attention.tree.request import round_up
+from strobe.core.errors import ConfigError, ShapeError
+from tree_ranks import Runner
+
+
+def links(alpha_s: float, bytes_per_s: float) -> Links:
+    rate = Rate(alpha_s=alpha_s, bytes_per_s=bytes_per_s)
+    return Links(gather=rate, exchange=rate, reduce=rate, flops_per_s=1e14, memory_bytes_per_s=1e12, source="made up")
+
+
+def sent(found: TreePlan) -> dict[str, int]:
+    return {each.strategy: each.sent_bytes for each in found.predictions}
+
+
+def test_bytes_are_those_of_the_formulas() -> None:
+    """4 ranks, bfloat16, 12 heads of 128: a row is 256 + 4 bytes."""
+    rows, keys, num = 100 * 12, 50 * 12 * 2 * 128 * 2, 4
+    found = sent(plan(q_len=100, lengths=[50] * num, num_heads=12, head_dim=128))
+    assert found["allgather"] == (num - 1) * rows * 260
+    assert found["alltoall"] == 2 * 3 / 4 * rows * 260
+    assert found["allreduce3"] == found["allreduce2"] == 2 * 3 / 4 * rows * (4 * 128 + 8)
+    assert found["ring"] == 3 * keys + 3 / 4 * rows * 260
+    assert found["ulysses"] == 3 / 4 * keys + 3 * rows / 4 * 260
+    spread = sent(
+        plan(q_len=100, lengths=[50] * num, num_heads=12, head_dim=128, q_placement="sequence", out_placement="sequence")
+    )
+    queries = rows * 128 * 2
+    assert spread["alltoall"] == 3 / 4 * (queries + rows * 260)
+    assert spread["ulysses"] == 3 / 4 * (keys + queries / num + rows / num * 260)
+    assert spread["ring"] == 3 * keys
+    on_grid = sent(plan(q_len=100, lengths=[50] * 2, num_heads=12, head_dim=128, num_head_ranks=4, kv_placement="heads"))
+    assert on_grid["allgather"] == rows / 4 * 260 + 3 * rows / 4 * 260  # half the keys each, a quarter of the heads
+
+
+def test_the_fastest_is_taken() -> None:
+    few, many = {"q_len": 1, "lengths": [10_000] * 8}, {"q_len": 8192, "lengths": [1024] * 8}
+    shape: dict[str, Any] = {"num_heads": 16, "head_dim": 128}
+    slow = links(20e-6, 1e10)
+    assert plan(**few, **shape, links=slow).strategy == "allgather"  # one latency
+    assert plan(**many, **shape, links=slow, out_placement="sequence").strategy in ("alltoall", "ulysses")
+    for each in (plan(**few, **shape, links=slow), plan(**many, **shape, links=slow)):
+        times = [prediction.seconds for prediction in each.predictions]
+        assert times == sorted(times) and each.predictions[0].strategy == each.strategy
+        assert "runs: " + each.strategy in str(each) and "links: made up" in str(each)
+    assert plan(**few, **shape, links=slow, strategy="allreduce3").strategy == "allreduce3"
+
+
+def test_hops_hide_behind_attention() -> None:
+    shape: dict[str, Any] = {"q_len": 4096, "lengths": [4096] * 4, "num_heads": 8, "head_dim": 64, "out_placement": "sequence"}
+    by_name = {each.strategy: each for each in plan(**shape, q_placement="sequence", links=links(1e-6, 1e13)).predictions}
+    ring = by_name["ring"]
+    assert ring.hidden_s == pytest.approx(ring.comm_s) and ring.seconds == pytest.approx(ring.local_s)
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e12))
+def test_a_line_is_found_again(alpha_s: float, bytes_per_s: float) -> None:
+    points = [(n, alpha_s + n / bytes_per_s) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    found = fit(points)
+    assert all(found.seconds(n) == pytest.approx(took, rel=1e-3) for n, took in points)
+
+
+def test_noise_gives_no_negative_cost() -> None:
+    assert fit([(1e3, 2e-4), (1e6, 1e-4)]).bytes_per_s == float("inf")
+    through = fit([(1e3, 1e-7), (1e6, 1e-3), (2e6, 4e-3)])
+    assert through.alpha_s == 0 and through.bytes_per_s > 0
+
+
+@given(st.integers(0, 40), st.integers(0, 12), st.integers(1, 6), st.booleans(), st.integers(1, 9) | st.none(), st.integers(0, 5))
+def test_pieces_are_what_the_mask_shows(
+    start: int, length: int, q_len: int, causal: bool, window: int | None, sinks: int
+) -> None:
+    mask = Mask(causal=causal, window=window, sinks=sinks, q_start=17)
+    seen = {}
+    for key in range(start, start + length):
+        sees = [
+            (not causal or key <= query) and (window is None or key < sinks or abs(query - key) < window)
+            for query in range(17, 17 + q_len)
+        ]
+        seen[key] = "all" if all(sees) else "some" if any(sees) else None
+    found = list(pieces((Segment(start=start, length=length),), mask, (0, q_len)))
+    assert all(isinstance(each, Piece) and each.row == each.start - start for each in found)
+    shown = {each.start + i: each.seen for each in found for i in range(each.length)}
+    assert shown == {key: how for key, how in seen.items() if how}
+
+
+def test_lengths_are_rounded_for_the_choice_alone() -> None:
+    assert [round_up(n) for n in (0, 1, 7, 9, 1000, 1025)] == [0, 1, 7, 10, 1024, 1280]
+
+
+ONE = torch.ones(1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: tree_attention(ONE, ONE, None), ShapeError, "v: got None, expected a tensor"),
+        (lambda: tree_attention(ONE, ONE[..., :4], ONE), ShapeError, r"k: got shape \(1, 2, 4, 4\)"),
+        (lambda: tree_attention(ONE, ONE[:, :1], ONE), ShapeError, r"v: got shape \(1, 2, 4, 8\), expected \(1, 1, 4\)"),
+        (lambda: tree_attention(ONE, ONE[:, :, :3], ONE[:, :, :3]), ShapeError, "k: got 3 heads, expected a divisor of q's 4"),
+        (lambda: tree_attention(ONE.int(), ONE.int(), ONE.int()), ShapeError, "q: got torch.int32, expected float64"),
+        (lambda: tree_attention(ONE, ONE.double(), ONE), ShapeError, "k: got torch.float64 on cpu, expected torch.float32"),
+        (lambda: tree_attention(ONE, ONE, ONE, strategy="allgater"), ConfigError, "did you mean 'allgather'"),
+        (lambda: tree_attention(ONE, ONE, ONE, out_placement="rows"), ConfigError, "unknown out_placement 'rows'"),  # type: ignore[arg-type]
+        (lambda: tree_attention(ONE, ONE, ONE, strategy="symmetric"), ConfigError, "symmetric memory needs CUDA"),
+        (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
+        (lambda: tree_attention(ONE, ONE, ONE, window=0), ConfigError, "window: got 0, expected at least 1"),
+        (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
+        (lambda: tree_attention(ONE, ONE, ONE, q_lengths=[2]), ConfigError, "q_lengths: only with"),
+        (
+            lambda: tree_attention(ONE, ONE, ONE, q_placement="sequence", q_lengths=[3]),
+            ShapeError,
+            "q_lengths: got .3,., expected 1",
+        ),
+        (
+            lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([3])),
+            ShapeError,
+            "k: got 2 rows, expected at least the 3",
+        ),
+        (
+            lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([1, 1])),
+            ShapeError,
+            "shards: got 2 entries, expected 1",
+        ),
+        (lambda: tree_attention(ONE, None, None), ShapeError, "k and v: got None on every rank"),
+    ],
+)
+def test_what_does_not_fit_is_named(ranks: Runner, call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ranks(1, lambda rank: call())
+
+
+def test_a_position_has_one_owner() -> None:
+    with pytest.raises(ShapeError, match=r"ranks 0 and 1 both own position 3; .* Segment\(owned=False\)"):
+        KVShards(ranks=((Segment(start=0, length=4),), (Segment(start=3, length=1),)))
+    with pytest.raises(ShapeError, match="rank 0 has Segment.*expected start and length of at least 0"):
+        KVShards(ranks=((Segment(start=0, length=-1),),))
+
+
+def test_explain_is_what_runs(ranks: Runner) -> None:
+    def work(rank: int) -> str:
+        return str(explain(ONE, ONE, ONE))
+
+    texts = ranks(2, work)
+    assert texts[0] == texts[1] and texts[0].startswith("runs: allgather on 2 ranks, for auto q [1, 2, 4, 8]")
+    assert "not ring: it sends keys, so all ranks must know all lengths; give shards=" in texts[0]
+
+
+def test_without_a_group() -> None:
+    with pytest.raises(ConfigError, match="not initialised; call torch.distributed.init_process_group first"):
+        tree_attention(ONE, ONE, ONE)

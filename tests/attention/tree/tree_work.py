@@ -1,0 +1,184 @@
+"""What real processes are told to do; each function runs on every rank of a gloo group."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from strobe.attention.tree import KVShards, Links, explain, flow, measure_links, tree_attention
+from strobe.attention.tree.agreement import UNKNOWN, Agreement
+from strobe.attention.tree.comm import comm_of
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ConfigError
+from tree_cases import Case
+
+
+def attend(rank: int, case: Case) -> AttentionOutput:
+    """One call on all ranks."""
+    q, ks, vs = case.draw()
+    return tree_attention(case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank], timeout=20, **case.arguments())
+
+
+def gradients(rank: int, case: Case) -> list[Tensor]:
+    """Of the sum of the squares of a replicated result."""
+    q, ks, vs = case.draw()
+    mine = [each.clone().requires_grad_() for each in (q, ks[rank], vs[rank])]
+    out = tree_attention(mine[0], mine[1], mine[2], timeout=20, **case.arguments()).out
+    return list(torch.autograd.grad((out**2).sum(), mine))
+
+
+def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
+    """The case on the ranks 3 and 1 in a group of their own, in turn with a call on all ranks and with a third group."""
+    pair, other = dist.new_group([1, 3]), dist.new_group([0, 1, 2])
+    q, ks, vs = case.draw()
+    whole = torch.ones(1, 1, 1, 4)
+    found = None
+    for _ in range(2):
+        everyone = tree_attention(whole, whole * rank, whole * rank, timeout=20).out
+        if rank in (1, 3):
+            place = dist.get_group_rank(pair, rank)
+            found = tree_attention(q, ks[place], vs[place], group=pair, timeout=20, **case.arguments())
+        if rank in (0, 1, 2):
+            assert torch.equal(tree_attention(whole, whole, whole * 5, group=other, timeout=20).out, whole * 5)
+        assert (everyone - 2.75).abs().max() < 0.2  # values 0 to 3 with weights e^(2 rank)
+    return found
+
+
+def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
+    """Ranks without a key give None."""
+    q, ks, vs = case.draw()
+    if not ks[rank].shape[1]:
+        return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=20)
+    return tree_attention(q, ks[rank], vs[rank], strategy=case.strategy, return_lse=True, timeout=20)
+
+
+def attend_on_mesh(rank: int, case: Case) -> AttentionOutput:
+    """On 2 x 2 ranks."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    q, ks, vs = case.draw()
+    return tree_attention(q, ks[rank], vs[rank], mesh=mesh, timeout=20, **case.arguments())
+
+
+def decode(rank: int, steps: int) -> list[AttentionOutput]:
+    """A cache that grows by one key a step, on the ranks in turn, masked: every step is another layout."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, steps, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    found = []
+    for step in range(1, steps + 1):
+        mine = slice(rank, step, dist.get_world_size())
+        shards = KVShards.interleaved(step, dist.get_world_size())
+        state = tree_attention(
+            q[:, step - 1 : step], k[:, mine], v[:, mine], shards=shards, causal=True, return_lse=True, timeout=20
+        )
+        found.append(state)
+    return found
+
+
+def again(rank: int, init: str, case: Case) -> AttentionOutput:
+    """After the default group is destroyed and made anew with the ranks in reverse order."""
+    number = dist.get_world_size()
+    attend(rank, case)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=init, rank=number - 1 - rank, world_size=number)
+    return attend(number - 1 - rank, case)
+
+
+def plan_with_links(rank: int) -> tuple[Links, str]:
+    """Measured links, and the plan they give."""
+    links = measure_links(timeout=20)
+    q, k = torch.ones(1, 1, 8, 64), torch.ones(1, 64, 8, 64)
+    tree_attention(q, k, k, links=links, timeout=20)
+    return links, str(explain(q, k, k, links=links))
+
+
+SHORT_S = 0.6
+"""Timeout of a call that is meant to wait in vain."""
+
+
+def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: float = SHORT_S) -> float:
+    """A small call, with other arguments on some ranks; the largest value of the result."""
+    given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}}
+    given |= (changes or {}).get(rank, {})
+    q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"])
+    k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"])
+    return round(float(tree_attention(q, k, k, timeout=timeout, **given["options"]).out.max()), 3)
+
+
+def patient(rank: int, changes: dict[int, dict[str, Any]] | None = None) -> float:
+    """A small call for which nobody has to hurry."""
+    return small(rank, changes, timeout=20.0)
+
+
+def refused(rank: int) -> str:
+    """A strategy that no rank can run, and then a call that all can."""
+    try:
+        small(rank, {rank: {"options": {"strategy": "symmetric"}}})
+    except ConfigError as error:
+        return f"{error}, then {patient(rank)}"
+    return ""
+
+
+def skip_one(rank: int, absent: int) -> None:
+    """A rank leaves out the first of two calls."""
+    for number in range(2):
+        if rank != absent or number:
+            small(rank)
+
+
+def two_orders(rank: int, odd: int) -> None:
+    """Two calls, in another order on one rank."""
+    for rows in (2, 1) if rank == odd else (1, 2):
+        patient(rank, {rank: {"rows": rows}})
+
+
+def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
+    """A rank ends (or sleeps) between the agreement and its message."""
+    patient(rank, {rank: {"options": {"strategy": strategy}}})
+    if rank == victim:
+        original = flow.combine
+
+        def ends(call: Any, *rest: Any) -> Any:
+            call.meet()
+            if hang_s:
+                time.sleep(hang_s)
+            else:
+                os._exit(7)
+            return original(call, *rest)
+
+        flow.combine = ends
+    small(rank, {rank: {"options": {"strategy": strategy}}})
+
+
+def after(rank: int, seconds: dict[int, float], work: str) -> float:
+    """Sleep, then a small call or the end of the process."""
+    time.sleep(seconds.get(rank, 0.0))
+    if work == "exit" and rank in seconds:
+        os._exit(7)
+    return small(rank)
+
+
+def wrong_shape(rank: int, odd: int) -> None:
+    """One rank's own tensors do not fit together."""
+    if rank == odd:
+        tree_attention(torch.ones(1, 1, 2, 8), torch.ones(1, 5, 2, 9), torch.ones(1, 5, 2, 9), timeout=timedelta(seconds=1))
+    small(rank)
+
+
+def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
+    """The agreement of GPUs, which needs none: through the store, once for each kind of call."""
+    comm = comm_of(None)
+    call = comm.begin(f"a call of {rank}", 5, SHORT_S)
+    if rank == absent:
+        time.sleep(3 * SHORT_S)
+        return 0, 0
+    found = Agreement(call, 6 if rank == odd else 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda")).wait()
+    again = Agreement(call, 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda"))
+    assert again.wait() == found and again._tokens is None
+    return found

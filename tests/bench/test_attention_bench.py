@@ -1,0 +1,383 @@
+"""The grid of `strobe bench attention`: the oracle against a plain computation, gates that can be red, records, resumption."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.bench import peers
+from strobe.bench.attention import laps, oracle, ours
+from strobe.bench.attention import run as running
+from strobe.bench.attention.attempt import Attempt
+from strobe.bench.attention.contestant import Contestant, Found
+from strobe.bench.attention.grid import Cell, Shape, cells, layout_of, scenario_cells, shape_named
+from strobe.bench.attention.inputs import Inputs, draw
+from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.perf.records.store import read_run
+
+SHAPE = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
+CPU = torch.device("cpu")
+
+
+def drawn(**changed: object) -> Inputs:
+    cell = Cell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
+    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=CPU, seed=3)
+
+
+def plain(inputs: Inputs, contestant: Contestant) -> tuple[Tensor, Tensor]:
+    """Every query against every key in one matrix, float64: out `[S, H, D]` and lse `[H, S]`."""
+    q, k, v, gate = (tensor[0].double().transpose(0, 1) for tensor in (inputs.q, inputs.k, inputs.v, inputs.gate))
+    if contestant.kind == "raster":
+        turn = torch.complex(inputs.cos.double(), inputs.sin.double())
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2) for x in (q, k)
+        )
+    tiles, rows = inputs.tiles, inputs.tiles.rows()
+    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5  # [H, S, S]
+    sums = torch.zeros(tiles.num_tiles, len(rows), dtype=torch.float64)
+    sums[rows // tiles.block, torch.arange(len(rows))] = 1
+    mean = sums / sums.sum(1, keepdim=True)
+    coarse = (mean @ q) @ (mean @ k).transpose(1, 2) / q.shape[-1] ** 0.5  # [H, N, N]
+    if contestant.kind != "dense":
+        best = coarse.topk(inputs.cell.selected(tiles), dim=-1).indices
+        seen = torch.zeros_like(coarse).scatter_(-1, best, 1)
+        scores = scores.masked_fill(sums.T @ seen @ sums == 0, float("-inf"))
+    out = torch.softmax(scores, -1) @ v
+    if contestant.coarse:
+        spread = sums.T @ (torch.softmax(coarse, -1) @ (mean @ v))
+        out = out + (spread * gate if contestant.kind == "raster" else spread)
+    return out.transpose(0, 1), torch.logsumexp(scores, -1)
+
+
+@pytest.mark.parametrize("name", ["dense:sdpa", "fine:cpu", "tiled:cpu", "raster:cpu"])
+def test_the_oracle_is_the_plain_computation(name: str) -> None:
+    inputs = drawn(backward=True)
+    contestant = ours.build(name, inputs)
+    with torch.no_grad():
+        found = contestant.call(*contestant.leaves, lse=True)
+    expected = oracle.expect(inputs, contestant, found, gradients=True)
+    leaves = [tensor.clone().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
+    q, k, v = leaves
+    out, lse = plain(replace(inputs, q=q, k=k, v=v), contestant)
+    torch.testing.assert_close(expected.out[0], out[inputs.checked], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(expected.lse[0], lse[:, inputs.checked], rtol=1e-9, atol=1e-9)
+    upstream = inputs.upstream[0, inputs.checked].double()
+    gradients = torch.autograd.grad(out[inputs.checked], leaves, upstream)
+    for given, wanted in zip(expected.gradients, gradients, strict=True):
+        torch.testing.assert_close(given.float(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_recall_and_the_approximation_are_against_all_keys() -> None:
+    inputs = drawn()
+    contestant = ours.build("fine:cpu", inputs)
+    with torch.no_grad():
+        found = contestant.call(*contestant.leaves, lse=True)
+    expected = oracle.expect(inputs, contestant, found)
+    dense = ours.build("dense:sdpa", inputs)
+    out, lse = plain(inputs, dense)
+    torch.testing.assert_close(expected.dense[0], out[inputs.checked], rtol=1e-9, atol=1e-9)
+    seen = plain(inputs, contestant)[1]
+    share = torch.exp(seen - lse)[:, inputs.checked].mean().item()
+    assert expected.recall == pytest.approx(share) and 0.3 < share < 0.99
+
+
+def test_precision_is_what_it_says() -> None:
+    expected = torch.tensor([3.0, -4.0])
+    found = oracle.precision(torch.tensor([3.0, -2.0]), expected)
+    assert found.l1 == pytest.approx(2 / 7)
+    assert found.rmse == pytest.approx(2**0.5)
+    assert found.relative == pytest.approx(2**0.5 / 12.5**0.5)
+    assert found.cosine == pytest.approx(17 / (13**0.5 * 5))
+    assert oracle.precision(torch.tensor([float("nan"), 1.0]), expected).relative == float("inf")
+
+
+def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
+    inputs = drawn()
+    assert not inputs.tiles.whole
+    sizes, mask = inputs.tiles.sizes().tolist(), inputs.selection.mask(inputs.tiles.num_tiles)[0]
+    by_hand = sum(
+        sizes[i] * sizes[j] for head in range(2) for i in range(len(sizes)) for j in range(len(sizes)) if mask[head, i, j]
+    )
+    assert inputs.pairs == by_hand and inputs.blocks == int(mask.sum())
+
+
+def test_smooth_data_make_neighbours_alike() -> None:
+    inputs = drawn()
+    assert inputs.q.std().item() == pytest.approx(1, abs=0.1)
+    grid = inputs.q.view(3, 5, 7, -1), inputs.k.view(3, 5, 7, -1)
+    near = (grid[0][:, :, 1:] * grid[1][:, :, :-1]).mean().item()
+    far = (grid[0][0, 0, 0] * grid[1][2, 4, 6]).mean().item()
+    assert near == pytest.approx(0.6 * 2.718281828 ** (-1 / 72), abs=0.12) and far < near - 0.1
+
+
+# ----------------------------------------------------------------------------------------------------------------- grid
+
+
+def test_a_grid_is_every_combination_and_names_are_unique() -> None:
+    found = cells([SHAPE, shape_named("16k")], (0.8, 0.9), (64, 128), topks=(8,), directions=(False, True))
+    assert len(found) == 2 * 3 * 2 * 2 == len({cell.name for cell in found})
+    assert found[0].name == "tiny_s0.8_b64_forward" and all(cell.name.count("_") == 3 for cell in found)
+
+
+def test_the_budget_is_the_operators_own() -> None:
+    inputs = drawn(sparsity=0.7)
+    contestant = ours.build("tiled:cpu", inputs)
+    with torch.no_grad():
+        selection = contestant.call(*contestant.leaves, lse=False).selection
+    assert selection is not None and int(selection.counts.max()) == inputs.cell.selected(inputs.tiles) == 2
+    topk = Cell(shape=SHAPE, sparsity=None, topk=500, block=64)
+    assert topk.selected(layout_of(SHAPE, 64, "cube")) == 4
+
+
+def test_the_scenarios_hold_the_guides_own_settings() -> None:
+    budgets = {(cell.topk, cell.block) for cell in scenario_cells([SHAPE])}
+    assert {(8, 64), (16, 256), (32, 128)} <= budgets
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sparsities": (1.0,)}, "expected 0 .all tiles. to below 1"),
+        ({"blocks": (32,)}, "allowed: 64, 128, 256"),
+        ({"topks": (0,)}, "expected 1 or more"),
+        ({"sparsities": ()}, "the grid is empty"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(wrong: dict[str, tuple[float, ...]], words: str) -> None:
+    given = {"shapes": [SHAPE], "sparsities": (0.5,), "blocks": (64,)} | wrong
+    with pytest.raises(ConfigError, match=words):
+        cells(**given)  # type: ignore[arg-type]
+
+
+def test_contestants_are_named_by_kind_impl_or_both() -> None:
+    assert contestants(["fine:cpu"], CPU) == ("fine:cpu",)
+    assert contestants(["cpu"], CPU) == ("fine:cpu", "tiled:cpu", "raster:cpu")
+    assert {name.partition(":")[0] for name in contestants(["dense"], CPU)} == {"dense"}
+    assert set(contestants(["peers"], CPU)) == {f"peer:{name}" for name in peers.PEERS}
+    assert not any(name.endswith(":reference") for chosen in ([], ["raster"], ["dense"]) for name in contestants(chosen, CPU))
+    assert contestants(["raster:reference"], CPU) == ("raster:reference",)
+    with pytest.raises(ConfigError, match="did you mean 'triton'"):
+        contestants(["tritn"], CPU)
+
+
+# ----------------------------------------------------------------------------------------------------------------- laps
+
+
+def test_laps_follow_the_budget() -> None:
+    slow = laps.Speed(device_ns=500_000_000, host_ns=1)
+    fast = laps.Speed(device_ns=1_000_000, host_ns=2_000_000)
+    tight = laps.plan_laps({"a": slow, "b": fast}, 0.1)
+    assert tight.rounds == laps.MIN_ROUNDS and dict(tight.calls) == {"a": 1, "b": 1}
+    wide = laps.plan_laps({"a": slow, "b": fast}, 100.0)
+    assert wide.rounds == laps.MAX_ROUNDS and wide.calls["b"] == laps.MAX_CALLS
+    between = laps.plan_laps({"a": slow, "b": fast}, 5.1)
+    assert between.rounds == 5 and between.calls["a"] == 1
+
+
+def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
+    with Attempt() as attempt:
+        raise ValueError("two\n  lines")
+    assert attempt.reason == "ValueError: two lines" and not attempt.refused
+    with Attempt() as attempt:
+        raise ImplUnavailableError("x", "no GPU")
+    assert attempt.refused and "no GPU" in attempt.reason
+    with pytest.raises(KeyboardInterrupt), Attempt():
+        raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+
+REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=0.01)
+GRID = (Cell(shape=SHAPE, sparsity=0.5, block=64), Cell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
+
+
+def quiet(done: int, total: int, what: str) -> None: ...
+
+
+def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
+    outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
+    assert outcome == Outcome(measured=("tiny_s0.5_b64_forward", "tiny_s0.5_b64_backward"), kept=(), failed=())
+    forward, backward = (read_run(tmp_path / "cells" / name) for name in outcome.measured)
+    for run in (forward, backward):
+        assert run.end is not None and run.end.status == "complete"
+        assert [gate.passed for gate in run.gates] == [True] * 3
+        timed = [clip for clip in run.clips if clip.palindrome is not None]
+        first = [clip.variant for clip in timed if clip.palindrome == 0]
+        assert first == first[::-1] and first[:4] == [*REQUEST.contestants, "matmul"]
+        assert {clip.palindrome for clip in timed} == set(range(laps.MIN_ROUNDS))
+    dense, fine, whole, product = forward.variants
+    tokens = 3 * 5 * 7
+    assert dense.costs[0].flops == 4 * 32 * 2 * tokens**2 == fine.costs[0].dense_flops
+    assert backward.variants[0].costs[0].flops == 2.5 * dense.costs[0].flops
+    assert (
+        fine.costs[0].flops == whole.costs[0].flops < fine.sizes["padded_flops"] == 4 * 32 * 64**2 * fine.sizes["selected_blocks"]
+    )
+    assert product.costs[0].flops == 2 * 512**3
+    metrics = {(line.variant, line.metric, line.reference.partition(",")[0]) for line in forward.quality}
+    for metric in ("cosine similarity", "L1 relative error", "RMSE", "LSE error"):
+        assert {("fine:cpu", metric, "the same selection"), ("fine:cpu", metric, "full dense attention")} <= metrics
+    assert {span.name for span in forward.spans if span.variant == "raster:cpu"} >= {
+        "attention",
+        "stage:attention_kernel",
+        "stage:whole call",
+    }
+    gradients = {line.definition[:3] for line in backward.quality if line.variant == "fine:cpu" and line.metric == "RMSE"}
+    assert {"dq:", "dk:", "dv:"} <= gradients
+
+
+def test_a_rerun_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
+    def stop(done: int, total: int, what: str) -> None:
+        if "backward: timing, round 2" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(GRID, REQUEST, tmp_path, stop)
+    first = (tmp_path / "cells" / GRID[0].name / "records.jsonl").read_bytes()
+    cut = read_run(tmp_path / "cells" / GRID[1].name)
+    assert cut.end is not None and cut.end.status == "interrupted" and cut.gates
+    outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
+    assert (outcome.kept, outcome.measured) == ((GRID[0].name,), (GRID[1].name,))
+    assert (tmp_path / "cells" / GRID[0].name / "records.jsonl").read_bytes() == first
+    assert read_run(tmp_path / "cells" / f"{GRID[1].name}.1").end == cut.end
+    assert run_grid(GRID, REQUEST, tmp_path, quiet).measured == ()
+
+
+def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
+    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
+    other = Request(contestants=REQUEST.contestants, device="cpu", seconds=0.01, seed=1)
+    with pytest.raises(ConfigError, match="another seed; give the same, or name another folder"):
+        run_grid(GRID[:1], other, tmp_path, quiet)
+    (tmp_path / "request.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not a request"):
+        run_grid(GRID[:1], REQUEST, tmp_path, quiet)
+
+
+def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
+    """Let one contestant compute something else."""
+    right = ours.build
+
+    def build(asked: str, inputs: Inputs) -> Contestant:
+        contestant = right(asked, inputs)
+        if asked != name:
+            return contestant
+
+        def call(*leaves: Tensor, lse: bool) -> Found:
+            return change(contestant.call(*leaves, lse=lse), inputs)  # type: ignore[operator, no-any-return]
+
+        return replace(contestant, call=call)
+
+    monkeypatch.setattr(ours, "build", build)
+
+
+def scaled(found: Found, inputs: Inputs) -> Found:
+    return replace(found, out=found.out * 1.001)
+
+
+def one_wrong_head(found: Found, inputs: Inputs) -> Found:
+    out = found.out.clone()
+    out[:, :, 1] += 0.01
+    return replace(found, out=out)
+
+
+def shifted_lse(found: Found, inputs: Inputs) -> Found:
+    return found if found.lse is None else replace(found, lse=found.lse * 1.4427)
+
+
+def another_selection(found: Found, inputs: Inputs) -> Found:
+    """The output of the tiles of least score, said to be that of the best."""
+    worst = BlockSelection.from_mask(
+        ~inputs.selection.mask(inputs.tiles.num_tiles),
+        block=64,
+        q_sizes=inputs.selection.q_sizes,
+        kv_sizes=inputs.selection.kv_sizes,
+    )
+    return replace(found, out=block_sparse_attention(*inputs.tiled, worst, impl="cpu").out)
+
+
+@pytest.mark.parametrize("change", [scaled, one_wrong_head, shifted_lse, another_selection])
+def test_a_wrong_kernel_is_red_and_has_no_number(change: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged(monkeypatch, "fine:cpu", change)
+    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
+    run = read_run(tmp_path / "cells" / GRID[0].name)
+    assert {gate.variant: gate.passed for gate in run.gates} == {"dense:sdpa": True, "fine:cpu": False, "raster:cpu": True}
+    assert not [span for span in run.spans if span.variant == "fine:cpu"]
+
+
+def test_a_wrong_gradient_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, out: Tensor) -> Tensor:
+            return out.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * 1.01
+
+    damaged(monkeypatch, "fine:cpu", lambda found, inputs: replace(found, out=Wrong.apply(found.out)))
+    run_grid(GRID[1:], REQUEST, tmp_path, quiet)
+    gates = {gate.variant: gate for gate in read_run(tmp_path / "cells" / GRID[1].name).gates}
+    assert not gates["fine:cpu"].passed and gates["raster:cpu"].passed and "dq: relative error" in gates["fine:cpu"].rule
+
+
+def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(found: Found, inputs: Inputs) -> Found:
+        raise AssertionError("block size is not what\nthe kernel wants")
+
+    damaged(monkeypatch, "fine:cpu", fail)
+    request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=0.01)
+    run_grid(GRID[:1], request, tmp_path, quiet)
+    run = read_run(tmp_path / "cells" / GRID[0].name)
+    causes = {line.variant: line.cause for line in run.excluded}
+    assert causes["fine:cpu"] == "failed: AssertionError: block size is not what the kernel wants"
+    assert causes["fine:triton"].startswith("refused: ") and causes["peer:fastvideo"].startswith("refused: ")
+    assert {gate.variant for gate in run.gates} == {"dense:sdpa"}
+
+
+def test_a_cell_that_cannot_be_is_an_entry_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = running.draw
+
+    def draw_or_fail(cell: Cell, **options: object) -> Inputs:
+        if not cell.backward:
+            raise MemoryError("no room")
+        return right(cell, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running, "draw", draw_or_fail)
+    outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
+    assert outcome.failed == (f"{GRID[0].name}: MemoryError: no room",) and outcome.measured == (GRID[1].name,)
+
+
+def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:
+    request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=0.01, traced_calls=2)
+    run_grid(GRID[:1], request, tmp_path, quiet)
+    folder = tmp_path / "cells" / GRID[0].name
+    run = read_run(folder)
+    assert [(trace.variant, trace.num_blocks) for trace in run.traces] == [("dense:sdpa", 2), ("fine:cpu", 2)]
+    assert all((folder / trace.path).exists() for trace in run.traces)
+    assert (folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
+
+
+def test_the_request_is_on_the_disk(tmp_path: Path) -> None:
+    run_grid((), REQUEST, tmp_path, quiet)
+    assert json.loads((tmp_path / "request.json").read_text())["contestants"] == list(REQUEST.contestants)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StrobeError):
+        run_grid((), REQUEST, tmp_path / "file", quiet)
+
+
+@pytest.mark.gpu
+def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:
+    cell = Cell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
+    request = Request(contestants=("dense:sdpa", "fine:triton"), device="cuda", seconds=0.2)
+    run_grid([cell], request, tmp_path, quiet)
+    run = read_run(tmp_path / "cells" / cell.name)
+    assert all(gate.passed for gate in run.gates)
+    assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
+    assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}

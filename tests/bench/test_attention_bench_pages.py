@@ -1,0 +1,321 @@
+"""The pages of `strobe bench attention`, from records made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from strobe.core.errors import DataError
+from strobe.perf.measure.stats import paired_interval
+from strobe.perf.records.record import (
+    Clip,
+    Clocks,
+    End,
+    Excluded,
+    Gate,
+    Git,
+    Header,
+    Machine,
+    Quality,
+    Span,
+    SpanCost,
+    Variant,
+)
+from strobe.perf.records.store import RunWriter
+from strobe.perf.report.attention_bench.advice import _settings as settings_of
+from strobe.perf.report.attention_bench.advice import advice_report, choose
+from strobe.perf.report.attention_bench.build import bench_report
+from strobe.perf.report.attention_bench.cells import read_cells, speedup
+from strobe.perf.report.html import render_html
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.model import (
+    Figure,
+    Missing,
+    Plane,
+    Ratio,
+    Report,
+    Section,
+    Table,
+    Waterfall,
+    decode_report,
+    encode_report,
+)
+
+MS = 1_000_000
+TOKENS = 1000
+
+
+class CellWriter:
+    """Records of one cell: contestants with times in ms, by round."""
+
+    def __init__(self, root: Path, name: str, contestants: Iterable[str], *, serialised: bool = False) -> None:
+        self.writer = RunWriter(root / "cells" / name)
+        self.order = 0
+        self.block = int(name.split("_")[2].removeprefix("b"))
+        machine = Machine(
+            device="cuda:0", device_name="NVIDIA H200", gpu_count=1, gpu_memory_bytes=1, driver="1", cuda="13.0", torch="2.11",
+            python="3", os="Linux", cpu_name="x", cores=4, threads=4, memory_bytes=1, clocks=Clocks(source="none"),
+            launch_blocking=serialised,
+        )  # fmt: skip
+        git = Git(commit=None, dirty=None)
+        self.writer.append(
+            Header(
+                run=name, date="2026-01-01T00:00:00Z", strobe="0", git=git, argv=(), machine=machine, baseline="dense:a",
+                order=tuple(contestants), palindromes=0,
+            )
+        )  # fmt: skip
+
+    def measured(
+        self,
+        name: str,
+        rounds: list[tuple[float, float]],
+        *,
+        density: float = 1.0,
+        memory: float = 0.0,
+        recall: float | None = None,
+    ) -> None:
+        dense = density == 1
+        whole = name.startswith(("tiled", "raster"))
+        flops = 0 if name == "matmul" else 4_000_000_000
+        span = "matmul" if name == "matmul" else "attention" if whole else "attention_kernel"
+        cost = SpanCost(
+            span=span,
+            flops=2_000_000_000 if name == "matmul" else round(flops * density),
+            read_bytes=0,
+            write_bytes=0,
+            dense_flops=None if dense else flops,
+        )
+        blocks = 0 if dense else round(density * 256)
+        sizes = {
+            "batch": 1, "tokens": TOKENS, "heads": 1, "head_dim": 64, "block": self.block, "rows": 1024,
+            "blocks_per_row": blocks // 16,
+            "blocks_in_all": 16, "selected_blocks": blocks, "padded_flops": round(flops * density * 1.05), "tile_t": 4,
+            "tile_h": 4, "tile_w": 4, "grid_t": 10, "grid_h": 10, "grid_w": 10,
+        }  # fmt: skip
+        self.writer.append(
+            Variant(
+                name=name,
+                preset="custom",
+                attention_impl=name,
+                sparsity=1 - density,
+                costs=(cost,),
+                sizes=sizes,
+                dtype="bfloat16",
+            ),
+            Gate(variant=name, reference="the same selection, float32", rule="close", passed=True, detail="0.001"),
+            self.number(name, "cosine similarity", 0.999, "the same selection, float32", "out: of all"),
+            self.number(name, "cosine similarity", 0.9 * (recall or 1), "full dense attention, float32", "out: of all"),
+            self.number(name, "temporary memory", memory * 1e6, "", "bytes"),
+        )
+        if recall is not None:
+            self.writer.append(self.number(name, "recall", recall, "full dense attention, float32", "share"))
+        for number, pair in enumerate(rounds):
+            for value in pair:
+                self.line(name, span, round(value * MS), number, "cuda_event")
+                self.line(name, "host_call", 30_000, number, "perf_counter")
+                self.clip(name, number)
+
+    def number(self, name: str, metric: str, value: float, reference: str, definition: str) -> Quality:
+        return Quality(
+            variant=name, metric=metric, value=value, unit="", reference=reference, definition=definition, n=1, better="lower"
+        )
+
+    def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str) -> None:
+        self.writer.append(
+            Span(
+                variant=variant, clip=self.order, order=self.order, palindrome=palindrome, name=name, index=0, start_ns=0,
+                value_ns=ns,
+                clock=clock, warmup=False,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    def clip(self, variant: str, palindrome: int | None) -> None:
+        self.writer.append(
+            Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=2)
+        )
+        self.order += 1
+
+    def stages(self, variant: str, **times: int) -> None:
+        for name, ns in times.items():
+            self.line(variant, "stage:" + name.replace("_call", " call"), ns, None, "cuda_event")
+        self.clip(variant, None)
+
+    def refused(self, name: str, cause: str) -> None:
+        self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=(), cause=cause))
+
+    def end(self) -> None:
+        self.writer.append(End(status="complete", date="2026-01-01T00:00:00Z", wall_ns=1))
+        self.writer.close()
+
+
+def run(root: Path, *, serialised: bool = False) -> Path:
+    """Three forward cells and one backward: dense a 10 ms (b is slower), fine 1 ms, whole operators between."""
+    for budget, block, density, fast, recall, memory in (
+        ("s0.9", 64, 0.125, 1.0, 0.8, 30.0),
+        ("s0.5", 64, 0.5, 4.0, 0.95, 90.0),
+        ("k16", 256, 0.0625, 0.8, 0.6, 5.0),
+    ):
+        names = ("dense:b", "dense:a", "fine:x", "tiled:x", "raster:x", "raster:y", "peer:p", "matmul")
+        cell = CellWriter(root, f"shape_{budget}_b{block}_forward", names, serialised=serialised)
+        cell.measured("dense:b", [(12, 12)] * 3)
+        cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
+        cell.measured(
+            "fine:x", [(fast, fast), (fast * 1.1, fast * 0.9), (fast, fast)], density=density, recall=recall, memory=memory
+        )
+        cell.measured("tiled:x", [(fast * 1.1,) * 2] * 3, density=density, recall=recall, memory=memory * 1.5)
+        cell.measured("raster:x", [(fast * 1.3,) * 2] * 3, density=density, recall=recall, memory=memory * 2)
+        cell.measured("raster:y", [(fast * 1.2,) * 2] * 3, density=density, recall=recall, memory=memory * 3)
+        cell.measured("matmul", [(2.5, 2.5)] * 3)
+        cell.stages("raster:x", attention_tile=200_000, attention_kernel=1_000_000, whole_call=1_300_000)
+        cell.refused("peer:p", "refused: impl 'peer:p' cannot run: p is not installed")
+        cell.end()
+    wrong = CellWriter(root, "shape_s0.9_b64_backward", ("dense:a", "fine:x"))
+    wrong.measured("dense:a", [(25, 25)] * 3)
+    wrong.writer.append(Gate(variant="fine:x", reference="r", rule="close", passed=False, detail="dq 0.5"))
+    wrong.end()
+    return root
+
+
+def tables(report: Report) -> dict[str, Table]:
+    blocks = [block for section in report.sections for block in section.blocks]
+    return {block.caption: block for block in blocks if isinstance(block, Table)} | {
+        block.title: block.table for block in blocks if isinstance(block, Figure)
+    }
+
+
+def row(table: Table, *words: object) -> dict[str, object]:
+    """The first row whose leading cells say these words."""
+    from strobe.perf.report.text import cell_text
+
+    for each in table.rows:
+        texts = [cell_text(cell, column) for cell, column in zip(each.cells, table.columns, strict=True)]
+        if all(str(word) in texts for word in words):
+            return {column.title: cell for column, cell in zip(table.columns, each.cells, strict=True)}
+    raise AssertionError(f"no row with {words}")
+
+
+def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -> None:
+    cells = read_cells(run(tmp_path))
+    assert [(cell.block, cell.direction, cell.budget) for cell in cells] == [
+        (64, "forward", "s0.5"), (64, "forward", "s0.9"), (256, "forward", "k16"), (64, "backward", "s0.9"),
+    ]  # fmt: skip
+    cell = cells[1]
+    assert cell.reference is not None and cell.reference.name == "dense:a"
+    assert {entry.name: entry.kind for entry in cell.measured} == {
+        "dense:b": "dense", "dense:a": "dense", "fine:x": "fine", "tiled:x": "whole", "raster:x": "whole", "raster:y": "whole",
+    }  # fmt: skip
+    assert cell.peak_flops_per_s == pytest.approx(2e9 / 2.5e-3)
+    reasons = {entry.name: entry.reason for entry in cells[3].contestants if entry.reason}
+    assert reasons == {"fine:x": "red gate: dq 0.5; close"}
+
+
+def test_a_speedup_is_the_median_over_palindromes_with_a_paired_interval(tmp_path: Path) -> None:
+    cell = read_cells(run(tmp_path))[1]
+    fine = next(entry for entry in cell.measured if entry.name == "fine:x")
+    assert cell.reference is not None
+    found = speedup(cell.reference, fine)
+    assert found.ratio == pytest.approx(10.0) and found.verdict == "faster"
+    from math import log
+
+    assert found.interval == paired_interval([log(10), log(10), log(10.2)])
+
+
+def test_the_page_says_times_rates_precision_and_who_is_absent(tmp_path: Path) -> None:
+    report = bench_report(run(tmp_path))
+    found = tables(report)
+    speed = row(found["shape, forward: speed."], "s0.9", "fine:x")
+    assert isinstance(speed["speedup"], Ratio) and speed["speedup"].value == pytest.approx(10.0)
+    rate = 4e9 * 0.125 / 1e-3 / 1e12
+    assert speed["useful TFLOP/s"].value == pytest.approx(rate)  # type: ignore[attr-defined]
+    assert speed["padded TFLOP/s"].value == pytest.approx(rate * 1.05)  # type: ignore[attr-defined]
+    assert speed["of measured peak"].value == pytest.approx(rate * 1.05 / 0.8)  # type: ignore[attr-defined]
+    assert speed["host"].ns == 30_000  # type: ignore[attr-defined]
+    precise = row(found["shape, forward: precision."], "s0.9", "fine:x")
+    assert precise["cosine, sel."].value == 0.999 and precise["recall"].value == 0.8  # type: ignore[attr-defined]
+    assert precise["cosine, dense"].value == pytest.approx(0.72)  # type: ignore[attr-defined]
+    absent = found["Entries without a number."]
+    assert row(absent, "peer:p", "3") and row(absent, "fine:x", "1")
+    assert {each.candidate for each in report.speedups} >= {"shape_s0.9_b64_forward fine:x", "shape_k16_b256_forward raster:y"}
+    assert decode_report(encode_report(report)) == report
+    assert "Red gate" in render_markdown(report) and "<svg" in render_html(report)
+
+
+def test_the_pictures_are_speed_rate_stages_and_memory(tmp_path: Path) -> None:
+    report = bench_report(run(tmp_path))
+    figures = {block.title: block for section in report.sections for block in section.blocks if isinstance(block, Figure)}
+    faster = figures["speedup over dense: shape, forward, blocks of 64"].picture
+    assert isinstance(faster, Plane) and faster.series == ("fine:x", "tiled:x", "raster:x", "raster:y")
+    fine = sorted((mark.x, mark.y) for mark in faster.marks if mark.series == 0)
+    assert fine == [(0.5, pytest.approx(2.5)), (0.875, pytest.approx(10.0))]
+    memory = figures["Temporary memory against the number of selected blocks: forward"].picture
+    assert isinstance(memory, Plane)
+    assert sorted((mark.x, mark.y) for mark in memory.marks if mark.series == 0) == [(16, 5.0), (32, 30.0), (128, 90.0)]
+    bars = figures["Stages of raster:x: shape_s0.9_b64_forward"].picture
+    assert isinstance(bars, Waterfall)
+    assert [(bar.label, bar.start_ns, bar.stop_ns) for bar in bars.bars] == [
+        ("attention_tile", 0, 200_000), ("attention_kernel", 200_000, 1_200_000), ("between the stages", 1_200_000, 1_300_000),
+        ("whole call", 0, 1_300_000),
+    ]  # fmt: skip
+
+
+def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None:
+    folder = run(tmp_path, serialised=True)
+    report = bench_report(folder)
+    assert report.banners[0].level == "stop" and "CUDA_LAUNCH_BLOCKING" in report.banners[0].items[0]
+    speed = row(tables(report)["shape, forward: speed."], "s0.9", "fine:x")
+    assert isinstance(speed["speedup"], Missing) and speed["speedup"].label == "serialised"
+    assert not [each for each in report.speedups if "forward" in each.candidate]
+    assert not [title for title in tables(report) if title.startswith("speedup over dense")]
+    advice = tables(advice_report(folder))["shape: advice."]
+    assert isinstance(row(advice, "maximum performance")["speedup"], Missing)
+
+
+def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    found = choose(tuple(settings_of(read_cells(folder))))
+    picked = {scenario: setting and setting.cell.budget for scenario, (setting, _) in found.items()}
+    # k16 is the fastest and smallest, but keeps 60 % of the mass; s0.5 keeps most, and is 10 / (4 * 1.2) = 2.08 times dense
+    assert picked == {"memory-limited": "s0.9", "maximum performance": "s0.9", "quality-critical": "s0.5"}
+    report = advice_report(folder)
+    table = row(tables(report)["shape: advice."], "maximum performance")
+    assert table["selected keys"].value == 125 and table["density"].value == pytest.approx(0.125)  # type: ignore[attr-defined]
+    assert table["time"].ns == pytest.approx(1.2 * MS)  # type: ignore[attr-defined]
+    assert table["temporary"].value == pytest.approx(90.0)  # type: ignore[attr-defined]
+    assert table["recall"].value == 0.8  # type: ignore[attr-defined]
+    everything = tables(report)["shape: everything measured."]
+    assert len(everything.rows) == 3
+    assert row(everything, "the guide for speed: topk=16, block_size=(4, 8, 8)")["block"].value == 256  # type: ignore[attr-defined]
+
+
+def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, "shape_s0.9_b64_forward", ("dense:a", "raster:x"))
+    cell.measured("dense:a", [(1, 1)] * 3)
+    cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
+    cell.end()
+    found = choose(tuple(settings_of(read_cells(tmp_path))))
+    assert {setting for setting, _ in found.values()} == {None}
+    section: Section = advice_report(tmp_path).sections[0]
+    assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
+
+
+def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    cut = CellWriter(folder, "shape_s0.7_b64_forward", ("dense:a", "fine:x"))
+    cut.writer.close()
+    earlier = CellWriter(folder, "shape_s0.9_b64_forward.1", ("dense:a",))
+    earlier.end()
+    names = [cell.name for cell in read_cells(folder)]
+    assert "shape_s0.7_b64_forward" in names and "shape_s0.9_b64_forward.1" not in names
+    entry = next(cell for cell in read_cells(folder) if cell.budget == "s0.7").entries[0]
+    assert entry.reason == "not reached: the cell was cut short"
+    assert bench_report(folder).sections
+
+
+def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no cells at"):
+        read_cells(tmp_path)
+    (tmp_path / "cells" / "a_b_b64_d").mkdir(parents=True)
+    with pytest.raises(DataError, match="has records"):
+        read_cells(tmp_path)

@@ -1,0 +1,120 @@
+"""The adapters of `strobe bench attention` to other packages, with stand-ins that speak the packages' layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.bench import peers
+from strobe.bench.attention import oracle
+from strobe.bench.attention.grid import Cell, Shape
+from strobe.bench.attention.inputs import Inputs, draw
+from strobe.compat.video_sparse import video_sparse_attn
+from strobe.core.errors import ConfigError, ImplUnavailableError
+
+
+def drawn(*, backward: bool = False) -> Inputs:
+    shape = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
+    cell = Cell(shape=shape, sparsity=0.5, block=64, backward=backward)
+    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=torch.device("cpu"), seed=3)
+
+
+class Library:
+    """A stand-in for other packages: the functions the adapters call, by the reference impl, in the packages' layouts."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs, self.BSA = inputs, self
+
+    def _fine(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        tensors = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        found = block_sparse_attention(*tensors, self.inputs.selection, impl="reference", return_lse=True)
+        assert found.lse is not None
+        return found.out.transpose(1, 2), found.lse
+
+    def block_sparse_attn_from_indices(self, q: Tensor, k: Tensor, v: Tensor, *lists: Tensor) -> tuple[Tensor, Tensor]:
+        indices, counts, sizes = lists
+        assert indices is self.inputs.selection.indices and counts is self.inputs.selection.counts
+        assert sizes.tolist() == self.inputs.tiles.sizes().tolist()
+        return self._fine(q, k, v)
+
+    def video_sparse_attn(
+        self, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, q_sizes: Tensor, topk: int, block_size: tuple[int, ...]
+    ) -> Tensor:
+        return video_sparse_attn(q, k, v, sizes, q_sizes, topk, block_size)
+
+    def block_sparse_attention_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        out, lse = self._fine(q, k, v)
+        return {"o_tensor": out, "lse_tensor": lse}
+
+    def block_sparse_attention_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self._fine(*leaves)[0], leaves, grad)
+        return dict(zip(("dq_tensor", "dk_tensor", "dv_tensor"), grads, strict=True))
+
+    def flash_attn_func(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+        found = dense_attention(q, k, v, impl="reference", return_lse=True)
+        return found.out, found.lse
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", ["fastvideo-fine", "fastvideo", "cudnn-bsa", "fa4-dense"])
+def test_an_adapter_speaks_the_peers_layout(name: str, backward: bool) -> None:
+    inputs = drawn(backward=backward)
+    contestant = peers.PEERS[name].build(f"peer:{name}", inputs, Library(inputs))
+    with torch.no_grad():
+        found = contestant.call(*contestant.leaves, lse=True)
+    expected = oracle.expect(inputs, contestant, found, gradients=backward)
+    out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
+    assert oracle.precision(out, expected.out).relative < 1e-5
+    if found.lse is not None:
+        torch.testing.assert_close(contestant.lse_rows(found.lse, inputs).double(), expected.lse, rtol=1e-5, atol=1e-5)
+    if backward:
+        upstream = torch.zeros_like(inputs.upstream)
+        upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
+        for given, wanted in zip(contestant.backward(inputs, upstream)(), expected.gradients, strict=True):
+            assert oracle.precision(contestant.as_raster(given, inputs), wanted).relative < 1e-5
+
+
+def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
+    """It takes and gives `[H, tokens, D]` in tile order without padding rows; the adapter puts them in their places."""
+    inputs = drawn()
+
+    class Wrapper:
+        def __init__(self, workspace: Tensor) -> None: ...
+
+        def plan(self, *, block_mask_map: Tensor, block_row_sz: Tensor, block_col_sz: Tensor, **sizes: object) -> None:
+            assert block_mask_map.shape == (2, 4, 4) and block_row_sz.tolist() == [inputs.tiles.sizes().tolist()] * 2
+            self.mask = block_mask_map.repeat_interleave(block_row_sz[0], 1).repeat_interleave(block_col_sz[0], 2)
+
+        def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert q.shape == (2, 3 * 5 * 7, 32)
+            return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=self.mask[None])[0]
+
+    module = type("Module", (), {"sparse": type("Sparse", (), {"VariableBlockSparseAttentionWrapper": Wrapper})})
+    contestant = peers.PEERS["flashinfer"].build("peer:flashinfer", inputs, module)
+    found = contestant.call(*contestant.leaves, lse=True)
+    expected = oracle.expect(inputs, contestant, found)
+    assert oracle.precision(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out).relative < 1e-5
+
+
+def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = drawn()
+    with pytest.raises(ImplUnavailableError, match="is not installed"):
+        peers.build("peer:cudnn-bsa", inputs)
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: True)
+    with pytest.raises(ImplUnavailableError, match="runs on a GPU"):
+        peers.build("peer:cudnn-bsa", inputs)
+    with pytest.raises(ConfigError, match="did you mean 'flashinfer'"):
+        peers.build("peer:flashinfr", inputs)
+    reasons = {name: peer.refuses(inputs) for name, peer in peers.PEERS.items() if name != "cudnn-bsa"}
+    assert reasons["fastvideo"] == "it computes bfloat16, not float32"
+    assert reasons["fa4-dense"] == "it computes bfloat16 and float16, not float32"
+    assert "not whole" in str(reasons["fa4-sparse"])

@@ -1,0 +1,117 @@
+"""`strobe bench attention` from the command to the pages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from terminal import Strobe
+
+FAST = ("--seconds-per-cell", "0.01", "--quiet")
+TINY = ("--grid", 2, 4, 9, "--heads", 1, "--head-dim", 32, "--blocks", 64, "--sparsity", 0.5, *FAST)
+
+
+def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "cpu", "--out", out, "--json", "--backward", "--advice")
+    first = strobe(*line)
+    assert first.code == 0, first.err
+    names = ["2x4x9_s0.5_b64_forward", "2x4x9_s0.5_b64_backward"]
+    assert first.document["measured"] == names and first.document["failed"] == []
+    (forward, backward) = first.document["cells"]
+    assert (forward["reference"], forward["serialised"]) == ("dense:sdpa", False)
+    rows = {each["name"]: each for each in forward["contestants"]}
+    assert set(rows) == {"dense:sdpa", "fine:cpu", "tiled:cpu", "raster:cpu"}
+    assert rows["dense:sdpa"]["flops"] == 4 * 32 * 72**2
+    assert {each["name"] for each in backward["contestants"]} == set(rows)
+    for file in ("report.html", "report.md", "report.json", "advice/report.md"):
+        assert (out / file).stat().st_size > 500
+    again = strobe(*line)
+    assert again.document["measured"] == [] and again.document["kept"] == names
+    assert again.document["cells"] == first.document["cells"]
+    rendered = strobe("bench", "attention", "--out", out, "--render")
+    assert rendered.code == 0 and "2x4x9, forward: speed." in rendered.out
+    other = strobe(*line, "--seed", 1)
+    assert other.code == 2 and "another seed" in other.err
+
+
+def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:
+    found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--profile")
+    assert found.code == 0
+    assert "aten::scaled_dot_product_attention" in found.out and "before 3 calls" in found.out
+
+
+def test_a_serialised_run_says_so(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "fine:cpu", "--out", tmp_path / "b", "--json")
+    (cell,) = found.document["cells"]
+    assert cell["serialised"] and [each["speedup"] for each in cell["contestants"]] == [None, None]
+
+
+def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strobe.bench.attention import run
+
+    right = run.measure_cell
+
+    def stop(inputs: object, writer: object, plan: object, say: object) -> None:
+        if (tmp_path / "b" / "cells" / "2x4x9_s0.5_b64_forward").exists() and not inputs.cell.backward:  # type: ignore[attr-defined]
+            right(inputs, writer, plan, say)  # type: ignore[arg-type]
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "measure_cell", stop)
+    line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--backward", "--json")
+    cut = strobe(*line)
+    assert cut.code == 130 and "what was finished is kept" in cut.err
+    monkeypatch.setattr(run, "measure_cell", right)
+    on = strobe(*line)
+    assert on.document["kept"] == ["2x4x9_s0.5_b64_forward"] and on.document["measured"] == ["2x4x9_s0.5_b64_backward"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--grid", "publishd"), "did you mean 'published'"),
+        (("--grid", 2, 4), "or three sizes T H W"),
+        (("--grid", 2, 4, 0), "or three sizes T H W"),
+        (("--grid", "full", "--quick"), "name one of them"),
+        (("--shapes", "wan"), "unknown shape 'wan'"),
+        (("--tokens", 100), "a multiple of 1024"),
+        (("--quick", "--blocks", 32), "allowed: 64, 128, 256"),
+        (("--quick", "--sparsity", 1), "to below 1"),
+        (("--quick", "--impls", "tritn"), "did you mean 'triton'"),
+        (("--quick", "--dtype", "int8"), "unknown dtype"),
+        (("--quick", "--data", "real"), "unknown data"),
+        (("--quick", "--tile", "flat"), "unknown tile"),
+        (("--quick", "--seconds-per-cell", 0), "more than 0 seconds"),
+        (("--quick", "--heads", 0), "expected 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple[object, ...], words: str) -> None:
+    found = strobe("bench", "attention", *flags, "--out", tmp_path / "b")
+    assert found.code == 2 and words in found.err and found.err.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_cell_that_cannot_be_is_in_the_report(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strobe.bench.attention import run
+
+    def fail(cell: object, **options: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(run, "draw", fail)
+    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--out", tmp_path / "b")
+    assert found.code == 1 and "2x4x9_s0.5_b64_forward: MemoryError: no room" in found.err
+    assert "not reached: MemoryError: no room" in found.out
+
+
+def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strobe.bench.attention import oracle
+
+    monkeypatch.setattr(oracle, "TOLERANCES", dict.fromkeys(oracle.TOLERANCES, 0.0))
+    found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--json")
+    assert found.code == 1
+    assert found.document["cells"][0]["contestants"][0]["reason"].startswith("red gate: ")
+    assert json.loads((tmp_path / "b" / "request.json").read_text())["data"] == "smooth"

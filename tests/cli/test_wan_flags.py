@@ -1,0 +1,75 @@
+"""Flags of a Wan model, as a new user would get them wrong; and the memory that `strobe doctor` predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+from terminal import Strobe
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--model", "wan-1.3b"], 2, "wan-1.3b comes without weights: give --weights"),
+        (["--model", "wan-1.3b", "--weights", "nowhere"], 3, "no file or folder 'nowhere'"),
+        (["--model", "wan-1.3b", "--weights", ".", "--random-weights"], 2, "not both"),
+        (["--model", "wan-1.3b", "--random-weights", "--size", "480"], 2, "--size 480: write height x width"),
+        (
+            ["--model", "wan-1.3b", "--random-weights", "--size", "481x832"],
+            2,
+            "size 481x832 is not a positive multiple of 8",
+        ),
+        (["--model", "wan-1.3"], 2, "did you mean 'wan-1.3b'?"),
+        (["--random-weights"], 2, "model 'shapes' has weights and a size of its own"),
+        (["--model", "."], 3, "holds no shapes.safetensors"),
+    ],
+)
+def test_what_is_refused_in_one_line(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in (["generate", "a fox", "-o", "fox.mp4"], ["compare", "baseline", "quality"]):
+        result = strobe(*verb, *flags, "--device", "cpu")
+        assert result.code == code and words in result.err and len(result.err.strip().splitlines()) == 1
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_path: Path) -> None:
+    small = CausalWan(WanConfig(dim=24, ffn_dim=24, freq_dim=8, text_dim=8, text_len=4, num_heads=1, num_layers=2)).state_dict()
+    save_file(small, tmp_path / "model.safetensors")
+    result = strobe("generate", "a fox", "--model", "wan-1.3b", "--weights", tmp_path, "-o", tmp_path / "fox.mp4")
+    assert result.code == 3 and len(result.err.strip().splitlines()) == 1
+    for words in ("of 30 layers, 1536 wide: 756 missing, ", "another shape blocks.*.cross_attn.k.bias [24] instead of [1536]"):
+        assert words in result.err
+
+
+class TestMemory:
+    def test_it_is_predicted_part_by_part(self, strobe: Strobe) -> None:
+        flags = ("doctor", "--preset", "balanced", "--model", "wan-1.3b", "--device", "cpu", "--json")
+        memory = strobe(*flags).document["memory"]
+        parts = {part["name"]: part["num_bytes"] for part in memory["parts"]}
+        assert parts["transformer weights"] == 1_418_996_800 * torch.float32.itemsize and memory["frame_size"] == [480, 832]
+        assert memory["total_bytes"] == sum(parts.values()) and memory["free_bytes"] is None
+        small = strobe(*flags, "--size", "240x416", "--samples", 2).document["memory"]
+        halves = {part["name"]: part["num_bytes"] for part in small["parts"]}
+        assert 2 * halves["keys and values"] == parts["keys and values"]  # a quarter of the tokens, twice the streams
+        assert halves["text keys and values"] == 2 * parts["text keys and values"]
+
+    def test_the_page_for_people_has_the_same(self, strobe: Strobe) -> None:
+        out = strobe("doctor", "--preset", "ultra", "--device", "cpu").out
+        assert "memory of ultra, shapes, 128x128, 1 sample(s), in GiB" in out and "text encoder is not counted" in out
+        assert "in GiB" not in strobe("doctor", "--device", "cpu").out
+
+    def test_what_is_refused(self, strobe: Strobe) -> None:
+        for flags, words in (
+            (["--model", "wan"], "unknown model 'wan'"),
+            (["--samples", "0"], "give 1 or more"),
+            (["--size", "64x64"], "has a frame size of its own"),
+        ):
+            result = strobe("doctor", "--preset", "quality", *flags)
+            assert result.code == 2 and words in result.err

@@ -1,0 +1,96 @@
+"""The guide's timer: its names, leaves that add up without their parents, waits told from transfers."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.compat import tree_attn_decode
+from strobe.compat.assert_tree_attn import Timer, perturbation, profiled_tree_attn_decode, render, shares, skew
+from strobe.core.errors import DataError
+from tree_ranks import threads
+
+LEAVES = [
+    "comp_shard_kv",
+    "comp_local_attention",
+    "comm_max_lse",
+    "comp_num_den",
+    "comm_sum_den",
+    "comm_sum_num",
+    "comp_final_output",
+]
+SAMPLE = {  # the guide's own printout
+    "comp_shard_kv": 0.102,
+    "comp_local_attention": 23.851,
+    "comp_num_den": 0.074,
+    "comp_final_output": 0.101,
+    "comm_max_lse": 14.262,
+    "comm_sum_den": 3.486,
+    "comm_sum_num": 1.637,
+    "total_tree_attn": 43.673,
+}
+
+
+def draw(heads: int, length: int, seed: int) -> Tensor:
+    return torch.randn(1, heads, length, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("serialised", [False, True])
+def test_the_blocks_and_the_values(serialised: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    q, k, v = draw(4, 1, 0), draw(2, 9, 1), draw(2, 9, 2)  # 9 keys on 4 ranks: 3, 3, 3, 0
+    timers = [Timer(serialised=serialised) for _ in range(4)]
+
+    def work(rank: int) -> Tensor:
+        profiled_tree_attn_decode(q, k, v, timers[rank], warmup=True)
+        for _ in range(3):
+            out = profiled_tree_attn_decode(q, k, v, timers[rank])
+        return out
+
+    with threads() as run:
+        for out in run(4, work):
+            torch.testing.assert_close(out, tree_attn_decode(q, k, v))
+    for rank, timer in enumerate(timers):
+        local = "comp_edge_case" if rank == 3 else "comp_local_attention"
+        leaves = [local if name == "comp_local_attention" else name for name in LEAVES]
+        waits = ["wait_max_lse", "wait_sum_den", "wait_sum_num"] if serialised else []
+        assert sorted(timer.times) == sorted([*leaves, *waits, "total_tree_attn"])
+        assert all(len(times) == 3 for times in timer.times.values()) and timer.parents == {"total_tree_attn"}
+        totals = shares(timer.get_stats(), timer.parents)
+        assert sum(totals.values()) <= timer.get_stats()["total_tree_attn"]["total"]
+    timers[0].print_stats(rank=0)
+    printed = capsys.readouterr().out
+    assert printed.startswith("[Rank 0] Profiling Results (all times in ms; ")
+    assert re.search(r"AROUND OTHERS \(not summed\):\n  total_tree_attn +: ", printed)
+
+
+def test_a_parent_is_not_summed_with_its_children() -> None:
+    stats = {name: dict.fromkeys(("mean", "spread", "total", "p50", "p90", "count"), total) for name, total in SAMPLE.items()}
+    printed = render(stats, frozenset({"total_tree_attn"}), 0, False)
+    assert "Total Computation   :   24.128 ms ( 55.5%)" in printed  # the guide printed 77.8 %
+    assert "Total Communication :   19.385 ms ( 44.5%)" in printed
+    timer = Timer()
+    with timer.time_block("my_attention"), timer.time_block("outer"), timer.time_block("comp_inner"):
+        time.sleep(0.001)
+    assert timer.parents == {"my_attention", "outer"}
+    assert shares(timer.get_stats(), timer.parents) == {"computation": timer.get_stats()["comp_inner"]["total"]}
+
+
+def test_waits_are_told_from_transfers() -> None:
+    times = [{"comm_a": [5.4, 1.4], "comp": [9.0]}, {"comm_a": [0.4, 0.4], "comp": [1.0]}, {"comm_a": [2.4, 0.6], "comp": [1.0]}]
+    found = skew(times)
+    assert list(found) == ["comm_a"] and found["comm_a"].straggler == 1
+    assert found["comm_a"].transfer_ms == pytest.approx(0.4)
+    assert found["comm_a"].wait_ms == pytest.approx((3.0, 0.0, 1.1))
+    with pytest.raises(DataError, match=r"comm_a: got \[2, 1\] times by rank"):
+        skew([{"comm_a": [1.0, 1.0]}, {"comm_a": [1.0]}])
+
+
+def test_what_serialising_cost() -> None:
+    timers = [Timer(), Timer(serialised=True)]
+    for timer, values in zip(timers, ([2.0, 4.0, 3.0], [4.0, 3.0, 9.0]), strict=True):
+        timer.times["total_tree_attn"] = values
+    assert perturbation(*timers) == pytest.approx(1 / 3)

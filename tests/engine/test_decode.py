@@ -1,0 +1,107 @@
+"""A frame decoder gives every autoencoder's frames as its one call does, whatever runs beside it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
+from strobe.engine.decode import FrameDecoder, VideoVAE, to_levels
+from strobe.engine.load import shapes_defaults
+from strobe.models.vae.taew import TaewConfig, random_taew
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.weights import random_wan_vae
+
+CHANNELS = 4
+
+
+def autoencoder(kind: str) -> VideoVAE:
+    """Small, random, its frames in the middle of [0, 1]."""
+    if kind == "wan":
+        zeros, ones = (0.0,) * CHANNELS, (1.0,) * CHANNELS
+        return random_wan_vae(WanVAEConfig(width=4, latent_channels=CHANNELS, mean=zeros, std=ones), 0).channels_last()
+    if kind == "taew":
+        taew = random_taew(TaewConfig(latent_channels=CHANNELS, widths=(12, 8, 6, 6)), 0)
+        taew.decoder.leave.bias.fill_(0.5)
+        return taew
+    torch.manual_seed(0)
+    tiny = TinyVAE(TinyVAEConfig(latent_channels=CHANNELS, widths=(12, 8, 8), encoder_widths=(8, 8, 8))).requires_grad_(False)
+    tiny.decoder.leave.bias.fill_(0.5)
+    return tiny
+
+
+def config(device: str = "cpu", **knobs: bool) -> ResolvedConfig:
+    asked = EngineConfig(dtype="float32", knobs=replace_knobs(Knobs(), **knobs))
+    return resolve(asked, shapes_defaults(), torch.device(device))
+
+
+def latents(device: str = "cpu") -> Tensor:
+    return torch.randn(2, 7, CHANNELS, 2, 3, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def streamed(decoder: FrameDecoder, of: Tensor) -> Tensor:
+    state, frames = decoder.state(), []
+    for part in of.split([1, 3, 3], dim=1):
+        out, state = decoder.start(part, state)()
+        frames.append(out)
+    return torch.cat(frames, dim=1)
+
+
+def near(given: Tensor, expected: Tensor) -> bool:
+    """Equal but for a value that lies between two levels."""
+    return given.shape == expected.shape and (given.int() - expected.int()).abs().max() <= 1 and expected.float().std() > 1
+
+
+@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
+@pytest.mark.parametrize("block_decode", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_frames_are_those_of_one_call(kind: str, block_decode: bool, beside: bool) -> None:
+    vae, settings = autoencoder(kind), config(block_decode=block_decode)
+    knobs = replace(settings.knobs, overlap_decode=beside)  # which a machine of few cores would switch off
+    decoder = FrameDecoder(vae, replace(settings, knobs=knobs))
+    assert near(streamed(decoder, latents()), to_levels(vae.decode(latents())))
+    decoder.close()
+
+
+@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
+def test_two_decoders_share_weights_and_nothing_else(kind: str) -> None:
+    one = FrameDecoder(autoencoder(kind), config())
+    two = one.share()
+    assert two._vae is one._vae
+    first, second = latents(), 2 - latents()
+    expected = [streamed(one, of) for of in (first, second)]
+    states, frames = [one.state(), two.state()], [[], []]
+    for parts in zip(first.split([1, 3, 3], dim=1), second.split([1, 3, 3], dim=1), strict=True):
+        for number, (decoder, part) in enumerate(zip((one, two), parts, strict=True)):
+            out, states[number] = decoder.start(part, states[number])()
+            frames[number].append(out)
+    assert all(torch.equal(torch.cat(own, dim=1), whole) for own, whole in zip(frames, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
+def test_a_state_is_adopted_in_another_dtype(kind: str) -> None:
+    vae = autoencoder(kind)
+    full, half = FrameDecoder(vae, config()), FrameDecoder(vae, replace(config(), dtype=torch.bfloat16))
+    _, state = full.start(latents()[:, :4], full.state())()
+    started, memories = half.adopt(state)
+    assert started and {memory.dtype for memory in memories if memory is not None} == {torch.bfloat16}
+    out, _ = half.start(latents()[:, 4:], (started, memories))()
+    expected, _ = full.start(latents()[:, 4:], state)()
+    assert (out.int() - expected.int()).abs().float().mean() < 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
+def test_a_gpu_beside_the_transformer(kind: str) -> None:
+    """Another device than the configuration's works on a side stream; here the transformer's is the CPU."""
+    vae = autoencoder(kind)
+    expected = to_levels(copy.deepcopy(vae).decode(latents()))
+    other = FrameDecoder(vae, config(), torch.device("cuda", 0))
+    assert near(streamed(other, latents()), expected)
+    beside = FrameDecoder(vae, config("cuda", overlap_decode=True))
+    assert near(streamed(beside, latents("cuda")), expected)

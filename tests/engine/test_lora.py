@@ -1,0 +1,102 @@
+"""LoRAs in a session: merged or beside, there from the start or swapped on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import SessionError, WeightsError
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.load import Model
+from strobe.engine.session import Session
+from strobe.models.lora import Lora, LoraPair, merge
+
+BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
+
+
+def lora(model: Model, seed: int = 0) -> Lora:
+    generator, pairs = torch.Generator().manual_seed(seed), {}
+    for name, layer in model.dit.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("blocks."):
+            down, up = (torch.randn(*shape, generator=generator) for shape in ((3, layer.in_features), (layer.out_features, 3)))
+            pairs[name] = LoraPair(down=0.1 * down, up=0.1 * up, scale=0.5)
+    return Lora(name=f"lora {seed}", weights_hash=str(seed) * 64, pairs=pairs)
+
+
+def merged(model: Model, seed: int = 0, strength: float = 1.0) -> Model:
+    """The model with its weights changed for good."""
+    dit = deepcopy(model.dit)
+    merge(dit, lora(model, seed), model.dit, strength)
+    return replace(model, dit=dit)
+
+
+def play(session: Session, num_blocks: int) -> Tensor:
+    return torch.cat([block.latents for block in session.stream(num_blocks)], dim=1)
+
+
+def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session], tiny: Model) -> None:
+    for given in (False, True):
+        session = make(model=replace(tiny, defaults=replace(tiny.defaults, lora=given)))
+        (state,) = (each for each in session.config.knob_states if each.name == "merge_lora")
+        assert (state.on, state.reason) == (given, "" if given else "no LoRA belongs to the model")
+
+
+@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])
+def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
+    found = play(make(preset=preset, model=replace(tiny, lora=lora(tiny))), 6)
+    torch.testing.assert_close(found, play(make(preset=preset, model=merged(tiny)), 6), rtol=0, atol=2e-5)
+    assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Knobs, strength: float) -> None:
+    """Frames so far stay; from there it is a stream of the changed model that derives its window from the same latents."""
+    session = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=replace(tiny, lora=lora(tiny, 1)))
+    before = play(session, 4)
+    session.use_lora(lora(tiny), strength=strength)
+    after = play(session, 3)
+
+    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, 0, strength))
+    snapshot = session.snapshot()
+    play(other, 4)
+    reached = other.snapshot()
+    other.restore(replace(reached, state=replace(reached.state, history=before[:, -8:])))
+    other.prompt("red circle")  # derives the window again
+    torch.testing.assert_close(after, play(other, 3), rtol=0, atol=2e-5)
+    assert snapshot.identity.weights_hash != other.snapshot().identity.weights_hash
+
+
+def test_taken_out_again(make: Callable[..., Session], tiny: Model) -> None:
+    session, plain = make(), make()
+    session.use_lora(lora(tiny))
+    session.use_lora(None)
+    assert torch.equal(play(session, 4), play(plain, 4))
+
+
+def test_what_is_refused(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    expected = play(make(), 4)
+    wrong = Lora(name="style", weights_hash="", pairs={"blocks.9.ffn.0": LoraPair(down=torch.zeros(1, 1), up=torch.zeros(1, 1))})
+    first = play(session, 2)
+    with pytest.raises(WeightsError, match="style does not fit"):
+        session.use_lora(wrong)
+    assert torch.equal(torch.cat([first, play(session, 2)], dim=1), expected)
+    fork = session.fork()
+    for each in (session, fork):
+        with pytest.raises(SessionError, match="forks share their weights"):
+            each.use_lora(lora(tiny))
+
+
+def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    play(session, 1)
+    snapshot = session.snapshot()
+    session.use_lora(lora(tiny))
+    with pytest.raises(SessionError, match="other weights"):
+        session.restore(snapshot)

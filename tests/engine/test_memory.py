@@ -1,0 +1,84 @@
+"""Predicted bytes against those of a stream that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import StrobeError
+from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.load import Model, model_parts
+from strobe.engine.memory import MemoryPart, check, predict
+from strobe.engine.presets import PRESETS
+from strobe.engine.session import Session
+from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WanVAEConfig
+
+CPU = torch.device("cpu")
+
+
+def held(tensors: Iterable[Tensor]) -> int:
+    """Bytes of different storages."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("samples", [(0,), (0, 3)])
+@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "ultra"])
+def test_what_is_counted_is_what_is_held(
+    make: Callable[..., Session], tiny: Model, preset: str, samples: Sequence[int], dtype: Any
+) -> None:
+    config = replace(PRESETS[preset](), dtype=dtype)
+    session = make(preset=config, samples=samples)
+    [*session.stream(3)]
+    stream: Any = session._stream
+    predicted = predict(tiny.parts, session.config, len(samples))
+    found = {part.name: part.num_bytes for part in predicted if part.exact}
+    rows = stream._dit._rows.values()
+    assert found == {
+        "transformer weights": held(stream._dit.dit.state_dict().values()),
+        "keys and values": stream._cache.num_bytes,
+        "text keys and values": held(tensor for pair in stream._text[1].kv for tensor in (*pair,)),
+        "modulation tables": held(tensor for row in rows for tensor in (row.layers, row.head)),
+        "autoencoder weights": held(stream._decoder._vae.state_dict().values()),
+        "decoder memories": sum(memory.nbytes for memory in stream.state.decoder[1]),
+    }
+
+
+def test_a_fused_transformer_holds_nothing_twice(make: Callable[..., Session]) -> None:
+    fused, plain = (make(preset=preset)._stream._dit.dit for preset in ("balanced", "quality"))
+    own = [tensor for layer in fused.layers for tensor in layer.self_attn.fused or ()]
+    assert len(own) == 4 and held([*fused.state_dict().values(), *own]) == held(plain.state_dict().values())
+
+
+def test_wan_at_full_size_without_loading_it() -> None:
+    """In bfloat16: 1,418,996,800 parameters; keys and values of 12 frames and of 3 sink frames once more, 30 layers of 1536."""
+    parts = model_parts("wan-1.3b")
+    resolved = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
+    found = {part.name: part.num_bytes for part in predict(parts, resolved)}
+    assert found["transformer weights"] == 2 * 1_418_996_800
+    assert found["keys and values"] == (2 * 12 + 3) * 30 * 52 * 1536 * 30 * 2
+    assert found["text keys and values"] == 2 * 512 * 1536 * 30 * 2
+    with torch.device("meta"):
+        decoder = StreamingDecoder(WanVAE(WanVAEConfig()).bfloat16())
+    for _ in range(2):
+        decoder.push(torch.empty(1, 1, 16, 60, 104, device="meta"))
+    assert found["decoder memories"] == decoder.state_bytes > 1 << 30
+
+
+def test_memory_that_is_not_there() -> None:
+    parts = tuple(MemoryPart(name=f"part {size}", num_bytes=size << 30, exact=True) for size in (1, 2, 3, 4))
+    check(parts, 10 << 30, CPU)
+    with pytest.raises(
+        StrobeError, match=r"about 10.0 GiB, and cpu has 9.0 GiB free \(part 4 4.0, part 3 3.0, part 2 2.0 GiB\); lower"
+    ):
+        check(parts, 9 << 30, CPU)

@@ -1,0 +1,242 @@
+"""Sessions against a causal Wan written out plainly in float64: no cache, no slots, no fused rows, frame by frame.
+
+The plain model keeps keys before RoPE in a dictionary by frame number and turns them to their place when they are attended:
+the sink, and the last ``window - sink`` frames with the current ones among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, ShapeError
+from strobe.engine.config import EngineConfig
+from strobe.engine.load import Model
+from strobe.engine.noise import draw
+from strobe.engine.prompts import blocks_for, parse_switch
+from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
+
+Weights = dict[str, Tensor]
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def norm(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def rms(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[f"{name}.weight"]
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """q [S, dim], k and v [T, dim]: heads are runs of channels."""
+    out = []
+    for one_q, one_k, one_v in zip(*(tensor.chunk(heads, dim=-1) for tensor in (q, k, v)), strict=True):
+        out.append(torch.softmax(one_q @ one_k.T / math.sqrt(one_q.shape[-1]), dim=-1) @ one_v)
+    return torch.cat(out, dim=-1)
+
+
+def turn(x: Tensor, time: int, size: tuple[int, int], heads: int) -> Tensor:
+    """Rotate one frame's tokens [h * w, dim] to a place in time."""
+    pairs = x.shape[-1] // heads // 2
+    side = pairs // 3
+    angles = torch.zeros(*size, pairs, dtype=torch.float64)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            shares = ((time, pairs - 2 * side), (row, side), (column, side))
+            angles[row, column] = torch.tensor([at * 10_000.0 ** (-i / n) for at, n in shares for i in range(n)])
+    turned = x.unflatten(-1, (heads, pairs, 2)).unbind(-1)
+    cos, sin = angles.flatten(0, 1).unsqueeze(1).cos(), angles.flatten(0, 1).unsqueeze(1).sin()
+    return torch.stack((turned[0] * cos - turned[1] * sin, turned[0] * sin + turned[1] * cos), dim=-1).flatten(-3)
+
+
+@dataclass(kw_only=True)
+class Plain:
+    """One stream. `held[layer][frame]` is the pair (keys before RoPE, values) of a frame."""
+
+    weights: Weights
+    heads: int
+    num_layers: int
+    config: EngineConfig
+    held: list[dict[int, tuple[Tensor, Tensor]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = [{} for _ in range(self.num_layers)]
+
+    def place(self, frame: int, end: int) -> int:
+        """Temporal position of a frame while frames before `end` exist."""
+        moves = self.config.positions == "rebased" and frame < self.config.sink
+        return frame + (max(0, end - self.config.window) if moves else 0)
+
+    def flow(self, x: Tensor, timestep: float, text: Tensor, frames: Sequence[int]) -> Tensor:
+        """x [F, C, Y, X] in float64 to the flow; the frames' keys and values are kept."""
+        w, (count, channels, height, width) = self.weights, x.shape
+        size = height // 2, width // 2
+        half = w["time_embedding.0.weight"].shape[1] // 2
+        angles = torch.tensor([timestep * 10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
+        e = linear(w, "time_embedding.2", silu(linear(w, "time_embedding.0", torch.cat((angles.cos(), angles.sin())))))
+        e0 = linear(w, "time_projection.1", silu(e)).view(6, -1)
+        context = linear(w, "text_embedding.2", gelu(linear(w, "text_embedding.0", text)))
+        cells = x.view(count, channels, size[0], 2, size[1], 2).permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * 4)
+        tokens = cells @ w["patch_embedding.weight"].flatten(1).T + w["patch_embedding.bias"]
+        for layer in range(self.num_layers):
+            tokens = self.layer(tokens, layer, e0, context, (list(frames), size))
+        shift, scale = w["head.modulation"][0] + e
+        out = linear(w, "head.head", norm(tokens) * (1 + scale) + shift)
+        out = out.view(count, *size, 2, 2, channels).permute(0, 5, 1, 3, 2, 4)
+        return out.reshape(count, channels, height, width)
+
+    def layer(self, x: Tensor, layer: int, e0: Tensor, context: Tensor, where: tuple[list[int], tuple[int, int]]) -> Tensor:
+        w, name, (frames, size) = self.weights, f"blocks.{layer}", where
+        mod, end = w[f"{name}.modulation"][0] + e0, frames[-1] + 1
+        y = norm(x) * (1 + mod[1]) + mod[0]
+        q, k = (rms(w, f"{name}.self_attn.norm_{which}", linear(w, f"{name}.self_attn.{which}", y)) for which in "qk")
+        v = linear(w, f"{name}.self_attn.v", y)
+        for frame, keys, values in zip(frames, k.chunk(len(frames)), v.chunk(len(frames)), strict=True):
+            self.held[layer][frame] = keys, values
+        seen = [
+            f for f in self.held[layer] if f < end and (f < self.config.sink or f >= end - self.config.window + self.config.sink)
+        ]
+        keys = torch.cat([turn(self.held[layer][f][0], self.place(f, end), size, self.heads) for f in seen])
+        queries = [turn(part, frame, size, self.heads) for frame, part in zip(frames, q.chunk(len(frames)), strict=True)]
+        out = attend(torch.cat(queries), keys, torch.cat([self.held[layer][f][1] for f in seen]), self.heads)
+        x = x + linear(w, f"{name}.self_attn.o", out) * mod[2]
+        cross = f"{name}.cross_attn"
+        y = norm(x) * w[f"{name}.norm3.weight"] + w[f"{name}.norm3.bias"]
+        q, k = (rms(w, f"{cross}.norm_{which}", linear(w, f"{cross}.{which}", z)) for which, z in (("q", y), ("k", context)))
+        x = x + linear(w, f"{cross}.o", attend(q, k, linear(w, f"{cross}.v", context), self.heads))
+        y = norm(x) * (1 + mod[4]) + mod[3]
+        return x + linear(w, f"{name}.ffn.2", gelu(linear(w, f"{name}.ffn.0", y))) * mod[5]
+
+
+SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
+SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
+
+
+@torch.no_grad()
+def plain_stream(
+    model: Model, config: EngineConfig, sizes: Sequence[int], start: Tensor | None = None, sample: int = 0
+) -> Tensor:
+    """x0 [F, C, Y, X] of frame blocks of these sizes; the first frames are `start`, if given."""
+    weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
+    wan = model.dit.config
+    plain = Plain(weights=weights, heads=wan.num_heads, num_layers=wan.num_layers, config=config)
+    sigmas = SIGMAS[config.shift or 5.0]
+    text = model.text.encode(["red circle"])[0].double()
+    done = torch.zeros(0, *SHAPE, dtype=torch.float64)
+    for block, size in enumerate(sizes):
+        frames = range(len(done), len(done) + size)
+        if start is not None and frames.stop <= len(start):
+            x = start[frames.start : frames.stop].double()
+        else:
+            x = draw(0, sample, block, 0, (size, *SHAPE)).double()
+            for step, sigma in enumerate(sigmas):
+                x0 = x - sigma * plain.flow(x, 1000 * sigma, text, frames)
+                after = sigmas[step + 1] if step + 1 < len(sigmas) else 0.0
+                noise = draw(0, sample, block, step + 1, (size, *SHAPE)) if after else torch.zeros_like(x0)
+                x = (1 - after) * x0 + after * noise.double()
+        plain.flow(x, 0.0, text, frames)
+        done = torch.cat((done, x))
+    return done
+
+
+def x0(blocks: Sequence[FrameBlock]) -> Tensor:
+    return torch.cat([block.latents for block in blocks], dim=1).double()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+@pytest.mark.parametrize(("window", "sink"), [(12, 3), (10, 3), (8, 3), (7, 2), (6, 3), (6, 1), (5, 2), (3, 0), (4, 0)])
+def test_windows_are_counted_frame_by_frame(
+    make: Callable[..., Session], tiny: Model, window: int, sink: int, positions: Any
+) -> None:
+    config = EngineConfig(window=window, sink=sink, positions=positions)
+    close(x0([*make(preset=config).stream(6)])[0], plain_stream(tiny, config, [3] * 6))
+
+
+@pytest.mark.parametrize("shift", [5.0, 8.0])
+@pytest.mark.parametrize("preset", ["quality", "baseline"])
+def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Model, shift: float, preset: str) -> None:
+    from strobe.engine.presets import PRESETS
+
+    config = replace(PRESETS[preset](), window=8, sink=3, shift=shift, first_block=1)
+    blocks = [*make(preset=config, samples=(0, 4)).stream(5)]
+    assert [block.samples.shape[1] for block in blocks] == [1, 12, 12, 12, 12]
+    for index, sample in enumerate((0, 4)):
+        close(x0(blocks)[index], plain_stream(tiny, config, [1, 3, 3, 3, 3], sample=sample))
+
+
+@pytest.mark.parametrize("given", [1, 3, 4, 7])
+def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Model, given: int) -> None:
+    start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(given))
+    config, first = EngineConfig(window=8, sink=3), 3 if given == 3 else 1
+    session = make(preset=config, start=start)
+    blocks = [*session.stream(5)]
+    expected = plain_stream(tiny, config, [first, 3, 3, 3, 3], start=start)
+    close(x0(blocks)[0], expected)
+    assert torch.equal(x0(blocks)[0, :given], start.double())
+    assert (expected[given:] - plain_stream(tiny, config, [first, 3, 3, 3, 3])[given:]).abs().max() > 0.1
+
+
+def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) -> None:
+    image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    blocks = [*make(start=image, samples=(0, 1)).stream(3)]
+    latents = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
+    from_latents = [*make(start=latents[0], samples=(0, 1)).stream(3)]
+    assert [block.samples.shape[1] for block in blocks] == [1, 12, 12]
+    assert torch.equal(x0(blocks), x0(from_latents))
+    assert torch.equal(blocks[0].latents[1], latents[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
+
+
+def test_snapshots_keep_the_frames_still_to_come(make: Callable[..., Session], tiny: Model, tmp_path: Any) -> None:
+    start = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(9))
+    whole = [*make(start=start).stream(5)]
+    session = make(start=start)
+    first = [*session.stream(1)]
+    session.snapshot().save(tmp_path / "early")
+    again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
+    assert torch.equal(x0([*first, *again.stream(4)]), x0(whole))
+    assert torch.equal(x0([*session.fork().stream(4)]), x0(whole[1:]))
+
+
+def test_starts_that_do_not_fit(make: Callable[..., Session]) -> None:
+    with pytest.raises(ShapeError, match=r"expected torch.uint8 \[1 \+ 4 n, 32, 32, 3\]"):
+        make(start=torch.zeros(2, 32, 32, 3, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match=r"expected \[F, 4, 4, 4\]"):
+        make(start=torch.zeros(1, 4, 4, 5))
+    with pytest.raises(ConfigError, match="give first_block=2, or leave it out"):
+        make(preset=EngineConfig(first_block=3), start=torch.zeros(2, *SHAPE))
+    with pytest.raises(ConfigError, match="first_block 0"):
+        EngineConfig(first_block=0)
+
+
+def test_a_short_first_block_moves_every_time(tiny: Model) -> None:
+    """Frame block b >= 1 begins at latent frame 1 + 3 (b - 1), which is pixel frame 1 + 12 (b - 1)."""
+    for number in range(1, 6):
+        began = 1 + 12 * (number - 1)
+        assert blocks_for(began / 16, tiny.defaults, first_block=1) == number
+        assert blocks_for((began + 1) / 16, tiny.defaults, first_block=1) == number + 1
+        assert parse_switch(f"{began / 16}s:x", tiny.defaults, first_block=1).frame_block == number
+    assert blocks_for(1.0, tiny.defaults, first=1, first_block=1) == 2

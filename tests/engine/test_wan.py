@@ -1,0 +1,211 @@
+"""Wan by name: random weights or a checkpoint, sizes, errors. Small sizes stand in for the released ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from strobe.bench.cases.accuracy import Trial, measure_model
+from strobe.bench.cases.stream import Script, StreamCase
+from strobe.core.errors import ConfigError, ShapeError, WeightsError
+from strobe.engine import load as loading
+from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.load import Model, Weights, load, wan_defaults
+from strobe.engine.session import Session
+from strobe.engine.stream import latent_shape
+from strobe.models.vae.taew import Taew
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.wan.config import SIZES, WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.stand_in import PromptNoise, random_transformer
+
+SMALL = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)
+SIZE = (32, 48)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wan-1.3b` is a small model with a small autoencoder and a text encoder that knows no language."""
+    vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+    monkeypatch.setitem(SIZES, "wan-1.3b", SMALL)
+    monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
+    monkeypatch.setattr(loading, "text_encoder", lambda folder, cache: PromptNoise(SMALL))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of the small model as the original is published."""
+    torch.manual_seed(5)
+    save_file(CausalWan(SMALL).state_dict(), tmp_path / "diffusion_pytorch_model.safetensors")
+    sizes = {
+        "dim": 48,
+        "ffn_dim": 64,
+        "freq_dim": 16,
+        "text_dim": 16,
+        "text_len": 8,
+        "num_heads": 2,
+        "num_layers": 2,
+        "in_dim": 16,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("small")
+class TestRandomWeights:
+    def test_they_stream_and_say_so(self) -> None:
+        model = load("wan-1.3b", Weights(random=True, frame_size=SIZE))
+        assert model.name == "wan-1.3b, random weights" and model.random_weights
+        with Session("a fox", model=model, device="cpu") as session:
+            blocks = [*session.stream(5)]
+        assert [tuple(block.frames.shape) for block in blocks[:2]] == [(9, *SIZE, 3), (12, *SIZE, 3)]
+        assert all(block.latents.isfinite().all() and block.latents.std() < 10 for block in blocks)
+
+    def test_the_tiny_autoencoder_can_be_had(self) -> None:
+        model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
+        assert isinstance(model.vae, Taew) and model.name == "wan-1.3b, tiny VAE, random weights"
+        with Session("a fox", model=model, device="cpu") as session:
+            assert next(session.stream(1)).frames.shape == (9, *SIZE, 3)
+        with pytest.raises(ConfigError, match="'tiny'; got 'huge'"):
+            Weights(random=True, vae="huge")
+
+    def test_the_same_twice_and_others_for_another_prompt(self) -> None:
+        first, second = (load("wan-1.3b", Weights(random=True, frame_size=SIZE)) for _ in range(2))
+        assert first.weights_hash == second.weights_hash
+        latents = []
+        for model, prompt in ((first, "a fox"), (second, "a fox"), (first, "an owl")):
+            with Session(prompt, model=model, device="cpu") as session:
+                latents.append(next(session.stream(1)).latents)
+        assert torch.equal(latents[0], latents[1]) and not torch.equal(latents[0], latents[2])
+
+    def test_a_comparison_measures_no_quality(self, tmp_path: Path) -> None:
+        model = load("wan-1.3b", Weights(random=True, frame_size=SIZE))
+        case = StreamCase(["quality", "turbo"], script=Script(prompt="a fox", num_blocks=2), model=model, device="cpu")
+        assert case.model.name == "wan-1.3b, random weights"
+        lines: list[Any] = [*case.review("turbo", tmp_path)]
+        assert {line.metric for line in lines} == {"psnr", "ssim", "temporal_difference"}
+        assert all((line.value, line.n, line.note) == (None, 0, "random weights") for line in lines)
+        case.close()
+
+
+@pytest.mark.usefixtures("small")
+class TestCheckpoints:
+    @pytest.mark.parametrize("by_name", [True, False])
+    def test_the_weights_are_those_of_the_folder(self, folder: Path, by_name: bool) -> None:
+        given = Weights(path=folder if by_name else None, frame_size=SIZE)
+        model = load("wan-1.3b", given) if by_name else load(folder, given)
+        torch.manual_seed(5)
+        expected = CausalWan(SMALL).state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in model.dit.state_dict().items())
+        assert model.name == ("wan-1.3b" if by_name else str(folder)) and not model.random_weights and model.lora is None
+
+    def test_text_encoder_and_autoencoder_may_lie_elsewhere(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+        monkeypatch.setattr(loading, "text_encoder", lambda *given: asked.append(given))
+        monkeypatch.setattr(loading, "load_wan_vae", lambda where: asked.append(where) or vae)
+        monkeypatch.setattr(loading, "load_taew", lambda where: asked.append(where) or vae)
+        release, cache, file = tmp_path / "release", tmp_path / "cache", folder / "diffusion_pytorch_model.safetensors"
+        load("wan-1.3b", Weights(path=file))
+        load("wan-1.3b", Weights(path=file, release=release, prompt_cache=cache))
+        load("wan-1.3b", Weights(path=folder, release=release, vae="elsewhere/taew2_1.pth"))
+        beside, apart, tiny = (folder, None), (release, cache), (release, None)
+        assert asked == [beside, folder, apart, release, tiny, Path("elsewhere/taew2_1.pth")]
+
+    def test_a_lora_beside_the_base_is_used(self, folder: Path, tmp_path: Path) -> None:
+        plain = load("wan-1.3b", Weights(path=folder))
+        down, up = torch.randn(2, 48), torch.randn(64, 2)
+        pair = {"base_model.model.blocks.1.ffn.0.lora_A.weight": down, "base_model.model.blocks.1.ffn.0.lora_B.weight": up}
+        torch.save({"generator_lora": pair}, folder / "lora.pt")
+        model = load("wan-1.3b", Weights(path=folder))
+        assert model.lora is not None and model.name == "wan-1.3b with lora.pt" and model.weights_hash != plain.weights_hash
+        assert torch.equal(model.dit.state_dict()["blocks.1.ffn.0.weight"], plain.dit.state_dict()["blocks.1.ffn.0.weight"])
+        torch.save({"generator_lora": {name.replace("1.ffn", "7.ffn"): half for name, half in pair.items()}}, folder / "lora.pt")
+        with pytest.raises(WeightsError, match=r"lora.pt does not fit this model"):
+            load("wan-1.3b", Weights(path=folder))
+
+
+@pytest.mark.usefixtures("small")
+class TestWhatIsRefused:
+    def test_no_weights(self) -> None:
+        with pytest.raises(ConfigError, match="comes without weights: give --weights with their folder, or --random-weights"):
+            load("wan-1.3b")
+
+    def test_both(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match="not both"):
+            Weights(path=folder, random=True)
+
+    def test_weights_where_none_belong(self, folder: Path) -> None:
+        for name in ("shapes", folder):
+            with pytest.raises(ConfigError, match="one of: wan-1.3b, wan-14b"):
+                load(name, Weights(path=folder))
+
+    def test_a_name_that_is_almost_one(self) -> None:
+        with pytest.raises(ConfigError, match=r"did you mean 'wan-1.3b'\?"):
+            load("wan-1.3", Weights(random=True))
+
+    def test_a_size_is_checked_before_anything_is_read(self, tmp_path: Path) -> None:
+        with pytest.raises(ShapeError, match="latent size 31x48 is not a multiple of the patch 2x2"):
+            load("wan-1.3b", Weights(path=tmp_path / "nowhere", frame_size=(248, 384)))
+
+    def test_the_checkpoint_of_another_model(self, folder: Path) -> None:
+        with pytest.raises(WeightsError, match="another model than was asked for: num_layers 2 instead of 40"):
+            load("wan-14b", Weights(path=folder))
+
+    def test_an_empty_prompt(self) -> None:
+        with pytest.raises(ConfigError, match="the prompt is empty"):
+            PromptNoise(SMALL).check([" "])
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((480, 832), 30 * 52), ((320, 576), 20 * 36), ((704, 1280), 44 * 80)])
+def test_every_size_is_derived(size: tuple[int, int], tokens: int) -> None:
+    for config in SIZES.values():
+        defaults = wan_defaults(config, size)
+        latents = latent_shape(defaults, config)
+        assert (latents.frames, latents.channels, latents.height, latents.width) == (3, 16, size[0] // 8, size[1] // 8)
+        assert latents.token_grid(config.patch).tokens_per_frame == tokens
+        resolved = resolve(EngineConfig(), defaults, torch.device("cpu"))
+        assert resolved.schedule.warped == (1000, 937.5, 833.3333129882812, 625)
+
+
+def test_a_small_model_at_full_frame_size(make: Callable[..., Session], tiny: Model) -> None:
+    """A single layer, and all tokens of 480x832."""
+    config = WanConfig(dim=24, ffn_dim=24, freq_dim=16, text_dim=16, text_len=6, num_heads=1, num_layers=1)
+    vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(2, 2, 2), encoder_widths=(2, 2, 2)))
+    model = Model(
+        name="one layer",
+        weights_hash="0" * 64,
+        dit=random_transformer(config),
+        text=tiny.text,
+        vae=vae,
+        defaults=wan_defaults(config),
+    )
+    block = next(make(model=model, preset=EngineConfig(timesteps=(1000.0,))).stream(1))
+    assert block.frames.shape == (9, 480, 832, 3) and block.latents.isfinite().all()
+
+
+def test_random_matrices_have_the_variance_of_one_over_their_inputs() -> None:
+    dit = random_transformer(WanConfig(dim=256, ffn_dim=512, num_heads=2, num_layers=2, text_dim=128))
+    for name, tensor in dit.state_dict().items():
+        assert tensor.dtype == torch.bfloat16
+        if tensor.dim() > 1 and not name.endswith("modulation"):
+            assert tensor.float().std().item() * math.sqrt(tensor[0].numel()) == pytest.approx(1, abs=0.05)
+    first, second = (dit.layers[index].self_attn.q.weight for index in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_oracle_reads_shapes_only() -> None:
+    model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
+    with pytest.raises(ConfigError, match="is none whose clips the oracle reads"):
+        next(measure_model(model, torch.device("cpu"), Trial(presets=("quality",)), lambda *_: None))

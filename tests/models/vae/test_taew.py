@@ -1,0 +1,197 @@
+"""The tiny decoder against the released layout written down as one sequence, and its streaming, memories and weights."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from strobe.core.errors import ConfigError, ShapeError, WeightsError
+from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
+from strobe.models.vae.taew import Taew, TaewConfig, key_names, load_taew, random_taew
+from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
+
+EXACT = 1e-12
+
+
+class Block(nn.Module):
+    """A block as released: the frame and the one before, side by side."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        convs = [nn.Conv2d(count * width, width, 3, padding=1) for count in (2, 1, 1)]
+        self.conv = nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.ReLU(), convs[2])
+
+
+class Grow(nn.Module):
+    def __init__(self, width: int, frames: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, frames * width, 1, bias=False)
+
+
+class Clamp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / 3) * 3
+
+
+class Released(nn.Module):
+    """The released decoder: its names, its order, frame by frame over a whole clip."""
+
+    def __init__(self, widths: tuple[int, ...] = (256, 128, 64, 64), channels: int = 16) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [Clamp(), nn.Conv2d(channels, widths[0], 3, padding=1), nn.ReLU()]
+        for (width, after), frames in zip(pairwise(widths), (1, 2, 2), strict=True):
+            layers += [Block(width), Block(width), Block(width), nn.Upsample(scale_factor=2), Grow(width, frames)]
+            layers.append(nn.Conv2d(width, after, 3, padding=1, bias=False))
+        self.decoder = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(widths[-1], 3, 3, padding=1))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        frames = list(latents.unbind(1))
+        for layer in self.decoder:
+            if isinstance(layer, Block):
+                before = [torch.zeros_like(frames[0]), *frames]
+                frames = [torch.relu(layer.conv(torch.cat(pair[::-1], dim=1)) + pair[1]) for pair in pairwise(before)]
+            elif isinstance(layer, Grow):
+                grown = [layer.conv(frame) for frame in frames]
+                frames = [half for frame in grown for half in frame.split(frames[0].shape[1], dim=1)]
+            else:
+                frames = [layer(frame) for frame in frames]
+        return torch.stack(frames[3:], dim=1).clamp(0, 1)
+
+
+SMALL = TaewConfig(latent_channels=4, widths=(12, 8, 6, 6))
+
+
+@pytest.fixture(scope="module")
+def released() -> Released:
+    torch.manual_seed(5)
+    model = Released(SMALL.widths, SMALL.latent_channels).double().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.mul_(1.7) if parameter.dim() > 1 else parameter.mul_(1)
+        if name == "decoder.22.bias":
+            parameter.fill_(0.5)  # frames in the middle of [0, 1], where clamping hides nothing
+    return model
+
+
+@pytest.fixture(scope="module")
+def vae(released: Released) -> Taew:
+    model, state = Taew(SMALL).double().requires_grad_(False), released.state_dict()
+    model.load_state_dict({own: state[name] for own, name in key_names(SMALL).items()})
+    return model
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(given: Tensor, expected: Tensor, atol: float = EXACT) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=atol)
+
+
+def test_it_is_the_released_decoder(vae: Taew, released: Released) -> None:
+    latents = draw(1, 2, 5, 4, 3, 2)
+    expected = released.decode(latents)
+    assert expected.shape == (2, 17, 3, 24, 16) and 0.1 < expected.mean() < 0.9 and expected.std() > 0.1
+    close(vae.decode(latents), expected)
+
+
+@settings(max_examples=30)
+@given(cuts=st.sets(st.integers(1, 6)), batch=st.integers(1, 2))
+def test_any_pieces_are_one_call(vae: Taew, cuts: set[int], batch: int) -> None:
+    latents, decoder = draw(2, batch, 7, 4, 1, 2), StreamingDecoder(vae)
+    sizes = [after - before for before, after in pairwise([0, *sorted(cuts), 7])]
+    parts = [decoder.push(part) for part in latents.split(sizes, dim=1)]
+    assert [part.shape[1] for part in parts] == [4 * sizes[0] - 3, *(4 * size for size in sizes[1:])]
+    close(torch.cat(parts, dim=1), vae.decode(latents))
+
+
+def test_two_streams_do_not_meet_and_a_reset_one_is_new(vae: Taew) -> None:
+    streams = [draw(3 + number, 1, 4, 4, 2, 2) for number in range(2)]
+    decoders = [StreamingDecoder(vae) for _ in streams]
+    firsts = [decoder.push(latents[:, :1]) for decoder, latents in zip(decoders, streams, strict=True)]
+    seconds = [decoder.push(latents[:, 1:]) for decoder, latents in zip(decoders, streams, strict=True)]
+    for latents, *parts in zip(streams, firsts, seconds, strict=True):
+        close(torch.cat(parts, dim=1), vae.decode(latents))
+    decoders[0].reset()
+    close(decoders[0].push(streams[1]), vae.decode(streams[1]))
+
+
+def test_memories_are_bounded_and_predicted(vae: Taew) -> None:
+    with torch.device("meta"):
+        unreal, full = Taew(SMALL).double(), Taew(TaewConfig()).bfloat16()
+    decoder = StreamingDecoder(vae)
+    for start in range(4):
+        decoder.push(draw(start, 2, 3, 4, 2, 3))
+        assert decoder.state_bytes == predict_state_bytes(unreal, 2, (2, 3))
+    cells = sum(3 * width * 60 * 104 * 4**level for level, width in enumerate((256, 128, 64)))
+    assert predict_state_bytes(full, 1, (60, 104)) == 2 * cells
+
+
+def test_raw_latents_are_made_first(vae: Taew) -> None:
+    mean, std = (0.3, -0.2, 0.1, 5.0), (0.5, 2.0, 1.0, 1.5)
+    raw = Taew(TaewConfig(latent_channels=4, widths=SMALL.widths, mean=mean, std=std)).double().requires_grad_(False)
+    raw.load_state_dict(vae.state_dict())
+    latents = draw(6, 1, 3, 4, 2, 2)
+    undone = latents * torch.tensor(std).view(1, 1, 4, 1, 1) + torch.tensor(mean).view(1, 1, 4, 1, 1)
+    close(raw.decode(latents), vae.decode(undone), atol=1e-5)
+    with pytest.raises(ConfigError, match="give mean and std with 4 values each, or neither"):
+        TaewConfig(latent_channels=4, mean=mean)
+
+
+def test_latents_that_do_not_fit_are_refused(vae: Taew) -> None:
+    decoder = StreamingDecoder(vae)
+    with pytest.raises(ShapeError, match=r"latents: got shape .*, expected \[B, F, 4, Y, X\]"):
+        decoder.push(torch.zeros(1, 3, 1, 2, 2))
+    decoder.push(torch.zeros(1, 3, 4, 2, 2))
+    with pytest.raises(ShapeError, match=r"batch, height, width \(1, 3, 2\) and the stream so far \(1, 2, 2\)"):
+        decoder.push(torch.zeros(1, 3, 4, 3, 2))
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    """A released checkpoint's names, shapes and float16, with a bit of its encoder."""
+    torch.manual_seed(6)
+    tensors = {name: tensor.half() for name, tensor in Released().state_dict().items()}
+    return tensors | {"encoder.0.weight": torch.zeros(64, 3, 3, 3)}
+
+
+class TestWeights:
+    @pytest.mark.parametrize("name", ["taew2_1.pth", "lighttaew2_1.safetensors"])
+    def test_a_released_checkpoint(self, weights: dict[str, Tensor], tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        if path.suffix == ".pth":
+            torch.save(weights, path)
+        else:
+            save_file(weights, path)
+        found = load_taew(path)
+        raw = name.startswith("light")
+        assert (found.config.mean, found.config.std) == ((WAN21_MEAN, WAN21_STD) if raw else (None, None))
+        reference = Released().requires_grad_(False)
+        reference.load_state_dict({name: tensor for name, tensor in weights.items() if name.startswith("decoder.")})
+        latents = draw(1, 1, 2, 16, 2, 3).float()
+        mean, std = (torch.tensor(values).view(1, 1, 16, 1, 1) for values in (WAN21_MEAN, WAN21_STD))
+        close(found.decode(latents), reference.decode(latents * std + mean if raw else latents), atol=1e-5)
+
+    def test_an_unknown_name_must_say_which_latents(self, weights: dict[str, Tensor], tmp_path: Path) -> None:
+        torch.save(weights, tmp_path / "mine.pth")
+        with pytest.raises(ConfigError, match=r"mine.pth is none of taew2_1, lighttaew2_1; say raw_latents=True"):
+            load_taew(tmp_path / "mine.pth")
+        assert load_taew(tmp_path / "mine.pth", raw_latents=True).config.mean == WAN21_MEAN
+
+    def test_another_checkpoint_is_refused(self, weights: dict[str, Tensor], tmp_path: Path) -> None:
+        changed = {name: tensor for name, tensor in weights.items() if name != "decoder.7.conv.weight"}
+        torch.save(changed | {"decoder.23.bias": torch.zeros(1)}, tmp_path / "taew2_1.pth")
+        with pytest.raises(WeightsError, match=r"1 missing: decoder.7.conv.weight; 1 unexpected: decoder.23.bias"):
+            load_taew(tmp_path / "taew2_1.pth")
+
+
+def test_random_weights_come_from_the_seed() -> None:
+    one, same, other = (random_taew(SMALL, seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["decoder.enter.weight"], other["decoder.enter.weight"])

@@ -1,0 +1,279 @@
+"""The Wan autoencoder computes what diffusers computes, in pieces of any length, and keeps two frames of each layer."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from strobe.core.errors import ConfigError, ShapeError
+from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.layers import CausalConv3d
+from strobe.models.vae.wan.weights import random_wan_vae
+
+TOLERANCE = 1e-5
+EXACT = 3e-7
+"""Between two ways to the same float64 result: both are rounded to float32 frames at the end."""
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pieces(length: int, cuts: set[int]) -> list[int]:
+    return [after - before for before, after in pairwise([0, *sorted(cuts), length])]
+
+
+def pushed(decoder: StreamingDecoder, latents: Tensor, sizes: list[int]) -> list[Tensor]:
+    return [decoder.push(part) for part in latents.split(sizes, dim=1)]
+
+
+def close(given: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=TOLERANCE)
+
+
+def close_exactly(given: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=EXACT)
+
+
+@pytest.fixture(scope="module")
+def exact(vae: WanVAE) -> WanVAE:
+    """In float64, where what is not the same calculation shows."""
+    return copy.deepcopy(vae).double()
+
+
+class TestAgainstDiffusers:
+    @pytest.mark.parametrize("piece", [1, 3])
+    def test_decode(self, vae: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
+        assert golden["decoded"].std() > 0.1 and golden["decoded"].shape == (1, 13, 3, 16, 24)
+        close(vae.decode(golden["latents"], piece=piece), golden["decoded"])
+
+    @pytest.mark.parametrize("piece", [1, 2, 3])
+    def test_encode(self, vae: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
+        assert golden["encoded"].std() > 0.1 and golden["encoded"].shape == (1, 4, 4, 2, 3)
+        close(vae.encode(golden["frames"], piece=piece), golden["encoded"])
+
+    def test_everything_in_one_call(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
+        close(vae.decode_piece(golden["latents"], vae.empty_memories(), first=True)[0], golden["decoded"])
+        close(vae.encode_piece(golden["frames"], vae.empty_encoder_memories(), first=True)[0], golden["encoded"])
+
+    def test_contiguous_channels_change_no_value(self, fresh: WanVAE, golden: dict[str, Tensor]) -> None:
+        fresh.channels_last()
+        latents = golden["latents"].expand(2, -1, -1, -1, -1)
+        close(fresh.decode(latents), golden["decoded"].expand(2, -1, -1, -1, -1))
+        close(fresh.encode(golden["frames"]), golden["encoded"])
+
+    def test_time_flattened_into_channels(self, fresh: WanVAE, golden: dict[str, Tensor]) -> None:
+        fresh.flatten_time()
+        assert sum(module.flat for module in fresh.modules() if isinstance(module, CausalConv3d)) == 32 + 22
+        for model in (fresh, fresh.channels_last()):
+            close(model.decode(golden["latents"]), golden["decoded"])
+            close(model.encode(golden["frames"]), golden["encoded"])
+
+    def test_bfloat16_is_near(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
+        frames = copy.deepcopy(vae).bfloat16().decode(golden["latents"])
+        assert frames.dtype == torch.float32
+        assert (frames - golden["decoded"]).abs().mean() < 5e-3
+
+    def test_gradients_reach_the_latents(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
+        latents = golden["latents"].clone().requires_grad_()
+        vae.decode(latents)[:, 0].sum().backward()
+        assert latents.grad is not None and latents.grad[:, 0].abs().max() > 0
+        assert (latents.grad[:, 1:] == 0).all()  # the first frame knows nothing of what follows
+
+
+class TestStreaming:
+    @settings(max_examples=25)
+    @given(cuts=st.sets(st.integers(1, 6)), batch=st.integers(1, 2))
+    def test_any_pieces_are_one_call(self, exact: WanVAE, cuts: set[int], batch: int) -> None:
+        latents = draw(1, batch, 7, 4, 1, 2)
+        whole = exact.decode_piece(latents, exact.empty_memories(), first=True)[0]
+        sizes = pieces(7, cuts)
+        parts = pushed(StreamingDecoder(exact), latents, sizes)
+        assert [part.shape[1] for part in parts] == [exact.stride.frames(0, sizes[0]), *(4 * size for size in sizes[1:])]
+        close_exactly(torch.cat(parts, dim=1), whole)
+
+    def test_the_first_latent_frame_alone_and_then_three_per_call(self, exact: WanVAE) -> None:
+        latents, decoder = draw(2, 1, 10, 4, 2, 3), StreamingDecoder(exact)
+        parts = pushed(decoder, latents, [1, 3, 3, 3])
+        assert [part.shape[1] for part in parts] == [1, 12, 12, 12]
+        whole = exact.decode_piece(latents, exact.empty_memories(), first=True)[0]
+        close_exactly(torch.cat(parts, dim=1), whole)
+        close_exactly(parts[0], exact.decode(latents[:, :1]))
+
+    def test_every_frame_knows_its_past_and_not_its_future(self, exact: WanVAE) -> None:
+        latents = draw(3, 1, 6, 4, 1, 2)
+        changed = latents.clone()
+        changed[:, 2] += 1
+        differs = (exact.decode(changed) - exact.decode(latents)).abs().amax(dim=(0, 2, 3, 4))
+        assert (differs[:5] == 0).all() and (differs[5:9] > 1e-3).all()
+        assert (differs[9:13] > 1e-5).all()  # the memories
+
+    def test_two_streams_do_not_meet(self, exact: WanVAE) -> None:
+        streams = [draw(4 + number, 1, 7, 4, 1, 2) for number in range(2)]
+        expected = [exact.decode(latents) for latents in streams]
+        decoders = [StreamingDecoder(exact) for _ in streams]
+        parts: list[list[Tensor]] = [[], []]
+        for start in (0, 1, 4):
+            end = start + (3 if start else 1)
+            for own, decoder, latents in zip(parts, decoders, streams, strict=True):
+                own.append(decoder.push(latents[:, start:end]))
+        for own, whole in zip(parts, expected, strict=True):
+            close_exactly(torch.cat(own, dim=1), whole)
+
+    def test_a_reset_decoder_is_a_new_one(self, exact: WanVAE) -> None:
+        latents, decoder = draw(6, 1, 4, 4, 1, 2), StreamingDecoder(exact)
+        first = pushed(decoder, latents, [1, 3])
+        decoder.reset()
+        assert decoder.state_bytes == 0
+        assert all(torch.equal(*pair) for pair in zip(pushed(decoder, latents, [1, 3]), first, strict=True))
+
+    def test_a_copied_decoder_goes_on_alike(self, exact: WanVAE) -> None:
+        latents, decoder = draw(7, 1, 7, 4, 1, 2), StreamingDecoder(exact)
+        pushed(decoder, latents[:, :4], [1, 3])
+        state, expected = decoder.state(), decoder.push(latents[:, 4:])
+        for _ in range(2):  # going on from a state does not write to it
+            other = StreamingDecoder(exact)
+            other.load_state(state)
+            assert torch.equal(other.push(latents[:, 4:]), expected)
+
+    def test_the_encoder_streams_too(self, exact: WanVAE) -> None:
+        frames = draw(8, 2, 13, 3, 16, 8).sigmoid()
+        whole = exact.encode_piece(frames, exact.empty_encoder_memories(), first=True)[0]
+        memories, latents = exact.empty_encoder_memories(), []
+        for part in frames.split([5, 8], dim=1):
+            out, memories = exact.encode_piece(part, memories, first=not latents)
+            latents.append(out)
+        close_exactly(torch.cat(latents, dim=1), whole)
+        changed = frames.clone()
+        changed[:, 7] = 1 - changed[:, 7]  # of the third latent frame
+        differs = (exact.encode(changed) - whole).abs().amax(dim=(0, 2, 3, 4))
+        assert (differs[:2] < EXACT).all() and (differs[2:] > 1e-4).all()
+
+
+def test_contiguous_channels_stay_so_from_end_to_end() -> None:
+    """No convolution is handed another layout, which it would copy. Small convolutions on a CPU may return another one."""
+    vae = random_wan_vae(WanVAEConfig(width=8), 0).channels_last()
+    strides: dict[str, set[int]] = {}
+    for name, module in vae.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+            note = strides.setdefault(name, set())
+            module.register_forward_pre_hook(lambda _, x, note=note: note.add(x[0].stride(1)))
+            assert module.weight.stride(1) == 1
+    decoder = StreamingDecoder(vae)
+    pushed(decoder, draw(1, 2, 4, 16, 2, 3), [1, 3])
+    vae.encode(draw(2, 2, 5, 3, 16, 24).sigmoid())
+    assert strides and set().union(*strides.values()) == {1}
+    assert {memory.stride(1) for memory in decoder.memories if memory is not None} == {1}
+
+
+class TestMemory:
+    def test_memories_are_bounded(self, vae: WanVAE) -> None:
+        decoder = StreamingDecoder(vae)
+        sizes = []
+        for start in range(6):
+            decoder.push(draw(start, 1, 1 if start == 0 else 3, 4, 2, 3))
+            sizes.append(decoder.state_bytes)
+        assert len(set(sizes)) == 1
+        assert sizes[0] == sum(2 * memory[:, :, 0].numel() * 4 for memory in decoder.memories if memory is not None)
+
+    def test_the_prediction_is_what_a_stream_takes(self, vae: WanVAE) -> None:
+        with torch.device("meta"):
+            unreal = WanVAE(vae.config)
+        for batch in (1, 2):
+            decoder = StreamingDecoder(vae)
+            pushed(decoder, draw(1, batch, 4, 4, 2, 3), [1, 3])
+            assert predict_state_bytes(unreal, batch, (2, 3)) == decoder.state_bytes
+
+    def test_the_released_size(self) -> None:
+        """Numbers of the released model: its tensors and parameters, and 1.89 GB of memories at 480x832 in bfloat16."""
+        with torch.device("meta"):
+            released = WanVAE(WanVAEConfig()).bfloat16()
+        assert len(released.state_dict()) == 194 and len(released.empty_memories()) == 32
+        parts = (released.decoder, released.unpack)
+        assert round(sum(p.numel() for part in parts for p in part.parameters()) / 1e6, 1) == 73.3
+        assert round(predict_state_bytes(released, 1, (60, 104)) / 1e9, 2) == 1.89
+        assert (released.stride.time, released.stride.space) == (4, 8)
+
+
+class TestStatistics:
+    MEAN, STD = (0.3, -0.2, 0.1, 5.0), (0.5, 2.0, 1.0, 1.5)
+
+    def normalised(self, vae: WanVAE) -> WanVAE:
+        config = WanVAEConfig(width=2, latent_channels=4, mean=self.MEAN, std=self.STD)
+        with torch.device("meta"):
+            other = WanVAE(config)
+        other.load_state_dict(vae.state_dict(), assign=True)
+        return other
+
+    def test_they_make_latents_standard_and_are_undone(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
+        mean, std = (torch.tensor(values).view(1, 1, 4, 1, 1) for values in (self.MEAN, self.STD))
+        other = self.normalised(vae)
+        close(other.encode(golden["frames"]), (golden["encoded"] - mean) / std)
+        close(other.decode((golden["latents"] - mean) / std), golden["decoded"])
+
+    def test_a_cast_of_the_weights_does_not_round_them(self, vae: WanVAE) -> None:
+        other = copy.deepcopy(self.normalised(vae)).bfloat16()
+        seen: list[Tensor] = []
+        other.unpack.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+        other.decode(torch.full((1, 1, 4, 1, 1), 0.5009765625))  # exact in float32, not in bfloat16
+        expected = torch.tensor([0.5009765625 * s + m for m, s in zip(self.MEAN, self.STD, strict=True)]).bfloat16()
+        assert torch.equal(seen[0].flatten(), expected)
+
+    def test_lengths_that_do_not_fit_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="48 latent channels with 16 means and 16 deviations"):
+            WanVAEConfig(latent_channels=48)
+        with pytest.raises(ConfigError, match="3 resolutions have 2 halvings"):
+            WanVAEConfig(multipliers=(1, 2, 4))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("shape", [(1, 4, 3, 16, 16), (1, 0, 3, 16, 16), (1, 5, 4, 16, 16), (5, 3, 16, 16)])
+    def test_frames(self, vae: WanVAE, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError, match=r"frames: got shape .*, expected \[B, 1 \+ 4 n, 3, Y, X\]"):
+            vae.encode(torch.zeros(shape))
+        with pytest.raises(ShapeError, match="frame size 16x20 is not a positive multiple of 8 pixels"):
+            vae.encode(torch.zeros(1, 5, 3, 16, 20))
+
+    def test_later_frames(self, vae: WanVAE) -> None:
+        _, memories = vae.encode_piece(torch.zeros(1, 1, 3, 16, 16), vae.empty_encoder_memories(), first=True)
+        with pytest.raises(ShapeError, match=r"expected \[B, 4 n, 3, Y, X\]"):
+            vae.encode_piece(torch.zeros(1, 5, 3, 16, 16), memories, first=False)
+
+    @pytest.mark.parametrize("shape", [(1, 3, 1, 2, 2), (1, 0, 4, 2, 2), (3, 4, 2, 2)])
+    def test_latents(self, vae: WanVAE, shape: tuple[int, ...]) -> None:
+        for decode in (vae.decode, StreamingDecoder(vae).push):
+            with pytest.raises(ShapeError, match=r"latents: got shape .*, expected \[B, F, 4, Y, X\]"):
+                decode(torch.zeros(shape))
+
+    @pytest.mark.parametrize("shape", [(1, 3, 4, 3, 2), (2, 3, 4, 2, 2)])
+    def test_another_size_in_one_stream(self, vae: WanVAE, shape: tuple[int, ...]) -> None:
+        decoder = StreamingDecoder(vae)
+        decoder.push(torch.zeros(1, 1, 4, 2, 2))
+        before = decoder.state()
+        with pytest.raises(ShapeError, match=r"the stream so far \(1, 2, 2\)"):
+            decoder.push(torch.zeros(shape))
+        assert decoder.state() is not before and decoder.state()[1] is before[1]  # nothing is lost
+
+    def test_a_piece_of_nothing(self, vae: WanVAE) -> None:
+        with pytest.raises(ShapeError, match="a piece of 0 frames is none"):
+            vae.decode(torch.zeros(1, 2, 4, 1, 1), piece=0)
+
+
+def test_random_weights_come_from_the_seed(vae: WanVAE) -> None:
+    state = torch.random.get_rng_state()
+    one, same, other = (random_wan_vae(vae.config, seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["decoder.enter.weight"], other["decoder.enter.weight"])
+    frames = random_wan_vae(vae.config, 3).decode(draw(1, 1, 4, 4, 2, 2))
+    assert frames.isfinite().all() and frames.std() > 0
+    with pytest.raises(ConfigError, match="seed -1 is not valid"):
+        random_wan_vae(vae.config, -1)

@@ -1,0 +1,124 @@
+"""Both spellings of a checkpoint give the same model; anything but all and only its tensors is refused with a table."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import SHOWN, compare_keys
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.weights import FILES, key_names, load_wan_vae, random_wan_vae
+
+Weights = dict[str, Tensor]
+
+
+def released(width: int = 2) -> Weights:
+    """A checkpoint in the original spelling with the released model's names and 16 latent channels."""
+    config = WanVAEConfig(width=width)
+    names = key_names(config)[0]
+    return {names[own]: tensor for own, tensor in random_wan_vae(config, 0).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["Wan2.1_VAE.pth", "wan_2.1_vae.safetensors"])
+def test_the_original_spelling(original: Weights, vae: WanVAE, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".pth":
+        torch.save(original, path)
+    else:
+        save_file(original, path)
+    found = load_wan_vae(path, vae.config)
+    expected = vae.state_dict()
+    assert found.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[own]) for own, tensor in found.state_dict().items())
+    assert {tensor.dtype for tensor in found.state_dict().values()} == {torch.float32}
+    assert not found.training and not any(parameter.requires_grad for parameter in found.parameters())
+
+
+@pytest.mark.parametrize("place", FILES)
+def test_a_folder(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    weights = released()
+    if path.suffix == ".pth":
+        torch.save(weights, path)
+    else:
+        own_to_diffusers = key_names(WanVAEConfig(width=2))[1]
+        own = {name: key for key, name in key_names(WanVAEConfig(width=2))[0].items()}
+        save_file({own_to_diffusers[own[name]]: tensor for name, tensor in weights.items()}, path)
+    found = load_wan_vae(tmp_path)
+    assert torch.equal(found.decoder.enter.weight, weights["decoder.conv1.weight"])
+
+
+def test_the_width_is_that_of_the_file(tmp_path: Path) -> None:
+    for width in (2, 3):
+        torch.save(released(width), tmp_path / "Wan2.1_VAE.pth")
+        assert load_wan_vae(tmp_path).config == WanVAEConfig(width=width)
+
+
+def test_an_empty_folder_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"holds no Wan2.1 VAE; expected one of: Wan2.1_VAE.pth, vae/diffusion_pytorch"):
+        load_wan_vae(tmp_path)
+    with pytest.raises(WeightsError, match=r"nothing.pth does not exist; give the weight file"):
+        load_wan_vae(tmp_path / "nothing.pth")
+
+
+def test_half_a_checkpoint_is_refused_with_its_gaps(tmp_path: Path) -> None:
+    weights = released()
+    half = {name: tensor for name, tensor in weights.items() if not name.startswith("decoder.upsamples.1")}
+    half["decoder.head.2.bias"] = torch.zeros(4)
+    half["mean"] = torch.zeros(16)
+    torch.save(half, tmp_path / "half.pth")
+    with pytest.raises(WeightsError) as error:
+        load_wan_vae(tmp_path / "half.pth")
+    message = str(error.value)
+    gone = sorted(weights.keys() - half.keys())
+    assert f"{len(gone)} missing: {', '.join(gone[:SHOWN])}, and {len(gone) - SHOWN} more" in message
+    assert "1 unexpected: mean" in message
+    assert "1 of another shape: decoder.head.2.bias (4,) for (3,)" in message
+    assert "\n" not in message
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    save_file({"blocks.0.self_attn.q.weight": torch.zeros(2, 2)}, tmp_path / "dit.safetensors")
+    with pytest.raises(WeightsError, match="is no Wan2.1 VAE: it has neither encoder.conv1"):
+        load_wan_vae(tmp_path / "dit.safetensors")
+
+
+class Trap:
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return Path, ("here",)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a weight file", pickle.dumps({"encoder.conv1.weight": Trap()}, protocol=2)])
+@pytest.mark.parametrize("name", ["bad.pth", "bad.safetensors"])
+def test_damage_and_code_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WeightsError, match=r"is damaged or no weight file \(.*\); copy it again"):
+        load_wan_vae(tmp_path / name)
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "Wan2.1_VAE.pth"
+    torch.save(released(), path)
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(WeightsError, match="is damaged or no weight file"):
+        load_wan_vae(path)
+
+
+def test_more_than_tensors_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": released(), "step": 3}, tmp_path / "training.pth")
+    with pytest.raises(WeightsError, match="does not hold named tensors alone"):
+        load_wan_vae(tmp_path / "training.pth")
+
+
+def test_a_table_without_a_difference_is_false() -> None:
+    tensors = {"a": torch.zeros(2)}
+    assert not compare_keys(tensors, tensors)
+    assert compare_keys(tensors, {"a": torch.zeros(3)})

@@ -1,0 +1,148 @@
+"""LoRAs in the spellings they come in; merged, beside, swapped and taken out again."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, write_longlive
+from strobe.core.errors import WeightsError
+from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, merge
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.weights import read_checkpoint, read_lora
+from strobe.models.wan.weights.files import find_lora
+
+
+@pytest.fixture
+def base(original: Tensors) -> CausalWan:
+    dit = CausalWan(WAN).requires_grad_(False).eval()
+    dit.load_state_dict(original)
+    return dit
+
+
+def lora_of(original: Tensors, seed: int = 0) -> Lora:
+    made = {name: LoraPair(down=down, up=up) for name, (down, up) in lora_tensors(original, seed=seed).items()}
+    return Lora(name=f"lora {seed}", weights_hash=str(seed) * 64, pairs=made)
+
+
+def by_hand(original: Tensors, strength: float = 1.0, seed: int = 0) -> Tensors:
+    """Merged in float64."""
+    out = {name: tensor.double() for name, tensor in original.items()}
+    for name, (down, up) in lora_tensors(original, seed=seed).items():
+        out[f"{name}.weight"] = out[f"{name}.weight"] + strength * up.double() @ down.double()
+    return {name: tensor.float() for name, tensor in out.items()}
+
+
+def close(dit: CausalWan, expected: Tensors) -> None:
+    for name, tensor in dit.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+
+
+def flow(dit: CausalWan) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    x, text = torch.randn(1, 3, 16, 4, 8, generator=generator), torch.randn(1, 12, 24, generator=generator)
+    rows = dit.modulation(torch.tensor([[600.0]]))
+    out: Tensor = dit(x, rows, dit.text_kv(text), dit.rope((0, 1, 2), dit.grid(x)))
+    return out
+
+
+class TestReading:
+    def test_longlive_beside_its_base(self, original: Tensors, tmp_path: Path) -> None:
+        found = find_lora(write_longlive(tmp_path, original))
+        assert found == tmp_path / "lora.pt"
+        lora, expected = read_lora(found), lora_tensors(original)
+        assert lora.pairs.keys() == expected.keys() and len(lora.pairs) == 2 * len(LINEARS) == 20
+        for name, (down, up) in expected.items():
+            pair = lora.pairs[name]
+            assert torch.equal(pair.down, down) and torch.equal(pair.up, up) and pair.scale == 1.0
+        assert lora.name == "lora.pt" and lora.num_params == sum(d.numel() + u.numel() for d, u in expected.values())
+        assert find_lora(tmp_path / "longlive_base.pt") is None
+
+    @pytest.mark.parametrize("halves", [("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora_A.default", "lora_B.default")])
+    @pytest.mark.parametrize("layout", ["original", "diffusers"])
+    def test_other_spellings(self, original: Tensors, tmp_path: Path, halves: tuple[str, str], layout: str) -> None:
+        spelled, names = {}, {name: theirs.removesuffix(".weight") for name, theirs in pairs(DIFFUSERS_LAYER).items()}
+        for name, (down, up) in lora_tensors(original).items():
+            number, linear = name.split(".", 2)[1:]
+            theirs = (
+                f"transformer.blocks.{number}.{names[f'{linear}.weight']}" if layout == "diffusers" else f"diffusion_model.{name}"
+            )
+            spelled |= {f"{theirs}.{halves[0]}.weight": down, f"{theirs}.{halves[1]}.weight": up}
+            spelled[f"{theirs}.alpha"] = torch.tensor(8.0)
+        save_file(spelled, tmp_path / "style.safetensors")
+        lora = read_lora(tmp_path / "style.safetensors")
+        assert lora.pairs.keys() == lora_tensors(original).keys()
+        assert all(pair.scale == 2.0 for pair in lora.pairs.values())  # alpha 8 over rank 4
+
+    def test_what_is_refused(self, original: Tensors, tmp_path: Path) -> None:
+        file, tensors = tmp_path / "lora.safetensors", peft(lora_tensors(original))
+        with pytest.raises(WeightsError, match="no LoRA file"):
+            read_lora(file)
+        save_file(original, file)
+        with pytest.raises(WeightsError, match="is no LoRA"):
+            read_lora(file)
+        save_file({name: tensor for name, tensor in tensors.items() if "1.ffn.2.lora_A" not in name}, file)
+        with pytest.raises(WeightsError, match=r"layer blocks.1.ffn.2 has no matching pair .* only up \[48, 4\]"):
+            read_lora(file)
+
+
+class TestMerging:
+    @pytest.mark.parametrize("strength", [1.0, 0.5, -2.0])
+    def test_merged_is_the_formula(self, original: Tensors, base: CausalWan, strength: float) -> None:
+        model = copy.deepcopy(base)
+        merge(model, lora_of(original), base, strength)
+        close(model, by_hand(original, strength))
+
+    def test_beside_equals_merged(self, original: Tensors, base: CausalWan) -> None:
+        merged, beside = copy.deepcopy(base), copy.deepcopy(base)
+        merge(merged, lora_of(original), base, 0.7)
+        attach(beside, lora_of(original), 0.7)
+        assert sum(isinstance(layer, LoraLinear) for layer in beside.modules()) == 20
+        torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=1e-5)
+        assert (flow(merged) - flow(base)).abs().max() > 1e-2
+        attach(beside, None)
+        assert torch.equal(flow(beside), flow(base))
+
+    def test_swapping_leaves_nothing_behind(self, original: Tensors, base: CausalWan) -> None:
+        """Whatever was merged before, in bfloat16 too: the bits are those of a first merge, at the same addresses."""
+        swapped, once = (copy.deepcopy(base).bfloat16() for _ in range(2))
+        addresses = [parameter.data_ptr() for parameter in swapped.parameters()]
+        for seed in range(4):
+            merge(swapped, lora_of(original, seed), base, 1.0 + seed)
+        merge(swapped, lora_of(original, 9), base)
+        merge(once, lora_of(original, 9), base)
+        assert all(torch.equal(a, b) for a, b in zip(swapped.parameters(), once.parameters(), strict=True))
+        merge(swapped, None, base)
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(swapped.parameters(), base.parameters(), strict=True))
+        assert [parameter.data_ptr() for parameter in swapped.parameters()] == addresses
+
+    def test_small_updates_of_bfloat16_weights_are_added_in_float32(self) -> None:
+        pair = LoraPair(down=torch.full((1, 1), 1.0), up=torch.full((1, 1), 2.0**-9))
+        assert pair.merged(torch.ones(1, 1, dtype=torch.bfloat16)).item() == 1 + 2.0**-9
+
+    def test_a_lora_of_another_model(self, original: Tensors, base: CausalWan) -> None:
+        lora = lora_of(original)
+        wrong = Lora(name="style", weights_hash="", pairs={**lora.pairs, "blocks.7.ffn.0": lora.pairs["blocks.0.ffn.0"]})
+        for use in (lambda: attach(base, wrong), lambda: merge(copy.deepcopy(base), wrong, base)):
+            with pytest.raises(
+                WeightsError, match=r"style does not fit this model: 1 of 21 layers differ; blocks.7.ffn.0 is not there"
+            ):
+                use()
+        narrow = LoraPair(down=torch.zeros(4, 40), up=torch.zeros(48, 4))
+        wrong = Lora(name="style", weights_hash="", pairs={"blocks.0.ffn.2": narrow})
+        with pytest.raises(WeightsError, match=r"blocks.0.ffn.2 is \[48, 128\], the LoRA's is \[48, 40\]"):
+            attach(base, wrong)
+        assert flow(base).isfinite().all()
+
+
+def test_reading_and_merging_a_published_pair(original: Tensors, tmp_path: Path) -> None:
+    folder = write_longlive(tmp_path, original)
+    base = read_checkpoint(folder, WAN).dit
+    model = copy.deepcopy(base)
+    merge(model, read_lora(tmp_path / "lora.pt"), base)
+    close(model, by_hand(original))

@@ -1,0 +1,253 @@
+"""One set of official weights in every published spelling: the loader makes the same tensors of all of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from spellings import (
+    DIFFUSERS_CONFIG,
+    ORIGINAL_CONFIG,
+    WAN,
+    WRITERS,
+    Tensors,
+    lora_tensors,
+    peft,
+    to_diffusers,
+    write_diffusers,
+    write_krea,
+    write_longlive,
+    write_original,
+    write_original_sharded,
+    write_self_forcing,
+)
+from strobe.core.errors import WeightsError
+from strobe.models.wan.config import SIZES
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.weights import read_checkpoint
+
+
+class TestSpellings:
+    @pytest.mark.parametrize("spelling", WRITERS)
+    def test_all_give_the_same_tensors(self, original: Tensors, tmp_path: Path, spelling: str) -> None:
+        found = read_checkpoint(WRITERS[spelling](tmp_path, original), WAN)
+        state = found.dit.state_dict()
+        assert state.keys() == original.keys()
+        assert all(torch.equal(state[name], tensor) for name, tensor in original.items())
+        assert found.layout == ("diffusers" if spelling == "diffusers" else "original")
+        assert not any(p.requires_grad or p.is_meta for p in found.dit.parameters()) and not found.dit.training
+        assert len(found.weights_hash) == 64
+
+    @pytest.mark.parametrize(
+        ("spelling", "part", "files"),
+        [
+            ("original", "", ["diffusion_pytorch_model.safetensors"]),
+            ("self_forcing", "generator_ema", ["self_forcing_dmd.pt"]),
+            ("fsdp", "generator", ["model.pt"]),
+            ("longlive", "generator", ["longlive_base.pt"]),
+            ("krea", "", ["krea-realtime-video-14b.safetensors"]),
+        ],
+    )
+    def test_what_was_read_is_said(self, original: Tensors, tmp_path: Path, spelling: str, part: str, files: list[str]) -> None:
+        found = read_checkpoint(WRITERS[spelling](tmp_path, original), WAN)
+        assert found.part == part and [file.name for file in found.files] == files
+
+    def test_the_raw_model_of_a_self_forcing_file(self, original: Tensors, tmp_path: Path) -> None:
+        file = write_self_forcing(tmp_path, original)
+        raw = read_checkpoint(file, WAN, part="generator").dit.state_dict()
+        assert all(torch.equal(raw[name], tensor + 1) for name, tensor in original.items())
+
+    def test_other_dtypes_become_the_one_asked_for(self, original: Tensors, tmp_path: Path) -> None:
+        save_file({name: tensor.bfloat16() for name, tensor in original.items()}, tmp_path / "half.safetensors")
+        wide, narrow = (read_checkpoint(tmp_path, WAN, dtype=dtype).dit.state_dict() for dtype in (torch.float32, torch.bfloat16))
+        for name, tensor in original.items():
+            assert torch.equal(wide[name], tensor.bfloat16().float()) and torch.equal(narrow[name], tensor.bfloat16())
+
+    def test_the_hash_is_of_the_content(self, original: Tensors, tmp_path: Path) -> None:
+        first = read_checkpoint(write_krea(tmp_path, original), WAN).weights_hash
+        assert read_checkpoint(tmp_path, WAN).weights_hash == first
+        write_krea(tmp_path, original | {"head.head.bias": original["head.head.bias"] + 1})
+        assert read_checkpoint(tmp_path, WAN).weights_hash != first
+
+
+class TestSizes:
+    @pytest.mark.parametrize("config", [ORIGINAL_CONFIG, DIFFUSERS_CONFIG], ids=["original", "diffusers"])
+    def test_they_are_read_from_config_json(self, original: Tensors, tmp_path: Path, config: dict[str, Any]) -> None:
+        write_original(tmp_path, original)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = read_checkpoint(tmp_path).dit.config
+        assert found == replace(WAN, text_len=config.get("text_len", 512))  # diffusers does not state the length
+
+    def test_another_model_than_asked_for(self, original: Tensors, tmp_path: Path) -> None:
+        write_original(tmp_path, original)
+        with pytest.raises(WeightsError, match=r"is another model than was asked for: num_layers 2 instead of 30, ffn_dim 128"):
+            read_checkpoint(tmp_path, SIZES["wan-1.3b"])
+
+    def test_without_config_json_the_width_decides(self, original: Tensors, tmp_path: Path) -> None:
+        with pytest.raises(WeightsError, match=r"is 48 wide, which is none of wan-1.3b \(1536\), wan-14b \(5120\)"):
+            read_checkpoint(write_krea(tmp_path, original))
+        (tmp_path / "config.json").write_text('{"architectures": ["Something"]}')
+        with pytest.raises(WeightsError, match="which is none of"):
+            read_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"num_heads": 5, "dim": 48}', '{"num_heads": "two", "dim": 48}'])
+    def test_a_config_json_that_says_nothing(self, original: Tensors, tmp_path: Path, text: str) -> None:
+        write_original(tmp_path, original)
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(WeightsError, match=r"config\.json"):
+            read_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "dim", "ffn", "layers", "params"),
+        [("wan-1.3b", 1536, 8960, 30, 1_418_996_800), ("wan-14b", 5120, 13824, 40, 14_288_491_584)],
+    )
+    def test_full_sizes_have_the_published_number_of_parameters(
+        self, name: str, dim: int, ffn: int, layers: int, params: int
+    ) -> None:
+        def linear(given: int, out: int) -> int:
+            return given * out + out
+
+        layer = 8 * linear(dim, dim) + 4 * dim + 2 * dim + linear(dim, ffn) + linear(ffn, dim) + 6 * dim
+        outside = linear(4 * 16, dim) + linear(4096, dim) + linear(256, dim) + 2 * linear(dim, dim) + linear(dim, 6 * dim)
+        assert layers * layer + outside + linear(dim, 64) + 2 * dim == params
+        with torch.device("meta"):
+            dit = CausalWan(SIZES[name])
+        assert sum(parameter.numel() for parameter in dit.parameters()) == params
+        assert len(dit.state_dict()) == 27 * layers + 15
+        assert dit.config.head_dim == 128 and dit.config.rope_pairs == (22, 21, 21)
+
+
+class TestWhatIsRefused:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(WeightsError, match="no file or folder"):
+            read_checkpoint(tmp_path / "nowhere", WAN)
+        with pytest.raises(WeightsError, match=r"holds no transformer \(it holds: nothing\); expected diffusion_pytorch_model"):
+            read_checkpoint(tmp_path, WAN)
+
+    def test_a_wrong_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "README.md").write_text("hello")
+        (tmp_path / "Wan2.1_VAE.pth").write_bytes(b"")
+        with pytest.raises(WeightsError, match=r"it holds: README.md, Wan2.1_VAE.pth"):
+            read_checkpoint(tmp_path, WAN)
+        save_file({"encoder.weight": torch.zeros(1), "decoder.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError, match=r"no Wan transformer .* \(its tensors: decoder.weight, encoder.weight"):
+            read_checkpoint(tmp_path, WAN)
+
+    def test_several_checkpoints(self, original: Tensors, tmp_path: Path) -> None:
+        write_krea(tmp_path, original)
+        write_self_forcing(tmp_path, original)
+        with pytest.raises(
+            WeightsError, match=r"several checkpoints: krea-realtime-video-14b.safetensors, self_forcing_dmd.pt; name"
+        ):
+            read_checkpoint(tmp_path, WAN)
+        assert read_checkpoint(tmp_path / "krea-realtime-video-14b.safetensors", WAN).layout == "original"
+
+    @pytest.mark.parametrize("write", [write_original_sharded, write_diffusers])
+    def test_half_a_checkpoint(self, original: Tensors, tmp_path: Path, write: Any) -> None:
+        folder = write(tmp_path, original)
+        next(folder.glob("**/*-00002-of-00002.safetensors")).unlink()
+        with pytest.raises(WeightsError, match=r"half a checkpoint: 1 of 2 files missing: .*-00002-of-00002.safetensors"):
+            read_checkpoint(folder, WAN)
+
+    @pytest.mark.parametrize(("write", "suffix"), [(write_original, ".safetensors"), (write_longlive, ".pt")])
+    @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+    def test_half_a_file(self, original: Tensors, tmp_path: Path, write: Any, suffix: str, share: float) -> None:
+        folder = write(tmp_path, original)
+        file = next(file for file in folder.glob(f"*{suffix}") if not file.name.startswith("lora"))
+        file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+        with pytest.raises(WeightsError, match="damaged"):
+            read_checkpoint(folder, WAN)
+
+    def test_half_the_layers_and_more_come_in_one_table(self, original: Tensors, tmp_path: Path) -> None:
+        tensors = {name: tensor for name, tensor in original.items() if not name.startswith("blocks.1.cross")}
+        tensors["patch_embedding.weight"] = torch.zeros(48, 8, 1, 2, 2)
+        tensors["extra.weight"] = torch.zeros(3)
+        del tensors["head.head.bias"]
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(tmp_path, WAN)
+        title, *rows = str(caught.value).split(";\n")
+        assert re.search(r"2 layers, 48 wide: 11 missing, 1 unexpected, 1 another shape of 69 tensors$", title)
+        assert [row.split()[0] for row in rows] == ["missing"] * 6 + ["unexpected", "another"]
+        assert "missing       blocks.1.cross_attn.k.bias  [48]" in str(caught.value)
+
+    def test_rows_that_differ_in_the_layer_alone_are_one(self, original: Tensors, tmp_path: Path) -> None:
+        tensors = {name: tensor for name, tensor in to_diffusers(original).items() if not name.endswith("attn1.to_q.weight")}
+        tensors["proj_out.bias"] = torch.zeros(5)
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(tmp_path, WAN)
+        assert str(caught.value).split(";\n")[1:] == [
+            "  missing       blocks.*.attn1.to_q.weight  [48, 48] (layers 0 to 1, 2 of them)",
+            "  another shape proj_out.bias  [5] instead of [64]",
+        ]
+
+    def test_another_size(self, original: Tensors, tmp_path: Path) -> None:
+        write_krea(tmp_path, original)
+        with pytest.raises(WeightsError, match="another shape"):
+            read_checkpoint(tmp_path, replace(WAN, ffn_dim=64))
+        with pytest.raises(WeightsError, match=r"27 missing of 96 tensors"):
+            read_checkpoint(tmp_path, replace(WAN, num_layers=3))
+        with pytest.raises(WeightsError, match=r"27 unexpected of 42 tensors"):
+            read_checkpoint(tmp_path, replace(WAN, num_layers=1))
+
+    def test_an_image_to_video_model(self, original: Tensors, tmp_path: Path) -> None:
+        save_file(original | {"blocks.0.cross_attn.k_img.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError, match=r"image-to-video model \(it has blocks.0.cross_attn.k_img.weight\)"):
+            read_checkpoint(tmp_path, WAN)
+
+    def test_a_lora_alone(self, original: Tensors, tmp_path: Path) -> None:
+        save_file(peft(lora_tensors(original)), tmp_path / "style.safetensors")
+        with pytest.raises(WeightsError, match="is a LoRA, not a base model"):
+            read_checkpoint(tmp_path, WAN)
+
+    def test_two_spellings_of_one_tensor(self, original: Tensors, tmp_path: Path) -> None:
+        save_file(original | {"model.head.head.bias": torch.zeros(64)}, tmp_path / "model.safetensors")
+        with pytest.raises(
+            WeightsError, match="'head.head.bias' and 'model.head.head.bias' in one checkpoint are the same tensor"
+        ):
+            read_checkpoint(tmp_path, WAN)
+
+    def test_a_part_that_is_not_there(self, original: Tensors, tmp_path: Path) -> None:
+        write_longlive(tmp_path, original)
+        with pytest.raises(WeightsError, match="has no 'generator_ema'; it has: generator"):
+            read_checkpoint(tmp_path, WAN, part="generator_ema")
+
+    def test_pickles_with_code_are_not_run(self, tmp_path: Path) -> None:
+        ran = tmp_path / "ran"
+        for number, file in enumerate((tmp_path / "a" / "zip.pt", tmp_path / "b" / "plain.pt", tmp_path / "c" / "bare.pt")):
+            file.parent.mkdir()
+            if number < 2:
+                torch.save({"generator": Trap(ran)}, file, _use_new_zipfile_serialization=number == 0)
+            else:
+                file.write_bytes(pickle.dumps({"generator": Trap(ran)}, protocol=2))
+            with pytest.raises(WeightsError, match="would have to run code to be read"):
+                read_checkpoint(file.parent, WAN)
+        assert not ran.exists()
+        assert pickle.loads(pickle.dumps(Trap(ran))) is None and ran.exists()  # the trap works
+
+    def test_a_pickle_of_something_else(self, tmp_path: Path) -> None:
+        torch.save([torch.zeros(3)], tmp_path / "list.pt")
+        with pytest.raises(WeightsError, match="holds a list, not tensors by name"):
+            read_checkpoint(tmp_path, WAN)
+        torch.save({"step": 3}, tmp_path / "list.pt")
+        with pytest.raises(WeightsError, match="holds no tensors"):
+            read_checkpoint(tmp_path, WAN)
+
+
+class Trap:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)

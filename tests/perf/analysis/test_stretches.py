@@ -1,0 +1,117 @@
+"""A long trace is looked at some events at a time: what is found must not depend on how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.device.activity import activity, idle_strip
+from strobe.perf.analysis.device.gaps import gap_table
+from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.launch import integrity, launch
+from strobe.perf.analysis.device.views import DeviceView, device_views
+from strobe.perf.analysis.structure.attribution import attribute_modules
+from strobe.perf.analysis.structure.calltree import call_trees
+from strobe.perf.analysis.structure.collectives import communication
+from strobe.perf.analysis.structure.layers import layer_groups
+from strobe.perf.analysis.structure.ranges import range_table
+from strobe.perf.analysis.structure.steps import find_steps
+from strobe.perf.analysis.structure.window import Window
+from strobe.perf.report.events_csv import write_events
+from strobe.perf.report.model import encode_report
+from strobe.perf.report.trace_page.build import build_trace_report
+from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
+
+CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"
+ALL_AT_ONCE = 1 << 40
+_KINDS = ("kernel", "kernel", "comm", "memset", "memcpy")
+_NAMES = ("gemm", "softmax", "nccl", "Memset (Device)", "Memcpy DtoD (Device -> Device)")
+
+_time = st.integers(0, 60)
+_scopes = st.lists(
+    st.tuples(st.sampled_from(["ProfilerStep#1", "ProfilerStep#2", "Block_0", "Block_1"]), _time, _time), max_size=6
+)
+_calls = st.lists(st.tuples(st.sampled_from(["cudaLaunchKernel", "cudaGraphLaunch"]), _time, st.integers(0, 9)), max_size=5)
+_events = st.lists(
+    st.tuples(st.integers(0, 4), _time, st.integers(0, 25), st.integers(0, 2), st.integers(-1, 4)), min_size=1, max_size=14
+)
+_windows = st.one_of(st.none(), st.builds(lambda at, n: Window(start_ns=at, end_ns=at + n, label="w"), _time, st.integers(1, 40)))
+
+
+@contextmanager
+def at_a_time(events: int) -> Iterator[None]:
+    kept, columns.BLOCK = columns.BLOCK, events
+    try:
+        yield
+    finally:
+        columns.BLOCK = kept
+
+
+def _host_events(rows: list[tuple[str, int, int]]) -> HostEvents:
+    made = [HostEvent(name, start, start + length, start % 2) for name, start, length in rows]
+    return HostEvents.from_rows(sorted(made, key=lambda row: (row.start_ns, -row.end_ns)))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Streams, devices and kinds that overlap at will, events of no length, graphs, ranges that cross, unlinked work."""
+    calls = [HostEvent(name, start, start + length, start % 2) for name, start, length in draw(_calls)]
+    rows = []
+    for kind, start, length, place, call in sorted(draw(_events), key=lambda row: (row[1], -row[2])):
+        host = calls[call] if 0 <= call < len(calls) else None
+        ordinal = 0 if host is None else sum(row.host == host for row in rows)
+        when, where = (start, start + length), (place // 2, place)
+        rows.append(DeviceEvent(_NAMES[kind], _KINDS[kind], *when, *where, ordinal, host, f"{kind}x{start}"))
+    return Trace(
+        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=_host_events(draw(_scopes)),
+        modules=_host_events(draw(_scopes)), device_events=DeviceEvents.from_rows(rows),
+        module_paths={i: f"layers.{row.start_ns % 2}.mlp" for i, row in enumerate(rows) if row.start_ns % 5 == 0},
+        overhead=((3, 5), (20, 31)),
+    )  # fmt: skip
+
+
+def _listed(view: DeviceView) -> list[list[int]]:
+    return [column.tolist() for column in view.slices]
+
+
+def _found(trace: Trace, window: Window | None) -> list[Any]:
+    views = device_views(trace, window)
+    of_devices = [
+        (activity(view), hot_table(view), hot_table(view, "shape"), gap_table(view), launch(view), _listed(view))
+        for view in views
+    ]
+    of_trace = (range_table(trace, window), call_trees(trace, window), layer_groups(trace, window), find_steps(trace))
+    more = (communication([trace], [window]), integrity(trace, device_views(trace)), attribute_modules(trace))
+    return [of_devices, of_trace, more, idle_strip(views, 7) if all(view.span_ns for view in views) else None]
+
+
+@given(traces(), _windows)
+def test_every_finding_is_the_same_for_any_number_of_events_at_a_time(trace: Trace, window: Window | None) -> None:
+    with at_a_time(ALL_AT_ONCE):
+        whole = _found(trace, window)
+    with at_a_time(2):
+        assert _found(trace, window) == whole
+
+
+_SECTION = {"sections": ("memcpy:end -> flash -> kernel:start",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("turbo", {}), ("ultra", {"window": "10ms..14ms"}), ("quality", {"by": "shape", **_SECTION})],
+)
+def test_the_report_of_a_capture_is_the_same(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    pages = []
+    for events in (700, ALL_AT_ONCE):
+        with at_a_time(events):
+            study = load_trace_study([CAPTURES / f"{name}.json.gz"], TraceOptions(**options))
+            write_events(study, tmp_path / "events.csv.gz")
+            pages.append((encode_report(build_trace_report(study)), (tmp_path / "events.csv.gz").read_bytes()))
+    assert pages[0] == pages[1]
