@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
     from strobe.attention.sparse.layout import TileLayout, tile_layout
+    from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
     from strobe.attention.sparse.selection import BlockSelection
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
@@ -62,6 +63,7 @@ __all__ = [
     "ImplUnavailableError",
     "KVShards",
     "Knobs",
+    "PackedLayout",
     "RunWriter",
     "Session",
     "SessionError",
@@ -74,6 +76,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "block_sparse_attention",
+    "block_sparse_attention_varlen",
     "compare_calls",
     "create_run",
     "dense_attention",
@@ -95,6 +98,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.video": ("video_sparse_attention",),
     "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
+    "strobe.attention.sparse.packed": ("PackedLayout", "block_sparse_attention_varlen"),
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
     "strobe.attention.tree.api": ("tree_attention",),

@@ -125,6 +125,29 @@ def test_what_the_dense_libraries_refuse(machine: SimpleNamespace, changes: dict
     assert found["fa4"] == found["fa3"] == reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "cudnn"),
+        ({"ragged": False}, "cudnn"),
+        ({"needs_grad": True}, "triton"),
+        ({"needs_grad": True, "ragged": False}, "cudnn"),
+        ({"block": 128}, "triton"),
+        ({"block": 128, "ragged": False}, "fa4"),
+        ({"block": 128, "needs_grad": True}, "cudnn"),
+        ({"block": 256}, "triton"),
+        ({"dtype": torch.float32}, "triton"),
+        ({"device": torch.device("cpu"), "dtype": torch.float32}, "cpu"),
+    ],
+)
+def test_auto_takes_what_was_measured_to_be_fastest(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], name: str
+) -> None:
+    monkeypatch.setattr(gates, "GATES", tuple(gate("sparse", impl) for impl in ("cudnn", "fa4", "triton")))
+    spec = replace(SPARSE, **changes)  # type: ignore[arg-type]
+    assert select(spec, sparse_impls.ranked(spec)).impl.name == name
+
+
 def test_gradients_through_the_lse_in_the_dense_libraries(machine: SimpleNamespace) -> None:
     found = refusals(replace(DENSE, return_lse=True, needs_grad=True), dense_api.IMPLS)
     assert found["fa4"] is None and found["fa3"] == "it has no gradient through the lse" and "no gradient" in str(found["sdpa"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,22 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, RingCache
+from ring_frames import SHAPE, content, frame_set, turn, turned_content, write
+from strobe.cache.kv import CacheState, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.rolling import RollingCache
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
-SHAPE = CacheShape(num_layers=2, batch=2, tokens_per_frame=3, num_heads=2, head_dim=4)
 WINDOWS = [(12, 3), (12, 0), (8, 3), (6, 1), (6, 3), (7, 2), (5, 2), (3, 0), (4, 1), (9, 5), (30, 3)]
-
-
-def turn(keys: Tensor, frames: int) -> Tensor:
-    """Rotate the first channel pair of [B, S, H, D] by 0.3 radians per frame."""
-    angle = torch.tensor(0.3 * frames, dtype=torch.float64)
-    cos, sin = angle.cos(), angle.sin()
-    first, second = keys[..., 0].double(), keys[..., 1].double()
-    turned = torch.stack([cos * first - sin * second, sin * first + cos * second], dim=-1).to(keys.dtype)
-    return torch.cat([turned, keys[..., 2:]], dim=-1)
 
 
 def build(kind: type[Any], window: int, sink: int, **options: Any) -> Any:
@@ -33,43 +23,10 @@ def build(kind: type[Any], window: int, sink: int, **options: Any) -> Any:
     return kind(SHAPE, policy, device=torch.device("cpu"), dtype=torch.float32, **options)
 
 
-def content(frames: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
-    """Unturned keys or values [B, F*N, H, D] that depend on frame, layer and version only."""
-    return torch.cat([frame_content(frame, layer, version) for frame in frames], dim=1)
-
-
-@functools.cache
-def frame_content(frame: int, layer: int, version: int) -> Tensor:
-    generator = torch.Generator().manual_seed(frame + 1000 * layer + 100_000 * version)
-    return torch.randn(SHAPE.batch, SHAPE.tokens_per_frame, 2, 4, generator=generator)
-
-
-def turned_content(frames: tuple[int, ...] | range, positions: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
-    pairs = zip(frames, positions, strict=True)
-    return torch.cat([turned_frame(frame, position, layer, version) for frame, position in pairs], dim=1)
-
-
-@functools.cache
-def turned_frame(frame: int, position: int, layer: int, version: int) -> Tensor:
-    return turn(frame_content(frame, layer, version), position)
-
-
 def attend(keys: Tensor, values: Tensor) -> Tensor:
     query = content((12345,), 0)
     heads = (tensor.transpose(1, 2) for tensor in (query, keys, values))
     return torch.nn.functional.scaled_dot_product_attention(*heads)
-
-
-def write(step: Any, version: int = 0) -> list[tuple[Tensor, Tensor]]:
-    keys = [turned_content(step.positions, step.positions, layer, version) for layer in range(SHAPE.num_layers)]
-    values = [content(step.positions, layer, version + 50) for layer in range(SHAPE.num_layers)]
-    return [step.write(layer, keys[layer], values[layer]) for layer in range(SHAPE.num_layers)]
-
-
-def frame_set(values: Tensor) -> list[tuple[float, ...]]:
-    """Rows of frames in an order that does not depend on slots."""
-    rows = values.unflatten(1, (-1, SHAPE.tokens_per_frame)).transpose(0, 1).flatten(1)
-    return sorted(tuple(row.tolist()) for row in rows)
 
 
 @pytest.mark.parametrize("sizes", [(3,) * 16, (1,) + (3,) * 15, (1, 2, 3, 1) * 6])

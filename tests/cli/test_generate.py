@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
+import torch
 
+from strobe.engine.load import shapes_defaults
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
+from strobe.engine.video import read_image
 from terminal import Strobe
 
 PROMPT = "a red circle moving left"
@@ -33,6 +37,48 @@ def test_a_clip_with_two_switches(strobe: Strobe, tmp_path: Path) -> None:
         {"frame_block": 3, "text": "a green star moving right"},
     ]
     assert (document["preset"], document["device"], document["fps"]) == ("ultra", "cpu", 16)
+
+
+def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> None:
+    """Wider and larger than the frame: scaled to its height, left and right cut off."""
+    picture = np.zeros((300, 900, 3), dtype=np.uint8)
+    picture[:, 300:600] = (250, 20, 20)  # the middle third is what is kept
+    with av.open(str(tmp_path / "start.png"), "w") as file:
+        stream = file.add_stream("png")
+        stream.width, stream.height, stream.pix_fmt = 900, 300, "rgb24"
+        file.mux([*stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")), *stream.encode(None)])
+    size = shapes_defaults().frame_size
+    frame = read_image(tmp_path / "start.png", size)
+    assert frame.shape == (1, *size, 3) and frame.dtype == torch.uint8
+    expected = torch.tensor([250, 20, 20]).expand(*size, 3)
+    inside = slice(2, -2)  # edges are between two colours
+    assert size[0] == size[1] and (frame[0, :, inside].int() - expected[:, inside]).abs().max() <= 2
+    out = tmp_path / "clip.mp4"
+    result = strobe("generate", PROMPT, "--image", tmp_path / "start.png", "--seconds", 1, "--device", "cpu", "--json", "-o", out)
+    assert result.code == 0, result.err
+    assert result.document["frames"] == num_frames(out) == 25  # 1, then 12 at a time, for at least 16
+    with av.open(str(out)) as container:
+        first = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    assert first[8:-8, 8:-8].astype(int).mean((0, 1)) == pytest.approx([250, 20, 20], abs=40)
+
+
+def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no picture")
+    for name in ("notes.txt", "none.png"):
+        result = strobe(
+            "generate", PROMPT, "--image", tmp_path / name, "--blocks", 1, "--device", "cpu", "-o", tmp_path / "c.mp4"
+        )
+        assert result.code == 2 and "cannot read the picture" in result.err and result.err.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_autoencoder_may_run_elsewhere(strobe: Strobe, tmp_path: Path) -> None:
+    for place, code, words in (("cuda:99", 3, "CUDA device"), ("gpu", 2, "unknown device 'gpu'")):
+        result = strobe(
+            "generate", PROMPT, "--blocks", 1, "--device", "cpu", "--decode-device", place, "-o", tmp_path / "clip.mp4"
+        )
+        assert result.code == code and words in result.err and result.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_same_command_gives_the_same_clip(strobe: Strobe, tmp_path: Path) -> None:

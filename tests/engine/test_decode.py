@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder, VideoVAE, to_levels
 from strobe.engine.load import shapes_defaults
-from strobe.models.vae.taew import TaewConfig, random_taew
+from strobe.models.vae.taew import Taew, TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import random_wan_vae
 
@@ -24,7 +27,8 @@ def autoencoder(kind: str) -> VideoVAE:
     """Small, random, its frames in the middle of [0, 1]."""
     if kind == "wan":
         zeros, ones = (0.0,) * CHANNELS, (1.0,) * CHANNELS
-        return random_wan_vae(WanVAEConfig(width=4, latent_channels=CHANNELS, mean=zeros, std=ones), 0).channels_last()
+        sizes = WanVAEConfig(width=4, latent_channels=CHANNELS, num_blocks=1, mean=zeros, std=ones)
+        return random_wan_vae(sizes, 0).channels_last()
     if kind == "taew":
         taew = random_taew(TaewConfig(latent_channels=CHANNELS, widths=(12, 8, 6, 6)), 0)
         taew.decoder.leave.bias.fill_(0.5)
@@ -44,9 +48,9 @@ def latents(device: str = "cpu") -> Tensor:
     return torch.randn(2, 7, CHANNELS, 2, 3, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def streamed(decoder: FrameDecoder, of: Tensor) -> Tensor:
+def streamed(decoder: FrameDecoder, of: Tensor, first: int = 1) -> Tensor:
     state, frames = decoder.state(), []
-    for part in of.split([1, 3, 3], dim=1):
+    for part in of.split([first, 3, 3], dim=1):
         out, state = decoder.start(part, state)()
         frames.append(out)
     return torch.cat(frames, dim=1)
@@ -95,13 +99,48 @@ def test_a_state_is_adopted_in_another_dtype(kind: str) -> None:
     assert (out.int() - expected.int()).abs().float().mean() < 2
 
 
+@pytest.mark.parametrize(("kind", "first"), [("tiny", 1), ("wan", 1), ("taew", 3)])
+def test_a_warm_decoder_compiles_nothing_amid_a_stream(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a second stream and not for one that goes on from a file either."""
+    torch.compiler.reset()
+    counter, settings = CompileCounter(), config()
+    for each in (WanVAE, Taew):
+        backend = partial(nn.Module.compile, backend=counter, fullgraph=True, dynamic=False)
+        monkeypatch.setattr(each, "compile_decoder", lambda vae, backend=backend: backend(vae.decoder))
+    vae, of = autoencoder(kind), torch.cat([latents(), 1 - latents()], dim=1)[:, : first + 6]
+    decoder = FrameDecoder(vae, replace(settings, knobs=replace(settings.knobs, compile=True)))
+    decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (first, 3)])
+    graphs = 0 if kind == "tiny" else 2
+    assert counter.frame_count == graphs
+    expected = to_levels(vae.decode(of))
+    with torch.inference_mode():
+        for _ in range(2):
+            assert near(streamed(decoder, of.clone(), first), expected)
+        _, (started, memories) = decoder.start(of[:, :first].clone(), decoder.state())()
+    from_file = tuple(None if each is None else each.clone().contiguous() for each in memories)
+    with torch.inference_mode():
+        frames, _ = decoder.start(of[:, first : first + 3].clone(), decoder.adopt((started, from_file)))()
+    assert near(frames, expected[:, 4 * first - 3 :][:, :12])
+    assert counter.frame_count == graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["wan", "taew"])
+def test_a_compiled_decoder(kind: str) -> None:
+    vae, settings = autoencoder(kind), config("cuda", compile=True, overlap_decode=True)
+    assert settings.knobs.compile, settings.knob_states
+    decoder = FrameDecoder(vae, settings)
+    decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (1, 3)])
+    assert near(streamed(decoder, latents("cuda")), to_levels(copy.deepcopy(vae).decode(latents())))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
 def test_a_gpu_beside_the_transformer(kind: str) -> None:
     """Another device than the configuration's works on a side stream; here the transformer's is the CPU."""
     vae = autoencoder(kind)
     expected = to_levels(copy.deepcopy(vae).decode(latents()))
-    other = FrameDecoder(vae, config(), torch.device("cuda", 0))
+    other = FrameDecoder(vae, replace(config(), decode_device=torch.device("cuda", 0)))
     assert near(streamed(other, latents()), expected)
     beside = FrameDecoder(vae, config("cuda", overlap_decode=True))
     assert near(streamed(beside, latents("cuda")), expected)

@@ -34,7 +34,7 @@ def test_gpu_equals_cpu(make: Callable[..., Session], name: str) -> None:
     assert (gpu_frames - cpu_frames).abs().mean() < 0.5
 
 
-@pytest.mark.parametrize("knob", ["compile", "overlap_decode", "ring_cache"])
+@pytest.mark.parametrize("knob", ["compile", "overlap_decode", "late_frames", "ring_cache"])
 def test_no_knob_changes_the_result(make: Callable[..., Session], knob: str) -> None:
     knobs = replace_knobs(Knobs(), compile=False)
     (on, _), (off, _) = (
@@ -44,9 +44,26 @@ def test_no_knob_changes_the_result(make: Callable[..., Session], knob: str) -> 
     torch.testing.assert_close(on, off, rtol=0, atol=2e-3)
 
 
-def test_forks_replay_bit_equal(make: Callable[..., Session]) -> None:
-    session = make(preset="balanced", device="cuda")
-    list(session.stream(3))
+def test_late_frames_are_those_that_come_at_once(make: Callable[..., Session]) -> None:
+    """Bit by bit, snapshots amid a stream included."""
+    results = []
+    for late in (False, True):
+        knobs = replace_knobs(Knobs(), compile=False, late_frames=late)
+        session = make(preset=EngineConfig(dtype="float32", knobs=knobs), device="cuda")
+        assert session.config.knobs.late_frames == late
+        blocks = []
+        for block in session.stream(8, switches=SWITCHES):
+            blocks.append(block)
+            session.restore(session.snapshot())
+        results.append((torch.cat([b.latents for b in blocks], dim=1), torch.cat([b.samples for b in blocks], dim=1)))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("name", ["balanced", "turbo"])
+def test_forks_replay_bit_equal(make: Callable[..., Session], name: str) -> None:
+    session = make(preset=name, device="cuda")
+    list(session.stream(2))
+    next(iter(session.stream()))
     fork = session.fork()
     results: list[Any] = [play(each) for each in (session, fork)]
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])

@@ -33,12 +33,14 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("samples", [(0,), (0, 3)])
-@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "ultra"])
+@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "sparse", "ultra"])
 def test_what_is_counted_is_what_is_held(
     make: Callable[..., Session], tiny: Model, preset: str, samples: Sequence[int], dtype: Any
 ) -> None:
     config = replace(PRESETS[preset](), dtype=dtype)
-    session = make(preset=config, samples=samples)
+    if preset == "sparse":  # 6 x 12 tokens: two tiles with padding
+        tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+    session = make(preset=config, samples=samples, model=tiny)
     [*session.stream(3)]
     stream: Any = session._stream
     predicted = predict(tiny.parts, session.config, len(samples))
@@ -50,8 +52,26 @@ def test_what_is_counted_is_what_is_held(
         "text keys and values": held(tensor for pair in stream._text[1].kv for tensor in (*pair,)),
         "modulation tables": held(tensor for row in rows for tensor in (row.layers, row.head)),
         "autoencoder weights": held(stream._decoder._vae.state_dict().values()),
-        "decoder memories": sum(memory.nbytes for memory in stream.state.decoder[1]),
+        "decoder memories": held(stream.state.decoder[1]),
     }
+
+
+def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
+    parts = model_parts("wan-1.3b")
+    here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
+    elsewhere = replace(here, decode_device=torch.device("cuda", 1))
+    found = [{part.name: part.num_bytes for part in predict(parts, config)} for config in (here, elsewhere)]
+    changed = {name for name in found[0] if found[0][name] != found[1][name]}
+    assert changed >= {"autoencoder weights", "decoder memories"} and changed <= {*changed, "largest pass"}
+    assert found[1]["autoencoder weights"] == found[1]["decoder memories"] == 0
+
+
+def test_late_frames_make_both_passes_live_at_once() -> None:
+    parts = model_parts("wan-1.3b")
+    at_once = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
+    late = replace(at_once, knobs=replace(at_once.knobs, late_frames=True))
+    largest, both = (predict(parts, config)[-1] for config in (at_once, late))
+    assert largest.name == both.name == "largest pass" and largest.num_bytes < both.num_bytes <= 2 * largest.num_bytes
 
 
 def test_a_fused_transformer_holds_nothing_twice(make: Callable[..., Session]) -> None:

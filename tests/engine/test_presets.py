@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs, resolve
 from strobe.engine.presets import PRESETS, diff, preset
@@ -64,6 +64,34 @@ def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytes
     assert not any(state.on or state.reason for state in baseline.knob_states)
 
 
+def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = EngineConfig(knobs=Knobs(late_frames=True))
+    assert resolve(late, DEFAULTS, torch.device("cuda", 0)).knobs.late_frames
+    for config, cores, device in (
+        (replace(late, knobs=Knobs(late_frames=True, overlap_decode=False)), 64, torch.device("cuda", 0)),
+        (late, 1, torch.device("cpu")),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        (state,) = (each for each in resolve(config, DEFAULTS, device).knob_states if each.name == "late_frames")
+        assert not state.on and "overlap_decode is off here" in state.reason
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    elsewhere = resolve(replace(late, decode_device="cuda:1"), DEFAULTS, torch.device("cpu"))
+    assert elsewhere.knobs.late_frames and elsewhere.knobs.overlap_decode and elsewhere.decode_device == torch.device("cuda", 1)
+
+
+def test_the_autoencoder_runs_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert resolve(EngineConfig(), DEFAULTS, cpu).decode_device == cpu
+    assert resolve(EngineConfig(decode_device="cpu"), DEFAULTS, torch.device("cuda", 0)).decode_device == cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ImplUnavailableError, match=r"'cuda:1' cannot run: this machine has 1 CUDA device"):
+        resolve(EngineConfig(decode_device="cuda:1"), DEFAULTS, cpu)
+    with pytest.raises(ConfigError, match="unknown device 'gpu1'; allowed: auto, cpu, cuda, cuda:N"):
+        resolve(EngineConfig(decode_device="gpu1"), DEFAULTS, cpu)
+
+
 def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = {"triton", "clang"}
     for finder in ("find_spec", "shutil.which"):
@@ -90,9 +118,12 @@ def test_timesteps_may_be_a_list() -> None:
 def test_diff_has_a_row_for_every_setting() -> None:
     rows = {row.setting: row for row in diff([make() for make in PRESETS.values()])}
     assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
-    assert rows["timesteps"].values == ("model", "model", "model", "1000, 500, 250", "1000, 250")
-    assert rows["ring_cache"].values == ("off", "on", "on", "on", "on") and not rows["ring_cache"].same
-    assert rows["positions"].same
+    assert rows["timesteps"].values == ("model", "model", "model", "model", "1000, 500, 250", "1000, 250")
+    assert rows["sparsity"].values == ("0.0", "0.0", "0.0", "0.8", "0.0", "0.0")
+    assert rows["ring_cache"].values == ("off", "on", "on", "on", "on", "on") and not rows["ring_cache"].same
+    assert rows["positions"].same and rows["decode_device"].values[0] == "same"
+    late = dict(zip(PRESETS, rows["late_frames"].values, strict=True))
+    assert {name for name, value in late.items() if value == "on"} == {"turbo", "ultra"}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +132,8 @@ def test_diff_has_a_row_for_every_setting() -> None:
         (lambda: preset("turbbo"), "did you mean 'turbo'"),
         (lambda: EngineConfig(positions="rebase"), "did you mean 'rebased'"),  # type: ignore[arg-type]
         (lambda: EngineConfig(dtype="float16"), "allowed: auto, float32, bfloat16"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(sparsity=1.0), "sparsity 1.0 is not valid: give 0"),
+        (lambda: EngineConfig(sparsity=0.5, knobs=replace_knobs(Knobs(), ring_cache=False)), "needs knob ring_cache"),
         (lambda: EngineConfig(window=3, sink=3), "smallest window with sink 3: 4"),
         (lambda: EngineConfig(timesteps=(500, 250)), "start at 1000"),
         (lambda: replace_knobs(Knobs(), fused_kv=True), "did you mean 'fused_qkv'"),

@@ -21,6 +21,11 @@ from strobe.engine.stream import FrameBlock
 NONE = Knobs(**{each.name: False for each in fields(Knobs)})
 
 
+def larger(tiny: Model) -> Model:
+    """The same model at a frame size whose latent frames fill tiles."""
+    return replace(tiny, defaults=replace(tiny.defaults, frame_size=(128, 128)))
+
+
 def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:
     return list(session.stream(num_blocks, **options))
 
@@ -132,8 +137,9 @@ class TestKnobs:
         )
 
     @pytest.mark.parametrize("name", PRESETS)
-    def test_every_preset_streams_over_a_switch(self, make: Callable[..., Session], name: str) -> None:
-        blocks = play(make(preset=name), 7, switches=[Switch(frame_block=3, prompt="blue square")])
+    def test_every_preset_streams_over_a_switch(self, make: Callable[..., Session], tiny: Model, name: str) -> None:
+        model = larger(tiny) if name == "sparse" else tiny
+        blocks = play(make(preset=name, model=model), 7, switches=[Switch(frame_block=3, prompt="blue square")])
         assert latents(blocks).isfinite().all() and blocks[3].prompt == "blue square"
 
     def test_quality_and_balanced_agree(self, make: Callable[..., Session]) -> None:

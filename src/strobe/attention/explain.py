@@ -18,6 +18,7 @@ def explain(
     v: Tensor,
     selection: BlockSelection | None = None,
     *,
+    softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
     deterministic: bool = False,
@@ -29,6 +30,7 @@ def explain(
         k: `[B, S_kv, H_kv, D]`.
         v: like k.
         selection: of `block_sparse_attention`; without one, the call is `dense_attention`.
+        softmax_scale: as it would be given.
         impl: the name that would be given.
         return_lse: whether the lse would be asked for.
         deterministic: as in `block_sparse_attention`.
@@ -38,5 +40,7 @@ def explain(
         ImplUnavailableError: the named impl cannot run this call.
     """
     if selection is None:
-        return explain_dense(q, k, v, impl=impl, return_lse=return_lse)
-    return explain_block_sparse(q, k, v, selection, impl=impl, return_lse=return_lse, deterministic=deterministic)
+        return explain_dense(q, k, v, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse)
+    return explain_block_sparse(
+        q, k, v, selection, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse, deterministic=deterministic
+    )

@@ -69,12 +69,17 @@ def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: f
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if len(tensor.shape) != 4:
             raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
+        if not tensor.dtype.is_floating_point:
+            raise ShapeError(f"{name}: got {tensor.dtype}, expected a floating-point dtype")
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ShapeError(f"{name}: got {tensor.dtype} on {tensor.device}, expected {q.dtype} on {q.device} like q")
     if k.shape != v.shape:
         raise ShapeError(f"v: got shape {tuple(v.shape)}, expected {tuple(k.shape)} like k")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ShapeError(f"k: got shape {tuple(k.shape)}, expected batch {q.shape[0]} and head_dim {q.shape[3]} like q")
+    for what, size in (("head", q.shape[2]), ("channel", q.shape[3])):
+        if size == 0:
+            raise ShapeError(f"q: got shape {tuple(q.shape)}, expected at least one {what}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ShapeError(f"k: got {k.shape[2]} heads, expected a divisor of q's {q.shape[2]}")
     return AttentionSpec(

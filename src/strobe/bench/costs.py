@@ -10,6 +10,7 @@ from strobe.core.shapes import LatentShape
 from strobe.core.spans import ATTENTION_KERNEL, COMMIT, DENOISE_STEP, VAE_DECODE
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
+from strobe.engine.sparsity import attended_keys
 from strobe.engine.stream import latent_shape
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -36,11 +37,10 @@ def transformer_shape(model: Model) -> TransformerShape:
 
 def steady_pass(model: Model, config: ResolvedConfig, *, commit: bool = False) -> PassShape:
     """A pass over a frame block with a full window; `commit`: the one that writes a finished block."""
-    shape = transformer_shape(model)
-    per_frame = shape.tokens_per_frame(*model.defaults.frame_size)
+    grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
     return PassShape(
-        q_tokens=config.frame_block * per_frame,
-        kv_tokens=config.policy.window * per_frame,
+        q_tokens=config.frame_block * grid.tokens_per_frame,
+        kv_tokens=attended_keys(grid, config),
         dtype=dtype_name(config),
         last_layer_kv_only=commit and config.knobs.commit_kv_only,
     )

@@ -141,8 +141,10 @@ class StepParts:
         q, k, v = first.self_attn.qkv(normed)
         queries, keys = first.self_attn.turned(q, k, rope)
         values = v.unflatten(-1, queries.shape[2:])
-        all_keys, all_values = self.step.write(0, keys, values)
-        out = first.attend(queries, all_keys, all_values, None).flatten(2)
+        new, reach = (keys, values), self.step.reach
+        kept = self.step.write(0, *new)
+        out = first.attend_kept(queries, new, kept, reach, 0).flatten(2)
+        attended = steady_pass(self.model, self.config).kv_tokens
         ring = self.config.knobs.ring_cache
         yield make("norm_modulate", NORMS, "layer norm, scale and shift", "modulated_norm",
                    lambda at: modulate(x, at.mod[..., 0, :], at.mod[..., 1, :], at.layer.eps))  # fmt: skip
@@ -153,8 +155,8 @@ class StepParts:
         where = "into their slots, which attention reads in place" if ring else "roll, clone, write, concatenate"
         write = make("kv_write", CACHE, where, "kv_write", lambda at: self.step.write(at.index, keys, values))
         yield replace(write, waits=not ring)
-        yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {all_keys.shape[1]} keys", "attention_kernel",
-                   lambda at: at.layer.attend(queries, all_keys, all_values, None))  # fmt: skip
+        yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys", "attention_kernel",
+                   lambda at: at.layer.attend_kept(queries, new, kept, reach, 0))  # fmt: skip
         yield make("output_projection", PROJECTIONS, "of self-attention", "output_projection",
                    lambda at: at.layer.self_attn.o(out))  # fmt: skip
         yield make("attention_residual", RESIDUALS, "x + y * gate", "gated_residual",

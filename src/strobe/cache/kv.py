@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.cache.policy import RingPolicy, SlotRun
+from strobe.cache.tiled import HistoryTiles, Reach, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
 Positions = Literal["absolute", "rebased"]
@@ -29,7 +30,11 @@ class CacheShape:
 
     def buffer(self, slots: int) -> tuple[int, int, int, int, int]:
         """Shape of the keys (or values) of `slots` latent frames: [L, B, slots * N, H, D]."""
-        return (self.num_layers, self.batch, slots * self.tokens_per_frame, self.num_heads, self.head_dim)
+        return self.rows(slots * self.tokens_per_frame)
+
+    def rows(self, number: int) -> tuple[int, int, int, int, int]:
+        """Shape of the keys (or values) of so many rows."""
+        return (self.num_layers, self.batch, number, self.num_heads, self.head_dim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +42,7 @@ class CacheState:
     """A deep copy of a cache.
 
     Args:
-        keys: [L, B, window * N, H, D], the cache's dtype.
+        keys: [L, B, window * N, H, D], the cache's dtype; a ring with tiles has the rows of their padding too.
         values: same.
         sink_keys: sink keys at their own positions [L, B, sink * N, H, D].
         origin: frame number of the first sink frame.
@@ -57,6 +62,11 @@ class CacheStep(Protocol):
     @property
     def positions(self) -> tuple[int, ...]:
         """Temporal RoPE index of each frame of the pass."""
+        ...
+
+    @property
+    def reach(self) -> Reach | None:
+        """What is attended of all that `write` returns; None: everything."""
         ...
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,6 +112,10 @@ class RingStep:
     runs: tuple[SlotRun, ...]
     filled: int
 
+    @property
+    def reach(self) -> None:
+        """All that `write` returns is attended."""
+
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep.write`. The result is a view; with gradients on, a copy through which k and v get gradients."""
         return self._write(self.cache.keys[layer], k), self._write(self.cache.values[layer], v)
@@ -136,6 +150,11 @@ class RingCache:
       per frame block and from a canonical copy, so that the sink sits right before the window: sink frame i has index
       ``i + max(0, end - window)``. Distances then never exceed the window and a stream may be endless.
 
+    With `tiles` the frames behind the sink lie in tile order, with a coarse key per tile, pooled once, when the frames after it
+    are opened. Coarse keys follow from the keys: a frame derived again is pooled again, a snapshot does not hold them, and none
+    of them ever turns, because only the sink does and its frames are attended whole. (A turn in time is the same linear map for
+    all keys of a frame, so the mean of turned keys would be the turned mean.)
+
     Args:
         shape: layers, batch, tokens per latent frame, heads, head size.
         policy: window and sink.
@@ -143,6 +162,7 @@ class RingCache:
         dtype: element type of keys and values.
         positions: see above.
         rotate: turns keys along time; needed for "rebased" with a sink.
+        tiles: how frames behind the sink lie; None: in raster order, and all that is kept is attended.
 
     Raises:
         ConfigError: "rebased" with a sink but without `rotate`.
@@ -157,15 +177,23 @@ class RingCache:
         dtype: torch.dtype,
         positions: Positions = "absolute",
         rotate: Rotate | None = None,
+        tiles: HistoryTiles | None = None,
     ) -> None:
         self.shape = shape
         self.policy = policy
-        self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
+        rows = shape.tokens_per_frame if tiles is None else tiles.num_rows
+        kept = shape.rows(policy.sink * shape.tokens_per_frame + policy.local * rows)
+        self.keys = torch.zeros(kept, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._rotate = sink_rotation(policy, positions, rotate)
         self._sink_keys = torch.zeros(shape.buffer(policy.sink), device=device, dtype=dtype)  # at their own positions
+        self._tiles = tiles
+        number = 0 if tiles is None else policy.local * tiles.num_tiles
+        means = (shape.num_layers, shape.batch, shape.num_heads, number, shape.head_dim)
+        self._means = torch.zeros(means, device=device, dtype=torch.promote_types(dtype, torch.float32))
         self._origin = 0
         self._end = 0
+        self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
 
     @property
     def end(self) -> int:
@@ -174,10 +202,10 @@ class RingCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys, values and the canonical sink keys."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values, self._sink_keys))
+        """Memory of keys, values, the canonical sink keys and coarse keys."""
+        return sum(tensor.nbytes for tensor in (self.keys, self.values, self._sink_keys, self._means))
 
-    def at(self, first_frame: int, num_frames: int) -> RingStep:
+    def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
         """Open the frames of the next frame block, or the last frames again: later passes rewrite the same slots.
 
         Raises:
@@ -189,9 +217,11 @@ class RingCache:
         self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
         self._move_sink(end)
         self._end = end
+        if self._tiles is not None:
+            self._pool(self._tiles, first_frame)
         return self._step(first_frame, num_frames, skip=0)
 
-    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep:
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep | TiledStep:
         """Open the last ``min(window, end)`` frames before `end` (default: all), to be derived again under a new prompt.
 
         Before anything was evicted these are all frames, sink included. Afterwards:
@@ -210,12 +240,13 @@ class RingCache:
         self._end = end
         if not keep_sink:
             self._origin = max(self._origin, first_frame)
+        self._pooled = min(self._pooled, first_frame)
         skip = self.policy.sink if first_frame > self._origin else 0
         return self._step(first_frame, end - first_frame, skip=skip)
 
     def reset(self) -> None:
         """Forget every frame."""
-        self._origin = self._end = 0
+        self._origin = self._end = self._pooled = 0
 
     def snapshot(self) -> CacheState:
         """Copy everything."""
@@ -237,15 +268,43 @@ class RingCache:
         self.keys.copy_(state.keys)
         self.values.copy_(state.values)
         self._sink_keys.copy_(state.sink_keys)
-        self._origin, self._end = state.origin, state.end
+        self._origin, self._end, self._pooled = state.origin, state.end, 0
 
-    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RingStep:
-        return RingStep(
-            cache=self,
-            positions=tuple(range(first_frame, first_frame + num_frames)),
-            runs=self.policy.runs(first_frame - self._origin, num_frames, skip=skip),
-            filled=self.policy.filled(self._end - self._origin),
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RingStep | TiledStep:
+        first = first_frame - self._origin
+        positions = tuple(range(first_frame, first_frame + num_frames))
+        runs = self.policy.runs(first, num_frames, skip=skip)
+        if self._tiles is None:
+            return RingStep(cache=self, positions=positions, runs=runs, filled=self.policy.filled(self._end - self._origin))
+        return TiledStep(cache=self, positions=positions, runs=runs, reach=self._reach(self._tiles, first, skip))
+
+    def _reach(self, tiles: HistoryTiles, first: int, skip: int) -> Reach:
+        """What a pass sees whose first frame has the number `first`, counted from the sink."""
+        tokens, held = self.shape.tokens_per_frame, self.policy.history(first, self._end - self._origin)
+        open_slots = torch.zeros(self.policy.local, 1, dtype=torch.int32, device=self.keys.device)
+        for run in self.policy.runs(held.start, len(held)):  # plain ints: nothing is copied from the host
+            open_slots[run.slot - self.policy.sink :][: run.length].fill_(1)
+        return Reach(
+            tiles=tiles,
+            sink_rows=min(self.policy.sink, first + skip) * tokens,
+            tiled_from=self.policy.sink * tokens,
+            unseen=skip * tokens,
+            sizes=(open_slots * tiles.sizes).flatten(),
+            num_tiles=len(held) * tiles.num_tiles,
+            means=self._means,
         )
+
+    def _pool(self, tiles: HistoryTiles, first_frame: int) -> None:
+        """Work out the coarse keys of the frames that became history: kept, behind the sink, before `first_frame`."""
+        held = self.policy.history(first_frame - self._origin, self._end - self._origin)
+        number = tiles.num_tiles
+        for frame in range(max(held.start, self._pooled - self._origin), held.stop):
+            slot = self.policy.slot(frame) - self.policy.sink
+            rows = self._sink_keys.shape[2] + slot * tiles.num_rows
+            keys = self.keys[:, :, rows : rows + tiles.num_rows]
+            means = tiles.pool(keys.flatten(0, 1)).unflatten(0, keys.shape[:2])
+            self._means[:, :, :, slot * number : (slot + 1) * number] = means
+        self._pooled = first_frame
 
     def _move_sink(self, end: int) -> None:
         """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned."""

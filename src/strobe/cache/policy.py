@@ -73,6 +73,11 @@ class RingPolicy:
         kept = [*range(min(self.sink, end)), *range(max(self.sink, end - self.local), end)]
         return tuple(sorted(kept, key=self.slot))
 
+    def history(self, first: int, end: int) -> range:
+        """Frames before `first` that are kept behind the sink once frames up to `end` are written."""
+        start = max(self.sink, end - self.local)
+        return range(start, max(start, first))
+
     def sink_shift(self, end: int) -> int:
         """Frames by which sink positions move so that sink and window stay contiguous: ``max(0, end - window)``."""
         return max(0, end - self.window)

@@ -28,6 +28,10 @@ class RollingStep:
     positions: tuple[int, ...]
     keep_sink: bool = False
 
+    @property
+    def reach(self) -> None:
+        """All that `write` returns is attended."""
+
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep.write`. The result is always a fresh copy."""
         return self.cache.write(layer, k, v, end=self.positions[-1] + 1, keep_sink=self.keep_sink)

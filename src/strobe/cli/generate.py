@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,13 +33,27 @@ class Engine(ModelFlags):
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
+        decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
     """
 
     preset: str = "balanced"
     seed: int = 0
     device: str = "auto"
+    decode_device: str | None = None
+    image: Path | None = None
+
+    def open(self, prompt: str) -> Session:
+        """A session as the flags say, which begins with a picture if there is one."""
+        from strobe.engine.presets import preset
+        from strobe.engine.session import Session
+        from strobe.engine.video import read_image
+
+        config, model = replace(preset(self.preset), decode_device=self.decode_device), self.load()
+        start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
+        return Session(prompt, preset=config, model=model, seed=self.seed, device=self.device, start=start)
 
 
 def generate(
@@ -73,18 +87,19 @@ def generate(
     with output.progress("frame blocks") as advance:
         from strobe.core.errors import ConfigError
         from strobe.engine.prompts import blocks_for, parse_switch
-        from strobe.engine.session import Session
         from strobe.engine.video import check_video_path
 
         if seconds is not None and blocks is not None:
             raise ConfigError("give --seconds or --blocks, not both")
         check_video_path(out)
         clip = Clip(path=out)
-        with Session(prompt, preset=engine.preset, model=engine.load(), seed=engine.seed, device=engine.device) as session:
-            defaults = session.model.defaults
-            total = blocks if blocks is not None else blocks_for(10.0 if seconds is None else seconds, defaults)
+        with engine.open(prompt) as session:
+            defaults, first = session.model.defaults, session.config.first_block
+            length = 10.0 if seconds is None else seconds
+            total = blocks if blocks is not None else blocks_for(length, defaults, first_block=first)
+            switches = [parse_switch(text, defaults, mode=mode, first_block=first) for text in switch]
             try:
-                clip.record(session, total, [parse_switch(text, defaults, mode=mode) for text in switch], advance)
+                clip.record(session, total, switches, advance)
             finally:
                 output.show(*clip.lines(session))
                 output.emit(clip.document(session))

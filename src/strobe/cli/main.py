@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import strobe
+from strobe.cli.ablate import ablate
 from strobe.cli.bench import bench
 from strobe.cli.compare import compare
 from strobe.cli.demo import demo
@@ -20,6 +21,7 @@ from strobe.cli.doctor import doctor
 from strobe.cli.extract import extract
 from strobe.cli.generate import generate
 from strobe.cli.lint import lint
+from strobe.cli.log import log
 from strobe.cli.presets import presets
 from strobe.cli.profile import profile
 from strobe.cli.report import report
@@ -50,9 +52,11 @@ app = App(
 )
 for _verb in (demo, generate, compare, report, trace, speedup, doctor):
     app.command(_verb)
+app.command(ablate)
 app.command(bench)
 app.command(extract)
 app.command(lint)
+app.command(log)
 app.command(presets)
 app.command(profile)
 app.command(train_shapes, name="train-shapes")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
+
+ELSEWHERE: Final = {
+    "window": "local_attn_size",
+    "timesteps": "denoising_steps",
+    "dtype": "model_dtype",
+    "ring_cache": "static_kv",
+    "overlap_decode": "async_vae",
+    "compile": "torch_compile",
+}
+"""What others call a setting."""
 
 presets = App(name="presets", help="What each preset turns on.")
 
@@ -48,7 +58,10 @@ def show(
     table = Table(Column("setting", no_wrap=True), *names, box=None, header_style="bold")
     for row in rows:
         values = zip(names, row.values, strict=True)
-        table.add_row(row.setting, *(f"{value}, off here" if row.setting in off[name] else value for name, value in values))
+        other = f" ({ELSEWHERE[row.setting]})" if row.setting in ELSEWHERE else ""
+        table.add_row(
+            row.setting + other, *(f"{value}, off here" if row.setting in off[name] else value for name, value in values)
+        )
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
     output.show(table, "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
@@ -59,5 +72,6 @@ def show(
             "presets": meanings,
             "settings": {row.setting: dict(zip(names, row.values, strict=True)) for row in rows},
             "off_here": off,
+            "elsewhere": {row.setting: ELSEWHERE[row.setting] for row in rows if row.setting in ELSEWHERE},
         }
     )

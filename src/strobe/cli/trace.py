@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Format = Literal["html", "md", "json"]
 _MB: Final = 1_000_000
 _SHOWN: Final = {
-    "overview": (0,), "activity": (1,), "kernels": (0,), "operators": (0, 1), "steps": (0,), "sections": (0,),
+    "overview": (0,), "activity": (1,), "kernels": (0,), "roofline": (0,), "operators": (0, 1), "steps": (0,), "sections": (0,),
     "collectives": (0, 2),
 }  # fmt: skip
-"""Which tables of a section are printed: devices, causes of idle time, kernels of the first device, threads and operators, steps,
-sections, exposed communication and, across ranks, who waits for whom."""
-_NOTED: Final = ("steps", "sections", "collectives")
+"""Which tables of a section are printed: devices, causes of idle time, kernels of the first device, operators against its peaks,
+threads and operators, steps, sections, exposed communication and, across ranks, who waits for whom."""
+_NOTED: Final = ("steps", "sections", "collectives", "roofline")
 """Sections whose remarks are printed too: they say what could not be found."""
 _ROWS: Final = 15
 
@@ -38,7 +38,8 @@ class Analysis:
 
     Args:
         top: rows of a long table.
-        by: group kernels by name, or by name and shape (the operator's input sizes, else grid and block).
+        by: group kernels by name, or by name and shape (the operator's input sizes, else grid and block); by shape, matrix
+            products and attention are also held against the device's peaks, if the trace has the shapes.
         window: this part only: a range or module (ProfilerStep#3, "attention[2]"), steps (3..7) or a time (100ms..200ms).
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
         section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end; several may be given.

@@ -53,6 +53,9 @@ def video_sparse_attn(
         raise ShapeError(f"q and k: got {q.shape[2]} and {k.shape[2]} rows, expected multiples of the block's {block}")
     if q_variable_block_sizes is None and q.shape[2] == k.shape[2]:
         q_variable_block_sizes = variable_block_sizes
+    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape != v.shape:
+        given = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        raise ShapeError(f"q, k and v: got shapes {given}, expected one batch, number of heads and head_dim, and k and v alike")
     q_sizes = _sizes(q_variable_block_sizes, q.shape[2] // block, block, "q_variable_block_sizes", q.device)
     kv_sizes = _sizes(variable_block_sizes, k.shape[2] // block, block, "variable_block_sizes", q.device)
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))  # [B, S, H, D]

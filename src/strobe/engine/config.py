@@ -12,6 +12,7 @@ import torch
 
 from strobe.cache.kv import Positions
 from strobe.cache.policy import RingPolicy
+from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
@@ -25,8 +26,8 @@ OVERLAP_CORES = 4
 with it (95 % interval 1.02 to 1.09, 30 pairs by `strobe.compare_calls`); three cores and more were not measured."""
 
 
-def _knob(meaning: str) -> bool:
-    return field(default=True, metadata={"meaning": meaning})
+def _knob(meaning: str, *, on: bool = True) -> bool:
+    return field(default=on, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,10 @@ class Knobs:
     fused_qkv: bool = _knob("queries, keys and values in one matrix product; off: three")
     merge_lora: bool = _knob("a LoRA, if there is one, is added into the weights; off: two more matrix products per linear layer")
     overlap_decode: bool = _knob("decoding runs beside the commit pass; off: after it")
+    late_frames: bool = _knob(
+        "decoding runs beside the next frame block too, so frames come and prompts act one frame block later; off: at once",
+        on=False,
+    )
     compile: bool = _knob("passes over a frame block through torch.compile, layer by layer; off: eager")
 
 
@@ -80,8 +85,10 @@ class EngineConfig:
         sink: first latent frames, never evicted.
         first_block: latent frames of the first frame block; None: as many as every other. 1 starts from a single frame.
         positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless).
+        sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
+        decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
         knobs: optimisations.
 
     Raises:
@@ -95,12 +102,18 @@ class EngineConfig:
     sink: int = 3
     first_block: int | None = None
     positions: Positions = "rebased"
+    sparsity: float = 0.0
     keep_sink: bool = True
     dtype: DType = "auto"
+    decode_device: str | None = None
     knobs: Knobs = field(default_factory=Knobs)
 
     def __post_init__(self) -> None:
         RingPolicy(window=self.window, sink=self.sink)
+        if not 0 <= self.sparsity < 1:
+            raise ConfigError(f"sparsity {self.sparsity} is not valid: give 0 (everything is attended) to below 1")
+        if self.sparsity and not self.knobs.ring_cache:
+            raise ConfigError(f"sparsity {self.sparsity} needs knob ring_cache: turn it on, or set sparsity to 0")
         if self.timesteps is not None:
             check_timesteps(self.timesteps)
             object.__setattr__(self, "timesteps", tuple(self.timesteps))  # a list would not equal its resumed self
@@ -138,12 +151,14 @@ class ResolvedConfig:
 
     asked: EngineConfig
     device: torch.device
+    decode_device: torch.device
     dtype: torch.dtype
     frame_block: int
     first_block: int
     schedule: NoiseSchedule
     policy: RingPolicy
     positions: Positions
+    sparsity: float
     keep_sink: bool
     knobs: Knobs
     knob_states: tuple[KnobState, ...]
@@ -168,16 +183,21 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     """Fill in a configuration for a model and a device.
 
     Raises:
-        ConfigError: the window leaves no room for the model's frame block beside the sink, or the dtype is not for this device.
+        ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
+            device's name.
+        ImplUnavailableError: `decode_device` is not on this machine.
     """
+    decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], device, defaults) for each in fields(Knobs))
+    place = _Place(device=device, elsewhere=decode_device != device, lora=defaults.lora)
+    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
     automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
         device=device,
+        decode_device=decode_device,
         dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
         frame_block=defaults.frame_block,
         first_block=first_block,
@@ -187,27 +207,41 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         ),
         policy=policy,
         positions=config.positions,
+        sparsity=config.sparsity,
         keep_sink=config.keep_sink,
         knobs=Knobs(**{state.name: state.on for state in states}),
         knob_states=states,
     )
 
 
-def _knob_state(knobs: Knobs, name: str, meaning: str, device: torch.device, defaults: ModelDefaults) -> KnobState:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """What decides which knobs do something: the device, whether another one decodes, whether a LoRA belongs to the model."""
+
+    device: torch.device
+    elsewhere: bool
+    lora: bool
+
+
+def _knob_state(knobs: Knobs, name: str, meaning: str, place: _Place) -> KnobState:
     asked: bool = getattr(knobs, name)
-    reason = _does_nothing(name, device, defaults) if asked else ""
+    reason = _does_nothing(knobs, name, place) if asked else ""
     return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
 
 
-def _does_nothing(name: str, device: torch.device, defaults: ModelDefaults) -> str:
+def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
     """Say why a knob does nothing for this model on this device; empty if it does something."""
     if name == "merge_lora":
-        return "" if defaults.lora else "no LoRA belongs to the model"
+        return "" if place.lora else "no LoRA belongs to the model"
     if name == "compile":
-        return _cannot_compile(device)
+        return _cannot_compile(place.device)
+    if place.elsewhere:  # which always works beside the transformer
+        return ""
     cores = len(os.sched_getaffinity(0))
-    if name == "overlap_decode" and device.type == "cpu" and cores < OVERLAP_CORES:
+    if name == "overlap_decode" and place.device.type == "cpu" and cores < OVERLAP_CORES:
         return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
+    if name == "late_frames" and (not knobs.overlap_decode or _does_nothing(knobs, "overlap_decode", place)):
+        return "overlap_decode is off here, so decoding runs beside nothing"
     return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -35,17 +35,23 @@ def to_levels(frames: Tensor, *, beside: bool = False) -> Tensor:
 class FrameDecoder:
     """Decodes frame blocks of latents. Holds no stream: what a stream remembers goes in and comes out as a value.
 
-    With knob `overlap_decode` the work runs beside the caller's: in a worker thread on a CPU, on a side stream on a GPU.
+    With knob `overlap_decode`, or on a device of its own, the work runs beside the caller's: in a worker thread on a CPU, on a
+    side stream on a GPU.
 
     Args:
         vae: weights; left as they are.
-        config: device, dtype and knobs.
-        device: where to decode; None: where the transformer runs. Another GPU always works beside it.
+        config: device to decode on, dtype and knobs.
     """
 
-    def __init__(self, vae: VideoVAE, config: ResolvedConfig, device: torch.device | None = None) -> None:
-        self._device = config.device if device is None else device
+    def __init__(self, vae: VideoVAE, config: ResolvedConfig) -> None:
+        self._device = config.decode_device
         self._vae = copy.deepcopy(vae).to(device=self._device, dtype=config.dtype).requires_grad_(False).eval()
+        if isinstance(self._vae, WanVAE) and self._device.type == "cuda":
+            self._vae.channels_last()
+        self._compiled = False
+        if config.knobs.compile and self._device.type == config.device.type and not isinstance(self._vae, TinyVAE):
+            self._vae.compile_decoder()
+            self._compiled = True
         self._config = config
         self._open()
 
@@ -55,11 +61,22 @@ class FrameDecoder:
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
 
+    @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again
+    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
+        """Compile now what would be compiled amid a stream; nothing with knob `compile` off.
+
+        Args:
+            pieces: shapes [B, F, C, Y, X] of the latents of a stream's first frame blocks, in order.
+        """
+        state = self.state()
+        for shape in pieces if self._compiled else ():
+            _, state = self.start(torch.zeros(shape, device=self._config.device), state)()
+
     def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
         """Begin to decode latents [B, F, C, Y, X]; call the result for the frames and the state after them.
 
         Args:
-            latents: float32, on the device of the configuration.
+            latents: float32, on the device of the configuration; kept until the result was called.
             state: after the frame block before, or `state()` at the start of a stream.
 
         Returns:
@@ -76,11 +93,19 @@ class FrameDecoder:
         """State at the start of a stream."""
         return StreamingDecoder(self._vae).state()
 
+    @torch.inference_mode()
     def adopt(self, state: DecoderState) -> DecoderState:
-        """A state that a decoder on another device or in another dtype may have left, made ready for this one."""
+        """A state that a decoder on another device or in another dtype, or a file may have left, made ready for this one.
+
+        Memories get the layout that this decoder leaves them in, so that nothing is compiled again.
+        """
         started, memories = state
-        device, dtype = self._device, self._config.dtype
-        return started, tuple(None if memory is None else memory.to(device, dtype) for memory in memories)
+        layout = self._vae.memory_format if isinstance(self._vae, WanVAE) else torch.contiguous_format
+        return started, tuple(None if memory is None else self._own(memory, layout) for memory in memories)
+
+    def _own(self, memory: Tensor, layout: torch.memory_format) -> Tensor:
+        memory = memory.to(self._device, self._config.dtype).contiguous(memory_format=layout)
+        return memory if memory.is_inference() else memory.clone()
 
     def share(self) -> FrameDecoder:
         """Return a decoder with the same weights and a worker of its own."""
@@ -104,9 +129,11 @@ class FrameDecoder:
             side.wait_stream(torch.cuda.current_stream(latents.device))
         with torch.cuda.stream(side), span(VAE_DECODE):
             frames, after = self._push(latents, state)
+            copied = torch.cuda.Event()
+            copied.record(side)
 
         def finish() -> Decoded:
-            side.synchronize()
+            copied.synchronize()
             return frames, after
 
         return finish
@@ -114,7 +141,8 @@ class FrameDecoder:
     def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
-        latents = latents.to(self._device, non_blocking=True)
+        latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
         pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
-        frames = torch.cat([decoder.push(piece) for piece in pieces], dim=1)
+        dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # a slice would be compiled for again
+        frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
         return to_levels(frames, beside=self._side is not None), decoder.state()

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from strobe.core.errors import StrobeError
+from strobe.core.shapes import TokenGrid
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
 from strobe.engine.load import Parts
+from strobe.engine.sparsity import frame_tiles
 from strobe.engine.stream import latent_shape
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
@@ -30,20 +32,24 @@ class MemoryPart:
 
 
 def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
-    """Memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded."""
+    """Memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
+
+    An autoencoder on a device of its own takes nothing here.
+    """
     dit, size = parts.dit, config.dtype.itemsize
     latents = latent_shape(parts.defaults, dit)
     grid = latents.token_grid(dit.patch)
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in CausalWan(dit).parameters())
     beside = 0 if parts.lora is None or config.asked.knobs.merge_lora else parts.lora.num_params
-    sink = config.policy.sink if config.knobs.ring_cache else 0  # the ring's copy of the sink keys
-    keys = batch * grid.tokens_per_frame * dit.dim * dit.num_layers
+    token = batch * dit.dim * dit.num_layers
     steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
+    if config.decode_device != config.device:
+        vae_bytes = memories = 0
     return (
         MemoryPart(name="transformer weights", num_bytes=(weights + beside) * size, exact=True),
-        MemoryPart(name="keys and values", num_bytes=keys * (2 * config.policy.window + sink) * size, exact=True),
+        MemoryPart(name="keys and values", num_bytes=token * _cached(grid, config), exact=True),
         MemoryPart(name="text keys and values", num_bytes=2 * batch * dit.text_len * dit.dim * dit.num_layers * size, exact=True),
         MemoryPart(name="modulation tables", num_bytes=steps * (6 * dit.num_layers + 2) * dit.dim * size, exact=True),
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
@@ -75,6 +81,17 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
+def _cached(grid: TokenGrid, config: ResolvedConfig) -> int:
+    """Bytes of a channel of the cache's keys and values, of the ring's copy of the sink keys, and of coarse keys, in float32."""
+    policy, size = config.policy, config.dtype.itemsize
+    copies = 3 if config.knobs.ring_cache else 2
+    sink = copies * policy.sink * grid.tokens_per_frame * size
+    if not config.sparsity:
+        return sink + 2 * policy.local * grid.tokens_per_frame * size
+    tiles = frame_tiles(grid)
+    return sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4)
+
+
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
     """Bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
     weights = sum(tensor.numel() for tensor in (*vae.parameters(), *vae.buffers())) * dtype.itemsize
@@ -86,7 +103,10 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 
 
 def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> int:
-    """The larger of two: the feed-forward or attention of a recache over the window, and the decoder's last resolution."""
+    """The larger of two: the feed-forward or attention of a recache over the window, and the decoder's last resolution.
+
+    Their sum where frames come late, for then the two may live at once.
+    """
     dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
     tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame
     feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
@@ -96,4 +116,5 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> int:
     frames = latents.frames if config.knobs.block_decode else 1
     cells = batch * frames * parts.defaults.stride.time * height * width
     channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
-    return max(transformer, int(4 * cells * channels) * config.dtype.itemsize)
+    decoder = 0 if config.decode_device != config.device else int(4 * cells * channels) * config.dtype.itemsize
+    return transformer + decoder if config.knobs.late_frames else max(transformer, decoder)

@@ -34,24 +34,30 @@ def quality() -> EngineConfig:
 
 
 def balanced() -> EngineConfig:
-    """The full schedule and window with every optimisation that leaves the result alone."""
+    """The full schedule and window with every optimisation that leaves the result alone and delays nothing."""
     return EngineConfig(name="balanced")
 
 
+def sparse() -> EngineConfig:
+    """As `balanced`, but queries leave out four fifths of the past between the sink and the frame block."""
+    return EngineConfig(name="sparse", sparsity=0.8)
+
+
 def turbo() -> EngineConfig:
-    """Three steps and a window of eight latent frames."""
-    return EngineConfig(name="turbo", timesteps=(1000, 500, 250), window=8, sink=3)
+    """Three steps and a window of eight latent frames; frames come one frame block late."""
+    return EngineConfig(name="turbo", timesteps=(1000, 500, 250), window=8, sink=3, knobs=Knobs(late_frames=True))
 
 
 def ultra() -> EngineConfig:
-    """Two steps and a window of six latent frames; a sink of one leaves room for history."""
-    return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1)
+    """Two steps and a window of six latent frames; a sink of one leaves room for history. Frames come one frame block late."""
+    return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1, knobs=Knobs(late_frames=True))
 
 
 PRESETS: dict[str, Callable[[], EngineConfig]] = {
     "baseline": baseline,
     "quality": quality,
     "balanced": balanced,
+    "sparse": sparse,
     "turbo": turbo,
     "ultra": ultra,
 }
@@ -80,14 +86,18 @@ class DiffRow:
 def diff(configs: Sequence[EngineConfig]) -> tuple[DiffRow, ...]:
     """List every setting of some configurations, knobs last, one row each."""
     settings = [each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs")]
-    rows = [(name, [_text(getattr(config, name)) for config in configs]) for name in settings]
+    rows = [(name, [_text(getattr(config, name), UNSET.get(name, "model")) for config in configs]) for name in settings]
     rows += [(each.name, [_text(getattr(config.knobs, each.name)) for config in configs]) for each in fields(Knobs)]
     return tuple(DiffRow(setting=name, values=tuple(values), same=len(set(values)) <= 1) for name, values in rows)
 
 
-def _text(value: object) -> str:
+UNSET = {"decode_device": "same"}
+"""How a setting left open is shown; others than these are the model's own."""
+
+
+def _text(value: object, unset: str = "model") -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
         return ", ".join(f"{each:g}" for each in value)
-    return "model" if value is None else str(value)
+    return unset if value is None else str(value)

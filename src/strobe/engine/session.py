@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -115,12 +115,12 @@ class Session:
 
     @property
     def next_block(self) -> int:
-        """Number of the frame block that comes next."""
-        return self._stream.state.next_block
+        """Number of the frame block that comes next out of a stream."""
+        return self._stream.next_block
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Prompts of the last frame block, one per sample; empty before the first."""
+        """Prompts of the last frame block that was made, one per sample; empty before the first."""
         return self._stream.state.prompts
 
     def prompt(self, text: str | Sequence[str], *, mode: Mode = "recache", over: int = 4) -> PromptAck:
@@ -168,12 +168,14 @@ class Session:
         self._check_open()
         blocks = self._plan(num_blocks, seconds)
         timeline = {switch.frame_block: switch for switch in check_switches(switches)}
+        made = self._stream.state.next_block
         for switch in timeline.values():
             self.model.text.check([switch.prompt])
-            if isinstance(blocks, range) and switch.frame_block not in blocks:
+            if isinstance(blocks, range) and switch.frame_block not in range(made, blocks.stop):
+                to_make = f"frame blocks {made}..{blocks.stop - 1}" if made < blocks.stop else "no further frame block"
                 raise ConfigError(
                     f"the switch to {switch.prompt!r} at frame block {switch.frame_block} would never take effect: "
-                    f"this stream makes frame blocks {blocks.start}..{blocks.stop - 1}"
+                    f"this stream makes {to_make}"
                 )
         return self._run(blocks, timeline, self._cancellations)
 
@@ -227,13 +229,21 @@ class Session:
             return other
 
     @classmethod
-    def resume(cls, path: str | Path, *, model: str | Path | Model | None = None, device: str | torch.device = "auto") -> Self:
+    def resume(
+        cls,
+        path: str | Path,
+        *,
+        model: str | Path | Model | None = None,
+        device: str | torch.device = "auto",
+        decode_device: str | None = None,
+    ) -> Self:
         """Open a session that goes on from a file that `Snapshot.save` wrote.
 
         Args:
             path: the file.
             model: where the weights are now; None: where they were.
             device: see `Session`.
+            decode_device: see `strobe.engine.config.EngineConfig`.
 
         Raises:
             DataError: the file cannot be read.
@@ -243,7 +253,11 @@ class Session:
         snapshot = read_snapshot(path, where)
         identity = snapshot.identity
         session = cls(
-            preset=identity.config, model=model or identity.model, seed=identity.seed, samples=identity.samples, device=where
+            preset=replace(identity.config, decode_device=decode_device),
+            model=model or identity.model,
+            seed=identity.seed,
+            samples=identity.samples,
+            device=where,
         )
         session.restore(snapshot)
         return session
@@ -265,7 +279,7 @@ class Session:
         return Identity(
             model=self.model.name,
             weights_hash=self._stream.weights_hash,
-            config=self.config.asked,
+            config=replace(self.config.asked, decode_device=None),  # where it runs is not what it is
             seed=self._stream.seed,
             samples=self._stream.samples,
         )
@@ -283,27 +297,39 @@ class Session:
         return range(first, first + num_blocks)
 
     def _run(self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int) -> Iterator[FrameBlock]:
+        late = self.config.knobs.late_frames
         for count, index in enumerate(blocks):
             if self._cancellations != cancellations:
                 return
-            yield self._make(timeline, start=None if count else index)
+            last = isinstance(blocks, range) and index == blocks[-1]
+            yield self._next(timeline, start=None if count else index, ahead=late and not last)
 
-    def _make(self, timeline: dict[int, Switch], start: int | None) -> FrameBlock:
+    def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool) -> FrameBlock:
+        """Hand out a frame block; if `ahead`, make the one after it before."""
         with self._exclusive():
             self._take_turn(timeline, start)
-            switch = timeline.get(self.next_block)
-            if switch is not None:
-                self.prompt(switch.prompt, mode=switch.mode, over=switch.over)
+            index, cancellations = self.next_block, self._cancellations
+            if self._stream.state.next_block == index:
+                self._make(timeline)
+            if ahead and self._stream.state.next_block == index + 1 and self._cancellations == cancellations:
+                self._make(timeline)
+            return self._stream.deliver()
+
+    def _make(self, timeline: dict[int, Switch]) -> None:
+        index = self._stream.state.next_block
+        switch = timeline.get(index)
+        if switch is not None:
+            self.prompt(switch.prompt, mode=switch.mode, over=switch.over)
+        with self._prompting:
+            change = self._pending
+            self._open_block = index + 1
+        try:
+            self._stream.advance(change)
+        finally:
             with self._prompting:
-                change = self._pending
-                self._open_block = self.next_block + 1
-            try:
-                block = self._stream.advance(change)
-                with self._prompting:
-                    self._pending = None if self._pending is change else self._pending
-            finally:
-                self._open_block = self.next_block
-            return block
+                self._open_block = self._stream.state.next_block
+                if self._open_block > index and self._pending is change:  # made, if maybe not decoded
+                    self._pending = None
 
     def _take_turn(self, timeline: dict[int, Switch], start: int | None) -> None:
         """Let a stream go on, or begin at frame block `start`; two that alternate would miss each other's switches."""

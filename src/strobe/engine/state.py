@@ -31,6 +31,8 @@ class StreamState:
         history: last clean latents [B, <= window, C, Y, X], float32: what a recache derives keys and values from.
         decoder: memory of the frame decoder.
         start: given latents [B, F, C, Y, X] that the next frame blocks are made of; None: they are denoised.
+        undelivered: frames uint8 [B, F, Y, X, 3] of the last frame block, on the CPU, in a snapshot of a stream that has made it
+            and not handed it out (knob `late_frames`).
     """
 
     next_block: int
@@ -39,6 +41,7 @@ class StreamState:
     history: Tensor
     decoder: DecoderState
     start: Tensor | None = None
+    undelivered: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +113,8 @@ class Snapshot:
             tensors |= {"text.start": blend.start, "text.target": blend.target}
         if self.state.start is not None:
             tensors["start"] = self.state.start
+        if self.state.undelivered is not None:
+            tensors["undelivered"] = self.state.undelivered
         header = _Header(
             version=VERSION,
             identity=self.identity,
@@ -177,6 +182,7 @@ def _assemble(header: _Header, tensors: dict[str, Tensor]) -> Snapshot:
             history=tensors["history"],
             decoder=(header.decoder_started, memories),
             start=tensors.get("start"),
+            undelivered=tensors.get("undelivered"),
         ),
         cache=CacheState(
             keys=tensors["cache.keys"],

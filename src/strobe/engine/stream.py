@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
@@ -17,11 +17,12 @@ from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, RECACHE, TEXT, span
 from strobe.engine.config import ModelDefaults, ResolvedConfig
-from strobe.engine.decode import FrameDecoder
+from strobe.engine.decode import Decoded, FrameDecoder
 from strobe.engine.denoise import commit, denoise
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.prompts import Blend, Change
+from strobe.engine.sparsity import history_tiles
 from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.lora import Lora
@@ -38,7 +39,8 @@ class FrameBlock:
         samples: pixel frames of every sample, uint8 [B, F, Y, X, 3] on the CPU.
         latents: clean latents [B, F, C, Y, X], float32 on the stream's device.
         prompts: one per sample.
-        elapsed_ns: from the start of its work until its frames were there.
+        elapsed_ns: work of the stream from the frame block before until these frames were there. With knob `late_frames` that is
+            mostly the next frame block's: the sum over a stream is all its work either way.
     """
 
     index: int
@@ -64,10 +66,23 @@ class FrameBlock:
         return "\n".join(dict.fromkeys(self.prompts))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Decoding:
+    """A frame block whose frames are not there yet. `finish` waits for them; None: decoding failed, and is begun again."""
+
+    index: int
+    latents: Tensor
+    prompts: tuple[str, ...]
+    finish: Callable[[], Decoded] | None
+
+
 class Stream:
     """One stream of frame blocks, or several in lockstep. Between two frame blocks it is its `state` and its cache.
 
-    A frame block that fails half-way leaves `state` as it was: `advance` makes it again.
+    `advance` makes a frame block and `deliver` hands it out. With knob `late_frames` the one before is handed out only after
+    `advance` was called again, so that its frames are decoded meanwhile; never are two decoded at a time.
+
+    A frame block that fails half-way leaves `state` as it was: `advance` makes it again. If decoding fails, `deliver` does.
 
     Args:
         model: what to run.
@@ -98,9 +113,15 @@ class Stream:
             Transformer(model.dit, config, block_tokens, model.lora),
             FrameDecoder(model.vae, config),
         )
+        if parts is None:
+            batch = len(self.samples)
+            self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
         self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples))
         self._text: tuple[Blend, TextContext] | None = None
         self._half_way = False  # the cache has moved on from `state`
+        self._decoding: _Decoding | None = None  # of the last frame block made; `state.decoder` is that before it
+        self._ready: FrameBlock | None = None  # decoded, not handed out
+        self._worked_ns = 0  # since the last frame block was handed out
         self._stale = False  # what the cache holds was made with other weights
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
@@ -109,14 +130,20 @@ class Stream:
         decoder = self._decoder.state()
         self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
 
+    @property
+    def next_block(self) -> int:
+        """Number of the frame block that is handed out next; `state.next_block` is that which is made next."""
+        return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
+
     @torch.inference_mode()
-    def advance(self, change: Change | None = None) -> FrameBlock:
-        """Make the next frame block, under new prompts if there is a change.
+    def advance(self, change: Change | None = None) -> None:
+        """Make the next frame block, under new prompts if there is a change. At most one may be waiting to be handed out.
 
         Raises:
             SessionError: there is no prompt yet.
         """
         began, index = perf_counter_ns(), self.state.next_block
+        assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
             blend, text = self._read(change)
             self._half_way = True
@@ -126,19 +153,39 @@ class Stream:
                 latents = denoise(self._dit, self._draw(index), text, cache, self.config.schedule)
             else:
                 latents, given = given[:, : len(frames)], given[:, len(frames) :]
-            decoding = self._decoder.start(latents, self.state.decoder)
-            try:
-                commit(self._dit, latents, text, cache)
-            finally:
-                pixels, decoder = decoding()
-        prompts = self.state.prompts if change is None else change.prompts
-        history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
-        start = None if given is None or not given.shape[1] else given
-        self.state = StreamState(
-            next_block=index + 1, prompts=prompts, blend=blend, history=history, decoder=decoder, start=start
-        )
-        self._half_way = False
-        return FrameBlock(index=index, samples=pixels, latents=latents, prompts=prompts, elapsed_ns=perf_counter_ns() - began)
+            self._settle()  # its memory goes into this one's
+            finish = self._decoder.start(latents, self.state.decoder)
+            commit(self._dit, latents, text, cache)
+            prompts = self.state.prompts if change is None else change.prompts
+            history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
+            start = None if given is None or not given.shape[1] else given
+            self.state = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start)
+            self._decoding = _Decoding(index=index, latents=latents, prompts=prompts, finish=finish)
+            self._half_way = False
+            if not self.config.knobs.late_frames:
+                self._settle()
+        self._worked_ns += perf_counter_ns() - began
+
+    def deliver(self) -> FrameBlock:
+        """Hand out the oldest frame block that was made; wait for its frames."""
+        began = perf_counter_ns()
+        if self._ready is None:
+            self._settle()
+        block, self._ready = self._ready, None
+        assert block is not None, "advance() first"
+        worked, self._worked_ns = self._worked_ns + perf_counter_ns() - began, 0
+        return replace(block, elapsed_ns=worked)
+
+    def _settle(self) -> None:
+        """Wait for what is being decoded: its frames are ready, and what the decoder remembers goes into `state`."""
+        waiting = self._decoding
+        if waiting is None:
+            return
+        finish = waiting.finish or self._decoder.start(waiting.latents, self.state.decoder)
+        self._decoding = replace(waiting, finish=None)
+        pixels, decoder = finish()
+        block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
+        self.state, self._ready, self._decoding = replace(self.state, decoder=decoder), block, None
 
     def snapshot(self) -> tuple[StreamState, CacheState]:
         """Copy state and cache.
@@ -148,20 +195,26 @@ class Stream:
         """
         if self._half_way:
             raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then take the snapshot")
-        return self.state, self._cache.snapshot()
+        self._settle()
+        frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
+        return replace(self.state, undelivered=frames), self._cache.snapshot()
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
         """Return to a snapshot of a stream with the same model and configuration, maybe on another device."""
         self._half_way = True
         self._cache.restore(cache)
         device = self.config.device
+        self._decoding = None  # what is under way is of no more use, and nobody waits for it
         self.state = replace(
             state,
+            undelivered=None,
             history=state.history.to(device),
             blend=state.blend and state.blend.to(device),
             decoder=self._decoder.adopt(state.decoder),
             start=state.start if state.start is None else state.start.to(device),
         )
+        self._ready = self._undelivered(state)
+        self._worked_ns = 0
         self._half_way = False
 
     def use_lora(self, lora: Lora | None, strength: float) -> None:
@@ -193,6 +246,15 @@ class Stream:
     def close(self) -> None:
         """Let the decoder's worker go."""
         self._decoder.close()
+
+    def _undelivered(self, state: StreamState) -> FrameBlock | None:
+        """The frame block of a snapshot that was made and not handed out."""
+        if state.undelivered is None:
+            return None
+        index = state.next_block - 1
+        latents = self.state.history[:, -len(self.config.latents_of(index)) :]
+        samples = state.undelivered.cpu().clone()
+        return FrameBlock(index=index, samples=samples, latents=latents, prompts=state.prompts, elapsed_ns=0)
 
     @property
     def _frame_shape(self) -> tuple[int, int, int]:
@@ -242,14 +304,15 @@ def latent_shape(defaults: ModelDefaults, config: WanConfig) -> LatentShape:
 
 def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int) -> KVCache:
     """An empty cache for `batch` streams."""
-    kind = RingCache if config.knobs.ring_cache else RollingCache
+    grid = latents.token_grid(dit.patch)
     shape = CacheShape(
         num_layers=dit.num_layers,
         batch=batch,
-        tokens_per_frame=latents.token_grid(dit.patch).tokens_per_frame,
+        tokens_per_frame=grid.tokens_per_frame,
         num_heads=dit.num_heads,
         head_dim=dit.head_dim,
     )
+    kind = partial(RingCache, tiles=history_tiles(grid, config)) if config.knobs.ring_cache else RollingCache
     return kind(
         shape,
         config.policy,

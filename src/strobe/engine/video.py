@@ -1,4 +1,4 @@
-"""Frames to a file: H.264 through a real encoder, or an animated image."""
+"""Frames to a file: H.264 through a real encoder, or an animated image; a picture to a frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
-from strobe.core.errors import ConfigError, SessionError, ShapeError, StrobeError, nearest
+from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, nearest
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -91,6 +91,29 @@ def missing_encoders() -> tuple[str, ...]:
     import av
 
     return tuple(suffix for suffix, each in FORMATS.items() if each.codec not in av.codecs_available)
+
+
+def read_image(path: Path, size: tuple[int, int]) -> Tensor:
+    """Read a picture as a frame, uint8 [1, Y, X, 3] of height and width `size`: scaled to fill it, the middle of it kept.
+
+    Raises:
+        DataError: no such file, or no picture.
+    """
+    import av
+
+    try:
+        with av.open(str(path)) as file:
+            picture = next(file.decode(video=0))
+            scale = max(size[0] / picture.height, size[1] / picture.width)
+            height, width = (
+                max(wanted, round(scale * own)) for wanted, own in zip(size, (picture.height, picture.width), strict=True)
+            )
+            pixels = picture.to_ndarray(format="rgb24", width=width, height=height, interpolation="AREA")
+    except (OSError, av.FFmpegError, IndexError, StopIteration) as error:
+        reason = "no picture in it" if isinstance(error, IndexError | StopIteration) else error
+        raise DataError(f"cannot read the picture {path}: {reason}; give a .png, .jpg or .webp file") from error
+    top, left = (height - size[0]) // 2, (width - size[1]) // 2
+    return torch.from_numpy(pixels[top : top + size[0], left : left + size[1]].copy()).unsqueeze(0)
 
 
 class VideoFile:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -48,26 +50,45 @@ def _row(what: str, names: tuple[str, ...]) -> str:
     return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
 
 
-def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
-    """Read a `.safetensors`, `.pth` or `.pt` file to the CPU; no code in it is run.
+def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
+    """Read what a `.safetensors`, `.pth` or `.pt` file holds by name to the CPU: tensors, and in a pickle maybe more. No code
+    in it is run.
 
     Args:
         path: the file.
-        mapped: leave the tensors of a `.pth` on the disk until they are used, as those of a `.safetensors` always are.
+        mapped: leave the tensors of a `.pth` on the disk until they are used, as those of a `.safetensors` always are; one in
+            the format before torch 1.6 is read at once all the same.
 
     Raises:
-        WeightsError: no such file, damaged, or with anything but named tensors in it.
+        WeightsError: no such file, damaged, or it would have to run code to be read.
     """
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; give the weight file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{path} would have to run code to be read, or is damaged; only tensors are read. Fetch it again from where it was "
+            "published, or convert it to safetensors where you trust it"
+        ) from error
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(f"{path} is damaged or no weight file ({reason}); copy it again") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) and isinstance(t, Tensor) for name, t in found.items()):
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} holds a {type(found).__name__}, not tensors by name")
+    return found
+
+
+def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
+    """Read a file of named tensors and nothing else; see `read_file`.
+
+    Raises:
+        WeightsError: no such file, damaged, or with anything but named tensors in it.
+    """
+    found = read_file(path, mapped=mapped)
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()):
         raise WeightsError(f"{path} does not hold named tensors alone; give the file as it was released")
     return found
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ShapeError
-from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 
 
@@ -62,6 +62,18 @@ def test_a_copied_decoder_goes_on_alike(vae: TinyVAE) -> None:
         copy = StreamingDecoder(vae)
         copy.load_state(state)
         assert all(torch.equal(*pair) for pair in zip(pushed(copy, latents[:, 4:], (3, 2)), expected, strict=True))
+
+
+def test_memories_hold_one_latent_frame_each(vae: TinyVAE) -> None:
+    with torch.device("meta"):
+        unreal = TinyVAE(vae.config)
+    for batch, sizes in ((1, (1,)), (2, (1, 3, 3)), (2, (5,))):
+        decoder = StreamingDecoder(vae)
+        pushed(decoder, draw(8, batch, sum(sizes), 4, 3, 5), sizes)
+        pixels = [1, 1, 4, 16, 16]  # per latent pixel, where each memory lies
+        widths = [12, 12, 8, 8, 8]
+        assert decoder.state_bytes == 4 * batch * 3 * 5 * sum(map(int.__mul__, pixels, widths))
+        assert predict_state_bytes(unreal, batch, (3, 5)) == decoder.state_bytes
 
 
 def test_a_latent_is_a_function_of_its_own_four_frames(vae: TinyVAE) -> None:

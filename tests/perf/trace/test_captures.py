@@ -14,7 +14,10 @@ import layouts
 import oracle
 from strobe.perf.trace import HostEvent, HostEvents, Trace, read_trace
 
-TRACES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"
+ROOT = Path(__file__).parents[3]
+TRACES = ROOT / "benchmarks" / "presets-h200" / "traces"
+H200 = ROOT / "tests" / "data" / "h200"
+CAPTURES = [*sorted(TRACES.glob("*.json.gz")), *sorted(H200.rglob("*.json.gz"))]
 Events = list[dict[str, Any]]
 
 
@@ -29,9 +32,8 @@ def _sums(trace: Trace) -> dict[tuple[str, str], tuple[int, int, int, int]]:
     return {key: (len(durations), sum(durations), min(durations), max(durations)) for key, durations in found.items()}
 
 
-@pytest.mark.parametrize("name", ["ultra", "turbo", "balanced", "quality", "baseline"])
-def test_a_capture_says_what_the_second_reader_says(name: str) -> None:
-    path = TRACES / f"{name}.json.gz"
+@pytest.mark.parametrize("path", CAPTURES, ids=[path.name.removesuffix(".json.gz") for path in CAPTURES])
+def test_a_capture_says_what_the_second_reader_says(path: Path) -> None:
     events, meta = oracle.load(path)
     facts, trace = oracle.Facts(events), read_trace(path)
     assert (trace.counts.events, trace.counts.clean) == (facts.num_events, True)
@@ -49,7 +51,9 @@ def test_a_capture_says_what_the_second_reader_says(name: str) -> None:
     answers = facts.launched()
     assert trace.launched == {call: (answers[call, True] + answers[call, False], answers[call, False]) for call, _ in answers}
     assert _rows(trace.ops, trace) == facts.spans("cpu_op")
-    assert _rows(trace.ranges, trace) == facts.spans("user_annotation")
+    compiled = [span for span in facts.spans("cpu_op") if span[0].startswith("Torch-Compiled Region")]
+    assert _rows(trace.ranges, trace) == sorted(facts.spans("user_annotation") + compiled)
+    assert read_trace(path, ops=False).ranges == trace.ranges
     assert len(trace.regions) == len(facts.spans("user_annotation", "strobe::"))
     assert sum(end - start for start, end in trace.overhead) == facts.overhead()
     assert trace.base_ns == meta["baseTimeNanoseconds"]
@@ -58,11 +62,22 @@ def test_a_capture_says_what_the_second_reader_says(name: str) -> None:
     ]
 
 
+def test_there_are_captures_of_every_kind() -> None:
+    names = {path.name.removesuffix(".json.gz") for path in CAPTURES}
+    assert names == {"ultra", "turbo", "balanced", "quality", "baseline", "eager", "graph", "compiled", "sdpa", "sparse-triton"}
+    compiled = read_trace(H200 / "compiled.json.gz", ops=False)
+    assert [event.name for event in compiled.ranges] == ["Torch-Compiled Region: 0/0"] * 3 and len(compiled.ops) == 0
+
+
 @pytest.fixture(scope="module")
 def capture() -> tuple[Events, dict[str, Any]]:
-    """A capture of a steady state, with one operator in ten."""
+    """A capture of a steady state, with one operator in ten and every compiled region."""
     events, meta = oracle.load(TRACES / "ultra.json.gz")
-    return [event for number, event in enumerate(events) if event.get("cat") != "cpu_op" or number % 10 == 0], meta
+
+    def kept(number: int, event: dict[str, Any]) -> bool:
+        return event.get("cat") != "cpu_op" or number % 10 == 0 or event["name"].startswith("Torch-Compiled Region")
+
+    return [event for number, event in enumerate(events) if kept(number, event)], meta
 
 
 def _read(events: Events, meta: dict[str, Any], path: Path, layout: layouts.Layout = layouts.compact) -> Trace:

@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from strobe.attention.ambient import ambient
 from strobe.attention.dense.impl import fa3, fa4, reference, sdpa
 from strobe.attention.impls import Choice, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
@@ -44,9 +45,18 @@ def dense_attention(
     """
     spec = check(q, k, v, softmax_scale, return_lse)
     choice = select(spec, IMPLS, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
-    return choice.impl.run(q, k, v, spec)
+    with ambient(q):
+        return choice.impl.run(q, k, v, spec)
 
 
-def explain_dense(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", return_lse: bool = False) -> Choice[AttentionSpec]:
+def explain_dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> Choice[AttentionSpec]:
     """Say which implementation `dense_attention` would run for these tensors, and why each other was passed over."""
-    return _choose(check(q, k, v, None, return_lse), impl)
+    return _choose(check(q, k, v, softmax_scale, return_lse), impl)

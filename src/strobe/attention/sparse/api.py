@@ -7,16 +7,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, select
-from strobe.attention.sparse.impls import ranked
+from strobe.attention.ambient import ambient
+from strobe.attention.impls import Choice
+from strobe.attention.sparse.impl import reference
+from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection, check_selection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput, check
 
-
-@lru_cache(maxsize=256)
-def _choose(spec: SparseSpec, impl: str) -> Choice[SparseSpec]:
-    return select(spec, ranked(spec), impl)
+_choose = lru_cache(maxsize=256)(choose)
 
 
 def block_sparse_attention(
@@ -43,15 +42,17 @@ def block_sparse_attention(
         softmax_scale: default `D ** -0.5`.
         impl: `auto`, `cudnn`, `fa4`, `triton`, `cpu`, `flex` or `reference`; a named impl runs or raises.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
-        deterministic: gradients are the same bits in every run.
+        deterministic: gradients must be the same bits in every run; so they must under `torch.use_deterministic_algorithms`.
 
     Raises:
         ShapeError: the arguments do not fit together.
         ImplUnavailableError: the named impl cannot run this call.
     """
     spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
-    choice = select(spec, ranked(spec), impl) if torch.compiler.is_compiling() else _choose(spec, impl)
-    return choice.impl.run(q, k, v, selection, spec)
+    choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
+    with ambient(q):
+        return run(q, k, v, selection, spec)
 
 
 def explain_block_sparse(
@@ -60,12 +61,13 @@ def explain_block_sparse(
     v: Tensor,
     selection: BlockSelection,
     *,
+    softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> Choice[SparseSpec]:
     """Say which implementation `block_sparse_attention` would run for these tensors, and why each other was passed over."""
-    spec = _spec(q, k, v, selection, softmax_scale=None, return_lse=return_lse, deterministic=deterministic)
+    spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
     return _choose(spec, impl)
 
 
@@ -86,5 +88,5 @@ def _spec(
         block=selection.block,
         most_selected=selection.indices.shape[3],
         ragged=selection.q_sizes is not None or selection.kv_sizes is not None,
-        deterministic=deterministic,
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )

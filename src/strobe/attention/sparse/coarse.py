@@ -88,12 +88,24 @@ def block_scores(
         ConfigError: the estimator's parts do not divide the block.
     """
     check_parts(estimator, block)
-    parts = estimator.parts
-    queries, keys = pool(q, q_sizes, block, parts), pool(k, kv_sizes, block, parts)
-    keys = keys.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+    queries, keys = (pool(rows, sizes, block, estimator.parts) for rows, sizes in ((q, q_sizes), (k, kv_sizes)))
+    return pooled_scores(queries, keys, (q_sizes, kv_sizes), block, softmax_scale, estimator)
+
+
+def pooled_scores(
+    queries: Tensor, keys: Tensor, sizes: tuple[Tensor, Tensor], block: int, softmax_scale: float, estimator: Estimator
+) -> Tensor:
+    """`block_scores` of what is pooled already.
+
+    Args:
+        queries: of `pool`, `[B, H, N_q * parts, D]`.
+        keys: of `pool`, `[B, H_kv, N_kv * parts, D]`; those of key tiles without a token may be anything.
+        sizes: valid tokens of each tile of queries and of keys, int32 `[N_q]` and `[N_kv]`.
+    """
+    parts, keys = estimator.parts, keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
     scores: Tensor = queries @ keys.transpose(-1, -2) * softmax_scale  # [B, H, N_q * parts, N_kv * parts]
-    starts = torch.arange(0, block, block // parts, device=q.device)
-    q_has, kv_has = ((starts < sizes[:, None]).flatten() for sizes in (q_sizes, kv_sizes))  # runs that hold a token
+    starts = torch.arange(0, block, block // parts, device=queries.device)
+    q_has, kv_has = ((starts < each[:, None]).flatten() for each in sizes)  # runs that hold a token
     scores = scores.masked_fill(~kv_has, float("-inf"))
     if parts == 1:
         return scores
@@ -157,9 +169,12 @@ def select_blocks(scores: Tensor, per_head: Sequence[int], forced: Tensor | None
     most = max(per_head)
     ranked = scores.detach() if forced is None else scores.detach().masked_fill(forced, float("inf"))
     best = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[..., :most]
+    if min(per_head) == most:  # nothing is copied from the host
+        counts = torch.full(scores.shape[:3], most, dtype=torch.int32, device=scores.device)
+        return best.sort(dim=-1).values.to(torch.int32), counts
     numbers = torch.tensor(per_head, dtype=torch.int32, device=scores.device)
-    if min(per_head) < most:  # the entries past a head's number must sort to the end
-        best = best.masked_fill(torch.arange(most, device=scores.device) >= numbers[:, None, None], scores.shape[-1])
+    # the entries past a head's number must sort to the end
+    best = best.masked_fill(torch.arange(most, device=scores.device) >= numbers[:, None, None], scores.shape[-1])
     indices = best.sort(dim=-1).values.to(torch.int32)
     counts = numbers[:, None].expand(scores.shape[:3]).contiguous()
     return indices, counts

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from strobe.attention.gates import untested
-from strobe.attention.impls import Impl
+from strobe.attention.impls import Choice, Impl, select
 from strobe.attention.libraries import MISSING, not_hopper, short
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ImplUnavailableError
 from strobe.core.settings import read_settings
 
 _ATOMICS = "its gradients are added with atomics and differ from run to run"
@@ -111,6 +112,9 @@ IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
 )
 
 
+RUN: Final = {impl.name: impl.run for impl in IMPLS}
+
+
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
     """The implementations, the fastest for this call first, as measured on an H200 (benchmarks/attention-h200).
 
@@ -123,3 +127,18 @@ def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
     elif spec.block == 64 and spec.needs_grad and spec.ragged:
         best = "triton"
     return tuple(sorted(IMPLS, key=lambda impl: impl.name != best))
+
+
+def choose(spec: SparseSpec, name: str) -> Choice[SparseSpec]:
+    """Choose the named implementation, or the fastest; on a GPU that is never the reference, which forms every pair of tokens.
+
+    Raises:
+        ConfigError: no implementation has that name.
+        ImplUnavailableError: none that is fit, or the named one cannot run this call.
+    """
+    choice = select(spec, ranked(spec), name)
+    if name == "auto" and choice.impl is reference.IMPL and spec.device.type != "cpu":
+        reasons = "; ".join(f"{other}: {why}" for other, why in choice.passed_over)
+        able = [impl.name for impl in IMPLS if impl.refuses(spec) is None]
+        raise ImplUnavailableError("auto", f"only the reference is left, which forms every pair of tokens ({reasons})", able)
+    return choice

@@ -178,9 +178,21 @@ class _Tables:
     tokens: Tensor
 
 
-@lru_cache(maxsize=64)
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
-    """Index tensors of a layout, built without a loop over tiles and kept for the next call."""
+    """Index tensors of a layout; kept for the next call, unless a dispatch mode (fake tensors, tracing) makes them its own."""
+    if torch._C._len_torch_dispatch_stack():
+        return _made(layout, device)
+    return _kept(layout, device)
+
+
+@lru_cache(maxsize=64)
+def _kept(layout: TileLayout, device: torch.device) -> _Tables:
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        return _made(layout, device)
+
+
+def _made(layout: TileLayout, device: torch.device) -> _Tables:
+    """Index tensors of a layout, built without a loop over tiles."""
     (times, heights, widths), (step_t, step_h, step_w) = layout.grid, layout.tile
     t, h, w = torch.meshgrid(torch.arange(times), torch.arange(heights), torch.arange(widths), indexing="ij")
     across = -(-heights // step_h), -(-widths // step_w)
@@ -191,5 +203,8 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     rows = (tile * layout.block + inside).flatten()
     tokens = torch.full((layout.num_rows,), layout.num_tokens)
     tokens[rows] = torch.arange(layout.num_tokens)
-    sizes = torch.bincount(tile.flatten(), minlength=layout.num_tiles).to(torch.int32)
+    extents = [
+        (size - torch.arange(0, size, step)).clamp(max=step) for size, step in zip(layout.grid, layout.tile, strict=True)
+    ]  # of the tiles along each side
+    sizes = (extents[0][:, None, None] * extents[1][:, None] * extents[2]).flatten().to(torch.int32)
     return _Tables(sizes=sizes.to(device), rows=rows.to(device), tokens=tokens.to(device))

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Final, Literal, NamedTuple, Protocol
+from operator import index
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, select
+from strobe.attention.ambient import ambient
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
-from strobe.attention.sparse.impls import ranked
+from strobe.attention.sparse.impl import reference as reference_impl
+from strobe.attention.sparse.impls import RUN, choose
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
@@ -93,12 +95,13 @@ def video_sparse_attention(
         sparsity: in its place, the share of the key tiles that is skipped.
         gate: weight of the coarse output, `[B, S_q, H, D]` or what broadcasts to it, in the layout of q.
         coarse: add the coarse output; by default only if a gate is given, because without a trained gate the sum is no
-            replacement for dense attention.
+            replacement for dense attention; False computes none, whatever the gate.
         forced: key tiles that are selected whatever they score.
         estimator: how tiles are scored.
         rope: (cos, sin), each `[S, D / 2]` in raster order: q and k are rotated by pairs of channels (2i, 2i + 1) first.
         softmax_scale: default `D ** -0.5`.
         q_layout: `raster`, or `tiled`: rows in tile order, as `TileLayout.to_tiles` makes them. The output has the same.
+            Padding rows of q must hold finite numbers if a gradient is asked for.
         kv_layout: likewise of k and v; padding rows must hold finite numbers.
         impl: of the fine stage, as in `block_sparse_attention`.
         return_lse: also return the lse of the fine stage.
@@ -117,28 +120,34 @@ def video_sparse_attention(
         kv_grid=None if kv_grid is None else tuple(kv_grid),
         tile=tile if isinstance(tile, (int, str)) else tuple(tile),
         kv_tile=kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else tuple(kv_tile),
-        topk=topk if topk is None or isinstance(topk, int) else tuple(topk),
+        topk=None if topk is None else tuple(topk) if isinstance(topk, Iterable) else index(topk),
         sparsity=sparsity,
         gated=gate is not None,
         coarse=coarse,
         forced=forced,
         estimator=estimator,
         rotated=rope is not None,
-        softmax_scale=softmax_scale,
+        softmax_scale=None if softmax_scale is None else float(softmax_scale),
         q_layout=q_layout,
         kv_layout=kv_layout,
         impl=impl,
         return_lse=return_lse or probe > 0,
-        plain=torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, gate)),
+        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v, *(rope or ()))),
+        plain=torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in (q, k, v, gate, *(rope or ())) if tensor is not None),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    plan = _planned(call) if torch.compiler.is_compiling() or type(q) is not Tensor else _kept(call)
+    if probe < 0:
+        raise ConfigError(f"probe: got {probe}, expected 0 for none or a number of queries")
+    plan = _plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
     if rope is not None:
         _check_rope(rope, q)
-    out, fine, selection, tiled = _run(plan, (q, k, v), rope, None if gate is None else _spread(gate, q))
-    recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, plan, probe)
-    lse = fine.lse if return_lse else None
-    if lse is not None and not plan.q_rows.tiled:
-        lse = lse.index_select(2, plan.q_rows.rows)
+    with ambient(q):
+        out, fine, selection, tiled = _run(plan, (q, k, v), rope, None if gate is None else _spread(gate, q))
+        recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, plan, probe)
+        lse = fine.lse if return_lse else None
+        if lse is not None and not plan.q_rows.tiled:
+            lse = lse.index_select(2, plan.q_rows.rows)
     return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=recall)
 
 
@@ -146,7 +155,8 @@ def _run(
     plan: _Plan, tensors: tuple[Tensor, Tensor, Tensor], rope: tuple[Tensor, Tensor] | None, gate: Tensor | None
 ) -> tuple[Tensor, AttentionOutput, BlockSelection, Tiled]:
     """Return the output in the order of the queries, the fine stage's result, what it saw, and its operands."""
-    stages, wish, q_rows, kv_rows = _stages(plan.fused), plan.wish, plan.q_rows, plan.kv_rows
+    fused = plan.fused and not torch.compiler.is_compiling()  # a compiler fuses the plain ones itself
+    stages, wish, q_rows, kv_rows = _stages(fused), plan.wish, plan.q_rows, plan.kv_rows
     with span(ATTENTION_TILE):
         tiled = stages.tile(*tensors, q_rows, kv_rows, rope, wish)
     with span(ATTENTION_SELECT):
@@ -160,7 +170,7 @@ def _run(
         finite_padding=True,
     )
     with span(ATTENTION_KERNEL):
-        fine = plan.choice.impl.run(tiled.q, tiled.k, tiled.v, selection, plan.spec)
+        fine = RUN[plan.impl](tiled.q, tiled.k, tiled.v, selection, plan.spec)
     with span(ATTENTION_FINISH):
         out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
     return out, fine, selection, tiled
@@ -172,6 +182,8 @@ class _Call(NamedTuple):
     q: Face
     k: Face
     v: Face
+    forced: Forced
+    estimator: Estimator
     grid: tuple[int, ...]
     kv_grid: tuple[int, ...] | None
     tile: TileName
@@ -180,15 +192,15 @@ class _Call(NamedTuple):
     sparsity: float | None
     gated: bool
     coarse: bool | None
-    forced: Forced
-    estimator: Estimator
     rotated: bool
     softmax_scale: float | None
     q_layout: Layout
     kv_layout: Layout
     impl: str
     return_lse: bool
+    needs_grad: bool
     plain: bool
+    deterministic: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -197,19 +209,17 @@ class _Plan:
 
     Args:
         q_sizes, kv_sizes: valid rows of each tile; None if all are whole.
-        spec, choice: the fine stage.
+        spec, impl: the fine stage.
         fused: the stages around it run fused; they have no gradients, and the compiler fuses the plain ones itself.
     """
 
-    q_tiles: TileLayout
-    kv_tiles: TileLayout
     q_rows: Grid
     kv_rows: Grid
     q_sizes: Tensor | None
     kv_sizes: Tensor | None
     wish: Wish
     spec: SparseSpec
-    choice: Choice[SparseSpec]
+    impl: str
     fused: bool
 
 
@@ -218,7 +228,7 @@ def _planned(call: _Call) -> _Plan:
     kv_tiles = _kv_tiles(q_tiles, call.kv_grid, call.kv_tile)
     spec = check(call.q, call.k, call.v, call.softmax_scale, call.return_lse)
     device = spec.device
-    if call.rotated and (call.q_layout != "raster" or call.kv_layout != "raster" or spec.q_len != spec.kv_len):
+    if call.rotated and (call.q_layout != "raster" or call.kv_layout != "raster" or q_tiles.grid != kv_tiles.grid):
         raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
     q_rows = _rows(q_tiles, call.q_layout, spec.q_len, "q", device)
     same = q_tiles == kv_tiles and call.q_layout == call.kv_layout
@@ -233,7 +243,8 @@ def _planned(call: _Call) -> _Plan:
         block=q_tiles.block,
         most_selected=max(per_head),
         ragged=not (q_tiles.whole and kv_tiles.whole),
-        deterministic=False,
+        needs_grad=call.needs_grad,
+        deterministic=call.deterministic,
     )
     wish = Wish(
         softmax_scale=spec.softmax_scale,
@@ -244,20 +255,37 @@ def _planned(call: _Call) -> _Plan:
         coarse=call.gated if call.coarse is None else call.coarse,
     )
     return _Plan(
-        q_tiles=q_tiles,
-        kv_tiles=kv_tiles,
         q_rows=q_rows,
         kv_rows=q_rows if same else kv_rows,
         q_sizes=None if q_tiles.whole else q_rows.sizes,
         kv_sizes=None if kv_tiles.whole else kv_rows.sizes,
         wish=wish,
         spec=sparse,
-        choice=select(sparse, ranked(sparse), call.impl),
-        fused=not call.plain and not torch.compiler.is_compiling() and _fuses(spec.device, spec.dtype, spec.head_dim),
+        impl=choose(sparse, call.impl).impl.name if spec.batch else reference_impl.IMPL.name,
+        fused=not call.plain and spec.batch > 0 and _fuses(spec.device, spec.dtype, spec.head_dim),
     )
 
 
-_kept = lru_cache(maxsize=256)(_planned)
+def _plan_of(call: _Call, keep: bool) -> _Plan:
+    if torch.compiler.is_compiling():
+        must = (call.forced.own, call.forced.first_frames, call.forced.last_frames)
+        plan: _Plan = _traced(tuple(tuple(face) for face in call[:3]), must, call.estimator.parts, *call[5:])
+        return plan
+    return _kept(call) if keep else _planned(call)
+
+
+@lru_cache(maxsize=256)
+def _kept(call: _Call) -> _Plan:
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        return _planned(call)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced(faces: tuple[tuple[Any, ...], ...], forced: tuple[bool, int, int], parts: int, *rest: Any) -> _Plan:
+    """The plan of a call that a compiler traces: worked out then and there. A compiler hands on plain values only."""
+    policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
+    q, k, v = (Face(*face) for face in faces)
+    return _kept(_Call(q, k, v, policy, Estimator(parts=parts), *rest))
 
 
 class _Stages(Protocol):
@@ -303,6 +331,8 @@ def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch
 
 
 def _spread(gate: Tensor, q: Tensor) -> Tensor:
+    if gate.device != q.device or not gate.dtype.is_floating_point:
+        raise ShapeError(f"gate: got {gate.dtype} on {gate.device}, expected a floating-point dtype on {q.device} like q")
     try:
         return gate.expand(q.shape)
     except RuntimeError as error:
@@ -312,16 +342,21 @@ def _spread(gate: Tensor, q: Tensor) -> Tensor:
 
 def _check_rope(rope: tuple[Tensor, Tensor], q: Tensor) -> None:
     wanted = (q.shape[1], q.shape[3] // 2)
+    if len(rope) != 2 or q.shape[3] % 2:
+        raise ShapeError(
+            f"rope: got {len(rope)} tables for {q.shape[3]} channels, expected (cos, sin) and an even number of channels"
+        )
     for name, table in zip(("cos", "sin"), rope, strict=True):
-        if tuple(table.shape) != wanted:
-            raise ShapeError(f"rope {name}: got shape {tuple(table.shape)}, expected {wanted}")
+        if tuple(table.shape) != wanted or table.device != q.device:
+            given = f"{tuple(table.shape)} on {table.device}"
+            raise ShapeError(f"rope {name}: got shape {given}, expected {wanted} on {q.device}")
 
 
 def _recall(q: Tensor, k: Tensor, fine: AttentionOutput, plan: _Plan, probe: int) -> Tensor:
     """Mean over some queries of `exp(lse of the selected tiles - lse of all keys)`; no host sync."""
     assert fine.lse is not None
-    number = plan.q_tiles.num_tokens
-    tokens = torch.linspace(0, number - 1, min(probe, number), device=q.device).round().long()
+    number = plan.q_rows.rows.shape[0]
+    tokens = torch.linspace(0, number - 1, min(probe, number), dtype=torch.float64, device=q.device).round().long()
     rows = plan.q_rows.rows[tokens]
     queries = q.detach().index_select(1, rows).transpose(1, 2).float()  # [B, H, P, D]
     keys = k.detach().index_select(1, plan.kv_rows.rows).transpose(1, 2).float()

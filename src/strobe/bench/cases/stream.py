@@ -152,7 +152,7 @@ class StreamCase:
             ),
             attention_impl=impl,
             attention_reason=passed_over,
-            sparsity=0.0,
+            sparsity=config.sparsity,
             window=config.policy.window,
             sink=config.policy.sink,
             positions=config.positions,
@@ -197,7 +197,7 @@ class StreamCase:
     def _computes(self, name: str) -> tuple[object, ...]:
         """What decides the values: two variants that agree in it must agree in their latents."""
         config = self._session(name).config
-        return config.schedule, config.policy, config.positions, config.keep_sink, config.dtype
+        return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Latents and frames of a short clip with one hard prompt switch."""

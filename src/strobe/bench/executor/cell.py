@@ -45,7 +45,7 @@ class Cell:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    resources: Resources = Resources()  # noqa: RUF009  # frozen
+    resources: Resources = Resources()
     timeout_s: float
 
     def __post_init__(self) -> None:

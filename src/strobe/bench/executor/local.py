@@ -16,11 +16,9 @@ from strobe.bench.executor import leash
 from strobe.bench.executor.cell import Cell, Finished, Handle, Status
 from strobe.bench.executor.processes import MARK, end
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.settings import environment_with
 from strobe.perf.records.environment import cpu_cores
 
 GRACE_S: Final = 3.0
-"""Between asking a cell to end and ending it."""
 KEPT_BYTES: Final = 65_536
 
 
@@ -46,9 +44,13 @@ class LocalExecutor:
 
     Every cell has a session of its own and a mark in its environment. When it ends, for whatever reason, all processes with the
     mark are ended, also those that left the session; when this process ends, so does the cell.
+
+    Args:
+        grace_s: between asking a cell to end and ending it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self._running: list[Running] = []
 
     def submit(self, cell: Cell) -> Running:
@@ -64,12 +66,12 @@ class LocalExecutor:
         if cell.resources.cpus > cpu_cores():
             raise ConfigError(f"cell: got {cell.resources.cpus} cores, this machine has {cpu_cores()}; ask for fewer")
         mark = uuid4().hex
-        output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())
-        line = [sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()), *cell.argv]
+        output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  # closed when the cell is
+        settings = [f"{name}={value}" for name, value in {**cell.env, MARK: mark}.items()]
+        leashed = [sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid())]
         try:
             process = subprocess.Popen(
-                line,
-                env=environment_with({**cell.env, MARK: mark}),
+                [*leashed, "env", *settings, *cell.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output[0],
                 stderr=output[1],
@@ -91,7 +93,7 @@ class LocalExecutor:
             code = running.process.wait(max(0.0, left))
         except subprocess.TimeoutExpired:
             return self._close(running, "timeout")
-        except BaseException:
+        except KeyboardInterrupt:
             self._close(running, "cancelled")
             raise
         return self._close(running, "failed" if code else "done")
@@ -103,7 +105,8 @@ class LocalExecutor:
 
     def _close(self, running: Running, status: Status) -> Finished:
         wall_s = time.monotonic() - running.started
-        swept = end(running.mark, GRACE_S)
+        swept = end(running.mark, self._grace_s)
+        running.process.kill()  # one that is so young that it has no mark yet
         code = running.process.wait()
         texts = [_tail(file) for file in running.output]
         running.finished = Finished(status=status, code=code, wall_s=wall_s, stdout=texts[0], stderr=texts[1], swept=swept)

@@ -67,7 +67,8 @@ class MemoryBlock(nn.Module):
         past = torch.cat((first, x[:, :-1]), dim=1)
         flat = x.flatten(0, 1)
         hidden = F.relu(self.conv1(torch.cat((flat, past.flatten(0, 1)), dim=1)))
-        return F.relu(flat + self.conv2(hidden)).unflatten(0, x.shape[:2]), x[:, -1:]
+        kept = x[:, -1:].clone(memory_format=torch.contiguous_format)  # a view would keep all of x
+        return F.relu(flat + self.conv2(hidden)).unflatten(0, x.shape[:2]), kept
 
 
 class Encoder(nn.Module):

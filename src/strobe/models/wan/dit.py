@@ -158,7 +158,7 @@ class CausalWan(nn.Module):
             text: the prompt's keys and values.
             rope: rotations of this block's tokens.
             kv: where keys and values go and what is attended; None attends to this pass's own tokens.
-            mask: `[S, S]`, True = attend; the training path.
+            mask: `[S, S]`, True = attend; the training path, which has no cache.
 
         Returns:
             flow `[B, F, C, Y, X]`.

@@ -11,12 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
+from strobe.attention.sparse.history import History, history_attention
+from strobe.attention.sparse.layout import tile_layout
+from strobe.cache.tiled import Reach
 from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, span
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.rope import rotate
 
 Piece = Callable[..., Tensor | tuple[Tensor, ...]]
+KeyValues = tuple[Tensor, Tensor]
 
 
 class KeyValueStep(Protocol):
@@ -24,6 +28,11 @@ class KeyValueStep(Protocol):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """k, v `[B, S, H, D]`, k after RoPE; returns keys and values `[B, S_kv, H, D]`."""
+        ...
+
+    @property
+    def reach(self) -> Reach | None:
+        """What is attended of what `write` returns; None: everything."""
         ...
 
 
@@ -178,13 +187,41 @@ class WanLayer(nn.Module):
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
+    def attend_kept(self, q: Tensor, new: KeyValues, kept: KeyValues, reach: Reach | None, index: int) -> Tensor:
+        """Attention over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
+
+        Args:
+            q: of this pass.
+            new: keys and values of this pass.
+            kept: what the cache returned for layer `index`.
+        """
+        if reach is None:
+            return self.attend(q, *kept, None)
+        tiles, per_frame = reach.tiles, reach.tiles.grid[0] * reach.tiles.grid[1]
+        sink = kept[0][:, : reach.sink_rows], kept[1][:, : reach.sink_rows]
+        own = new[0][:, reach.unseen :], new[1][:, reach.unseen :]
+        history = History(
+            keys=kept[0][:, reach.tiled_from :],
+            values=kept[1][:, reach.tiled_from :],
+            means=reach.means[index],
+            sizes=reach.sizes,
+            num_tiles=reach.num_tiles,
+            block=tiles.block,
+            whole=tiles.whole,
+        )
+        q_tiles = tile_layout((q.shape[1] // per_frame, *tiles.grid), "auto", tiles.block)
+        return history_attention(q, (sink, own), history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
+
     def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
         """The attention section: `x + gate * attention(modulated norm of x)`."""
         with span(ATTENTION):
             q, k, v = self.before(x, mod, rope)
-            if kv is not None:
-                k, v = kv.write(index, k, v)
-            return self.after(x, self.attend(q, k, v, mask), mod)
+            assert kv is None or mask is None
+            if kv is None:
+                out = self.attend(q, k, v, mask)
+            else:
+                out = self.attend_kept(q, (k, v), kv.write(index, k, v), kv.reach, index)
+            return self.after(x, out, mod)
 
     def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
         """Store this block's keys and values and compute nothing else: all a commit pass needs of the last layer."""

@@ -230,6 +230,11 @@ def _traced(study: Study) -> Iterator[Section]:
     there = [path for path in recorded if path.is_file()]
     gone = [f"{name} is not there any more." for path, name in recorded.items() if path not in there]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
-    yield Section("traces", "What the traces say", lead, (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),))
+    yield Section(
+        "traces",
+        "What the traces say",
+        lead,
+        (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),),
+    )
     if there:
         yield from build_trace_report(load_trace_study(there)).sections

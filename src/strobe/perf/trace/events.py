@@ -215,6 +215,31 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorCalls:
+    """All calls of one operator with the same inputs, as far as one device worked for them; operators whose cost is known only.
+
+    Args:
+        device: its number.
+        name: such as `aten::mm`.
+        sizes: of each operand, empty for one that is no tensor.
+        types: of each operand as written, such as `c10::BFloat16`.
+        values: of each operand that is a number or a flag, as written; empty texts for the others.
+        calls: calls with at least one device event.
+        events: their device events.
+        sum_ns: sum of the events' durations.
+    """
+
+    device: int
+    name: str
+    sizes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+    calls: int
+    events: int
+    sum_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTrack:
     """Memory of one device over time, thinned so that no peak is lost: the largest values in each stretch of time.
 
@@ -276,6 +301,8 @@ class Trace:
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
         module_paths: by position among the device events, the module path that a graph's kernel carries (`module_fqn`).
         collectives: what the communication kernels say of themselves, in order of `event`.
+        operators: device time of the operators whose cost follows from their inputs; empty unless shapes were asked for, and
+            recorded.
         memory: one track per device whose allocations were recorded.
         overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
         overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
@@ -299,6 +326,7 @@ class Trace:
     device_events: DeviceEvents
     module_paths: Mapping[int, str] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
+    operators: tuple[OperatorCalls, ...] = ()
     memory: tuple[MemoryTrack, ...] = ()
     overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +17,8 @@ import numpy as np
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.device import Collectives, DeviceTable, Said
 from strobe.perf.trace.digits import Flags, Integers
-from strobe.perf.trace.events import Collective, DeviceEvents, HostEvents
-from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.events import Collective, DeviceEvents, HostEvents, OperatorCalls
+from strobe.perf.trace.tables import NOTHING, HostTable, Inputs, LaunchTable, OperatorSizes, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
@@ -32,6 +32,7 @@ class Joined:
     launched: Mapping[str, tuple[int, int]]
     collectives: tuple[Collective, ...]
     module_paths: Mapping[int, str]
+    operators: tuple[OperatorCalls, ...]
 
 
 def host_events(table: HostTable, threads: Threads) -> HostEvents:
@@ -63,7 +64,12 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    shapes, shape = _shapes([one.shape for one in works], work, sizes, view(operator))
+    inputs = sizes.inputs.values()
+    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in inputs)])
+    shape = looked_up(numbers[: len(works)], work, len(shapes))
+    spent = _Spent(inputs, [one.device for one in works])
+    if len(operator) and inputs:
+        spent.add(sizes, (view(operator), view(work), view(start), view(end)), (view(shape), numbers[len(works) :]))
     names, name_of = distinct([one.name for one in works])
     stream = looked_up([one.stream for one in works], work)
     device = looked_up([one.device for one in works], work)
@@ -73,7 +79,9 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
         names=names, shapes=shapes, hosts=hosts, name=name, kind=kind, start_ns=start, end_ns=end,
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
-    return Joined(events=events, launched=launched, collectives=collectives, module_paths=module_paths)
+    return Joined(
+        events=events, launched=launched, collectives=collectives, module_paths=module_paths, operators=tuple(spent.calls())
+    )
 
 
 class _Calls:
@@ -197,22 +205,57 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
     return ordinal
 
 
-def _shapes(
-    texts: Sequence[str], work: array[int], sizes: OperatorSizes, operator: Integers
-) -> tuple[tuple[str, ...], array[int]]:
-    """The shapes, and the number of each event's."""
-    of_operator = sizes.texts.values()
-    shapes, numbers = distinct([*texts, *of_operator])
-    shape = looked_up(numbers[: len(texts)], work, len(shapes))
-    if len(operator) and of_operator:
+class _Spent:
+    """What the devices did for the operators whose inputs are known.
+
+    Args:
+        inputs: the distinct inputs.
+        devices: of each kind of work.
+    """
+
+    def __init__(self, inputs: Sequence[Inputs], devices: Sequence[int]) -> None:
+        self._inputs = inputs
+        self._devices, slots = np.unique(np.array(devices, np.int64), return_inverse=True)
+        self._slot = slots.astype(np.int16)
+        self._sums = np.zeros((3, len(inputs), len(self._devices)), np.int64)
+
+    def add(self, sizes: OperatorSizes, events: tuple[Integers, ...], shapes: tuple[Integers, Sequence[int]]) -> None:
+        """Add up the events of each operator, and call their shapes after its inputs; the sizes are empty then.
+
+        Args:
+            events: operator, work, start and end of each.
+            shapes: of each event, to be changed, and the number that each of the inputs has among the shapes.
+        """
         number, text = sizes.operator.release(), sizes.text.release()
         order = np.argsort(view(number), kind="stable").astype(np.int32)
-        known, text = view(taken(number, order)), taken(text, order)
+        known, kinds = view(taken(number, order)), view(taken(text, order))
+        del number, text, order
+        (operator, work, start, end), (shape, number_of) = events, shapes
+        answered = np.full(len(known), NOTHING, np.int16)
         for block in blocks(len(operator)):
             place = _places(known, operator[block])
             hit = place >= 0
-            view(shape)[block][hit] = np.array(numbers[len(texts) :], view(shape).dtype)[view(text)[place[hit]]]
-    return shapes, shape
+            kind, slot = kinds[place[hit]], self._slot[work[block][hit]]
+            shape[block][hit] = np.array(number_of, shape.dtype)[kind]
+            np.add.at(self._sums[1], (kind, slot), 1)
+            np.add.at(self._sums[2], (kind, slot), (end[block] - start[block])[hit])
+            answered[place[hit]] = slot
+        for block in blocks(len(known)):
+            hit = answered[block] >= 0
+            np.add.at(self._sums[0], (kinds[block][hit], answered[block][hit]), 1)
+
+    def calls(self) -> Iterator[OperatorCalls]:
+        """Each device's operators whose cost is known, those that took most first."""
+        found = [
+            OperatorCalls(
+                device=device, name=one.name, sizes=one.sizes, types=one.types, values=one.values, calls=calls, events=events,
+                sum_ns=sum_ns,
+            )
+            for kind, one in enumerate(self._inputs)
+            for device, calls, events, sum_ns in zip(self._devices.tolist(), *self._sums[:, kind].tolist(), strict=True)
+            if one.name and calls
+        ]  # fmt: skip
+        yield from sorted(found, key=lambda one: (one.device, -one.sum_ns, one.name, one.sizes, one.types, one.values))
 
 
 def _module_paths(devices: DeviceTable, order: Ids) -> Mapping[int, str]:

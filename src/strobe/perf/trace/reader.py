@@ -54,12 +54,13 @@ def read_trace(path: str | Path, *, ops: bool = True, shapes: bool = False, prog
 
     Memory is a constant of some 110 MB plus at most 64 bytes per device event with its launch call (72 if calls last seconds or
     numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call and (with `ops`)
-    operator, 8 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries a module
-    path; each text is stored once.
+    operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries a
+    module path; each text is stored once.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
-        shapes: describe a device event by the input sizes of its operator where they were recorded.
+        shapes: describe a device event by the input sizes of its operator where they were recorded, and add up the time of
+            operators whose cost follows from them.
         progress: called with the bytes read so far, all bytes and the name of the file.
 
     Raises:
@@ -184,6 +185,7 @@ class _Contents:
             device_events=joined.events,
             module_paths=joined.module_paths,
             collectives=joined.collectives,
+            operators=joined.operators,
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),

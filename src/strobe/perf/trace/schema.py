@@ -76,6 +76,8 @@ class OpArgs(CommArgs, gc=False):
     """Arguments of a host operator."""
 
     sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NONE)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NONE)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NONE)
 
 
 class MemoryArgs(msgspec.Struct, gc=False):

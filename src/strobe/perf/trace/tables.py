@@ -14,6 +14,14 @@ from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
 from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
 
 NOTHING: Final = -1
+COSTED: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm",
+        "_flash_attention_forward", "_efficient_attention_forward", "_scaled_dot_product_cudnn_attention",
+    )
+)  # fmt: skip
+"""Operators whose FLOPs and bytes follow from their inputs."""
 _LAUNCHES_NOTHING: Final = re.compile(
     r"(?!.*(?:Launch|Memcpy|Memset))(?:cuda|cu|hip|ze|ur)\w*?"
     r"(?:Get|Query|Synchronize|Event|IsCapturing|Peek|Occupancy|CallConfiguration|SetDevice)\w*"
@@ -112,13 +120,23 @@ class Threads:
         return self._place[self._text[call[1:]]]
 
 
+class Inputs(NamedTuple):
+    """What calls of an operator were given: the sizes as text; all that its cost follows from, if the name is one of `COSTED`."""
+
+    text: str
+    name: str = ""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    types: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
 class OperatorSizes:
-    """The input sizes of host operators: 8 bytes for each operator that has them."""
+    """The inputs of host operators: 8 bytes for each operator that has sizes; each distinct thing is stored once."""
 
     def __init__(self) -> None:
-        self.texts: Interned[str] = Interned()
+        self.inputs: Interned[Inputs] = Interned()
         self.operator, self.text = Column(), Column()
-        self._known: dict[bytes, int] = {}
+        self._known: dict[tuple[str | bytes, ...], int] = {}
 
     def add(self, events: Sequence[Any]) -> None:
         """Keep the sizes of operators."""
@@ -126,16 +144,37 @@ class OperatorSizes:
         for event in events:
             if event.args is None or not (written := bytes(event.args.sizes)):
                 continue
-            known = self._known.get(written)
+            key: tuple[str | bytes, ...] = (written,)
+            if event.name in COSTED:
+                key = (written, event.name, bytes(event.args.types), bytes(event.args.values))
+            known = self._known.get(key)
             if known is None:
-                text = sizes_text(written)
-                known = self._known[written] = self.texts.id_of(text) if text else NOTHING
+                found = _inputs(event, written)
+                known = self._known[key] = self.inputs.id_of(found) if found.text else NOTHING
             number = operator_of(event.args)
             if known >= 0 and number >= 0:
                 operators.append(number)
                 texts.append(known)
         self.operator.extend(operators)
         self.text.extend(texts)
+
+
+def _inputs(event: Any, sizes: bytes) -> Inputs:
+    """What a call was given."""
+    text = sizes_text(sizes)
+    if not text or event.name not in COSTED:
+        return Inputs(text)
+    operands = [part if isinstance(part, list) else [] for part in msgspec.json.decode(sizes)]
+    shapes = tuple(tuple(part) if all(isinstance(size, int) for size in part) else () for part in operands)
+    return Inputs(text, event.name, shapes, _texts(event.args.types), _texts(event.args.values))
+
+
+def _texts(written: msgspec.Raw) -> tuple[str, ...]:
+    try:
+        found = msgspec.json.decode(bytes(written)) if bytes(written) else ()
+    except UNREADABLE:
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def integers(values: Sequence[float | str | None]) -> Integers:

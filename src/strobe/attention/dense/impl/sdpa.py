@@ -67,6 +67,8 @@ def rows_of(lse: Tensor, spec: AttentionSpec) -> Tensor:
 def _refuses(spec: AttentionSpec) -> str | None:
     if spec.kv_len == 0:
         return "scaled_dot_product_attention does not define attention over no keys"
+    if spec.return_lse and 0 in (spec.batch, spec.q_len):
+        return "torch's kernels have no lse of no queries"
     if spec.return_lse and spec.device.type not in ("cpu", "cuda"):
         return f"it returns the lse on a CPU and on CUDA, the tensors are on {spec.device}"
     if spec.return_lse and spec.needs_grad:

@@ -36,7 +36,7 @@ def _own(pointer, batch, first, head, stride_batch, stride_row, stride_head, row
     Loaded with four dimensions, because what is reshaped reaches the matrix units from registers, not from shared memory.
     """
     at = (first + tl.arange(0, rows)).to(tl.int64)[None, :, None, None] * stride_row
-    base = pointer + batch.to(tl.int64) * stride_batch + head * stride_head
+    base = pointer + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
     return tl.load(base + at + tl.arange(0, width)[None, None, None, :]).reshape([rows, width])
 
 
@@ -179,8 +179,8 @@ def _d_key_kernel(
     seen = (run % steps) * rows + tl.arange(0, rows) < (tl.load(kv_sizes_ptr + key_block) if ragged_kv else block)
     at = (run * rows + tl.arange(0, rows)).to(tl.int64)[:, None]  # kept in shared memory: registers are full of sums
     channels = tl.arange(0, width)[None, :]
-    keys = tl.load(k_ptr + batch.to(tl.int64) * k_batch + kv_head * k_head + at * k_row + channels)
-    values = tl.load(v_ptr + batch.to(tl.int64) * v_batch + kv_head * v_head + at * v_row + channels)
+    keys = tl.load(k_ptr + batch.to(tl.int64) * k_batch + kv_head.to(tl.int64) * k_head + at * k_row + channels)
+    values = tl.load(v_ptr + batch.to(tl.int64) * v_batch + kv_head.to(tl.int64) * v_head + at * v_row + channels)
 
     d_keys = tl.zeros([rows, width], tl.float32)
     d_values = tl.zeros([rows, width], tl.float32)
@@ -220,8 +220,8 @@ def _delta_kernel(
     at = tl.program_id(0) * rows + tl.arange(0, rows)
     channels, per_row = tl.arange(0, width)[None, :], row_of_heads.to(tl.int64) * q_len + at
     place = at.to(tl.int64)[:, None]
-    d_out = tl.load(d_out_ptr + batch.to(tl.int64) * d_batch + head * d_head + place * d_row + channels)
-    out = tl.load(out_ptr + batch.to(tl.int64) * o_batch + head * o_head + place * o_row + channels)
+    d_out = tl.load(d_out_ptr + batch.to(tl.int64) * d_batch + head.to(tl.int64) * d_head + place * d_row + channels)
+    out = tl.load(out_ptr + batch.to(tl.int64) * o_batch + head.to(tl.int64) * o_head + place * o_row + channels)
     delta = tl.sum(d_out.to(tl.float32) * out.to(tl.float32), 1) - tl.load(d_lse_ptr + per_row)
     tl.store(delta_ptr + per_row, tl.where(tl.load(lse_ptr + per_row) == float("-inf"), 0.0, delta))
 

@@ -1,21 +1,18 @@
-"""Which files a checkpoint is, and the tensors in them. Nothing that could run code is ever unpickled."""
+"""Which files a checkpoint of the transformer is, and which of the models in them is taken."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import read_tensors
+from strobe.models.checkpoint import read_file
 
 Part = Literal["auto", "generator", "generator_ema"]
 STEM: Final = "diffusion_pytorch_model"
@@ -99,11 +96,8 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
     tensors: dict[str, Tensor] = {}
     taken = ""
     for file in files:
-        if file.suffix == ".safetensors":
-            found = read_tensors(file)
-        else:
-            found, taken = _pickled(file, part)
-        tensors.update(found)
+        found, taken = _part(read_file(file, mapped=True), part, file)
+        tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors")
     return Source(files=tuple(files), part=taken, tensors=tensors)
@@ -140,23 +134,6 @@ def _shards(index: Path) -> tuple[Path, ...]:
             f"{index.parent} is half a checkpoint: {len(missing)} of {len(files)} files missing: {', '.join(missing)}"
         )
     return tuple(files)
-
-
-def _pickled(file: Path, part: Part) -> tuple[dict[str, Tensor], str]:
-    try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except pickle.UnpicklingError as error:
-        raise WeightsError(
-            f"{file} would have to run code to be read, or is damaged; only tensors are read. Fetch it again from where it was "
-            "published, or convert it to safetensors where you trust it"
-        ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise WeightsError(f"{file} is damaged or no weight file ({reason}); copy it again") from error
-    if not isinstance(loaded, dict):
-        raise WeightsError(f"{file} holds a {type(loaded).__name__}, not tensors by name")
-    found, taken = _part(loaded, part, file)
-    return {str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}, taken
 
 
 def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any], str]:

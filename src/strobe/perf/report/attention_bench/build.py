@@ -46,12 +46,12 @@ def bench_report(folder: Path) -> Report:
             Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
             Fact("timing", Text(_COLD if machine.device.startswith("cuda") else "host clock around each call")),
         ),
-        banners=(*((stop,) if serialised else ()), *map(_gathered, banners(study))),
+        banners=(*((stop,) if serialised else ()), *map(gathered, banners(study))),
         sections=(*(section for section in sections if section is not None), environment),
     )
 
 
-def _gathered(banner: Banner) -> Banner:
+def gathered(banner: Banner) -> Banner:
     """The same remark on many cells as one line."""
     cells: dict[str, list[str]] = {}
     for item in banner.items:

@@ -289,7 +289,8 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, s
     facts = trace_facts(traces)
     if side.log is not None and side.log.name == "records.jsonl":
         run = read_run(side.log.parent)
-        meant = [variant for variant in run.variants if re.search(side.timer, f"{variant.name}/")]
+        timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.name}")}
+        meant = [variant for variant in run.variants if variant.name in timed]
         facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)
     if own.timings.calls is not None:
         facts["calls"] = str(own.timings.calls)

@@ -16,6 +16,7 @@ from strobe.perf.report.trace_page.memory import memory_section
 from strobe.perf.report.trace_page.operators import operators_section
 from strobe.perf.report.trace_page.overview import overview_section, trace_facts
 from strobe.perf.report.trace_page.ranges import ranges_section
+from strobe.perf.report.trace_page.roofline import roofline_section
 from strobe.perf.report.trace_page.sections import sections_section
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_page.steps import steps_section
@@ -26,6 +27,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     overview_section,
     activity_section,
     kernels_section,
+    roofline_section,
     operators_section,
     steps_section,
     timeline_section,

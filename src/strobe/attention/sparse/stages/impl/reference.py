@@ -38,11 +38,11 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
     if coarse is None:
         return fine if grid.tiled else fine.index_select(1, grid.rows)
     spread = coarse.to(fine.dtype).repeat_interleave(grid.block, dim=2).transpose(1, 2)  # [B, N * block, H, D]
-    if grid.tiled:
-        spread = spread.masked_fill((grid.tokens == len(grid.rows))[:, None, None], 0)
-    else:
+    if not grid.tiled:
         fine, spread = fine.index_select(1, grid.rows), spread.index_select(1, grid.rows)
-    return fine + (spread if gate is None else spread * gate.to(fine.dtype))
+    added = spread if gate is None else spread * gate.to(fine.dtype)
+    padding = (grid.tokens == len(grid.rows))[:, None, None]
+    return fine + (added.masked_fill(padding, 0) if grid.tiled else added)
 
 
 def gather(tensor: Tensor, grid: Grid) -> Tensor:

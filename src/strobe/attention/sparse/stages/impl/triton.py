@@ -31,11 +31,29 @@ def _tile_kernel(
     tile, head = tl.program_id(0), tl.program_id(1)
     which, batch = tl.program_id(2) % num_tensors + first_tensor, (tl.program_id(2) // num_tensors).to(tl.int64)
     if which == 0:
-        source, target, mean, heads, stride_row = q_ptr + batch * q_batch + head * q_head, q_out_ptr, q_mean_ptr, q_heads, q_row
+        source, target, mean, heads, stride_row = (
+            q_ptr + batch * q_batch + head.to(tl.int64) * q_head,
+            q_out_ptr,
+            q_mean_ptr,
+            q_heads,
+            q_row,
+        )
     elif which == 1:
-        source, target, mean, heads, stride_row = k_ptr + batch * k_batch + head * k_head, k_out_ptr, k_mean_ptr, kv_heads, k_row
+        source, target, mean, heads, stride_row = (
+            k_ptr + batch * k_batch + head.to(tl.int64) * k_head,
+            k_out_ptr,
+            k_mean_ptr,
+            kv_heads,
+            k_row,
+        )
     else:
-        source, target, mean, heads, stride_row = v_ptr + batch * v_batch + head * v_head, v_out_ptr, v_mean_ptr, kv_heads, v_row
+        source, target, mean, heads, stride_row = (
+            v_ptr + batch * v_batch + head.to(tl.int64) * v_head,
+            v_out_ptr,
+            v_mean_ptr,
+            kv_heads,
+            v_row,
+        )
     if head < heads:
         half: tl.constexpr = width // 2
         channels, inside = tl.arange(0, width), tl.arange(0, run)
@@ -182,12 +200,14 @@ def _finish_kernel(
     rows = tile.to(tl.int64) * block + inside
     valid = inside < tl.load(sizes_ptr + tile)
     at = tl.load(tokens_ptr + rows, mask=valid, other=0) if move else rows
-    place = batch * fine_batch + head * fine_head + rows[:, None] * fine_row + channels
+    place = batch * fine_batch + head.to(tl.int64) * fine_head + rows[:, None] * fine_row + channels
     out = tl.load(fine_ptr + place, mask=valid[:, None], other=0.0)
     if with_coarse:
         add = tl.load(coarse_ptr + ((batch * num_heads + head) * num_tiles + tile) * width + channels)
         if gated:
-            gates = gate_ptr + batch * gate_batch + head * gate_head + at[:, None] * gate_row + channels * gate_channel
+            gates = (
+                gate_ptr + batch * gate_batch + head.to(tl.int64) * gate_head + at[:, None] * gate_row + channels * gate_channel
+            )
             add = add * tl.load(gates, mask=valid[:, None], other=0.0).to(tl.float32)
         out = tl.where(valid[:, None], out.to(tl.float32) + add, 0.0).to(out.dtype)
     target = ((batch * num_tokens + at) * num_heads + head)[:, None] * width + channels
@@ -203,12 +223,13 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
     targets = [_like_tiles(tensor, grid) for tensor, grid in zip(tensors, grids, strict=True)]
     means = [tensor.new_empty(_means(tensor, grid), dtype=torch.float32) for tensor, grid in zip(tensors, grids, strict=True)]
     strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+    angles = (None, None) if rope is None else tuple(table.contiguous() for table in rope)
     last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
     for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
         if grid.tiled and not pooled:
             continue
         _tile_kernel[(grid.num_tiles, max(heads), (end - first) * q.shape[0])](
-            *tensors, *targets, *means, grid.tokens, grid.sizes, *(rope or (None, None)), *strides, *heads,
+            *tensors, *targets, *means, grid.tokens, grid.sizes, *angles, *strides, *heads,
             len(grid.rows), grid.num_tiles,
             block=grid.block, run=_RUN, width=q.shape[3], first_tensor=first, num_tensors=end - first,
             move=not grid.tiled, rotated=rope is not None, pooled=pooled, pool_v=wish.coarse, num_warps=2,

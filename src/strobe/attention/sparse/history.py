@@ -1,0 +1,154 @@
+"""Few new queries over a long past: some keys attended whole, of the rest the tiles worth seeing, one softmax over all of them.
+
+With `A` the keys attended whole and `T_i` the history tiles that query tile `i` selects, the output of a query of tile `i` is
+
+    out = softmax_j(q . k_j * softmax_scale) v_j    over j in A and in the tiles of T_i
+
+computed as attention over `A` and over `T_i` apart and merged by lse. The coarse keys of the history are given, so that whoever
+keeps the keys pools each tile once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense import dense_attention
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.coarse import Estimator, budget, pool, pooled_scores, select_blocks
+from strobe.attention.sparse.layout import TileLayout
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.state import merge
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ShapeError
+from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
+
+_MEANS: Final = Estimator()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class History:
+    """Keys and values in tiles, of which some are open to selection, such as the slots of a ring cache.
+
+    What closed tiles hold does not matter, NaN included, to any impl but `flex`, which reads every key.
+
+    Args:
+        keys: `[B, N * block, H_kv, D]` in tile order; padding rows of open tiles hold finite numbers.
+        values: like keys.
+        means: coarse keys as `coarse.pool` makes them, `[B, H_kv, N * parts, D]`; those of closed tiles may be anything.
+        sizes: tokens of each tile, int32 `[N]`; 0 closes it.
+        num_tiles: how many are open, known without asking the device.
+        block: rows of a tile.
+        whole: open tiles have no padding rows.
+        estimator: how tiles are scored.
+    """
+
+    keys: Tensor
+    values: Tensor
+    means: Tensor
+    sizes: Tensor
+    num_tiles: int
+    block: int
+    whole: bool = False
+    estimator: Estimator = _MEANS
+
+
+def history_attention(
+    q: Tensor,
+    dense: Sequence[tuple[Tensor, Tensor]],
+    history: History,
+    *,
+    q_tiles: TileLayout,
+    sparsity: float,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> AttentionOutput:
+    """Attention of every query over the dense keys and over the history tiles that its tile selects.
+
+    Every query tile takes exactly `max(1, ceil((1 - sparsity) * num_tiles))` open tiles, those of largest coarse score, ties to
+    the lowest index. Differentiable in q, the dense keys and values and the history's, not through the selection.
+
+    Args:
+        q: `[B, S_q, H, D]` in raster order of the grid of `q_tiles`.
+        dense: keys and values that every query sees, each `[B, S, H_kv, D]`: a sink, the frames of the queries themselves.
+        history: the rest.
+        q_tiles: tiles of the queries; of the history's block.
+        sparsity: share of the open history tiles that is skipped, 0 to below 1.
+        softmax_scale: default `D ** -0.5`.
+        impl: of the attention over the selected tiles, as in `block_sparse_attention`.
+        return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
+
+    Raises:
+        ShapeError: the arguments do not fit together, or there is no key at all.
+        ConfigError: the sparsity is out of range.
+        ImplUnavailableError: the named impl cannot run this call.
+
+    Source: the selection is that of Video Sparse Attention, arXiv 2505.13389; the merge is in `strobe.attention.state`.
+    """
+    _check(q, history, q_tiles)
+    parts, scale = [(k, v) for k, v in dense if k.shape[1]], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    if not history.num_tiles:
+        with span(ATTENTION_KERNEL):
+            lse_wanted = return_lse or len(parts) > 1
+            states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
+    else:
+        with span(ATTENTION_TILE):
+            tiled = q_tiles.to_tiles(q)
+        with span(ATTENTION_SELECT):
+            selection = _selected(tiled, history, q_tiles, sparsity, scale)
+        with span(ATTENTION_KERNEL):
+            states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
+            fine = block_sparse_attention(
+                tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
+            )
+        states.append(_in_raster(fine, q_tiles))
+    with span(ATTENTION_FINISH):
+        result = states[0] if len(states) == 1 else merge(states)
+    return AttentionOutput(out=result.out, lse=result.lse if return_lse else None)
+
+
+def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> BlockSelection:
+    """Score the query tiles against the open tiles of the history and take the best."""
+    sizes, estimator = q_tiles.sizes(tiled.device), history.estimator
+    with torch.no_grad():
+        means = pool(tiled, sizes, history.block, estimator.parts)
+        scores = pooled_scores(
+            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
+        )  # closed tiles score -inf
+        indices, counts = select_blocks(scores, budget(None, sparsity, tiled.shape[2], history.num_tiles), None)
+    return BlockSelection(
+        indices=indices,
+        counts=counts,
+        block=history.block,
+        q_sizes=None if q_tiles.whole else sizes,
+        kv_sizes=None if history.whole else history.sizes,
+        finite_padding=True,
+    )
+
+
+def _in_raster(fine: AttentionOutput, q_tiles: TileLayout) -> AttentionOutput:
+    assert fine.lse is not None
+    rows = q_tiles.rows(fine.out.device)
+    return AttentionOutput(out=fine.out.index_select(1, rows), lse=fine.lse.index_select(2, rows))
+
+
+def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
+    """Check what the operators inside cannot: the rest is theirs."""
+    if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens:
+        raise ShapeError(f"q: got shape {tuple(q.shape)}, expected [B, {q_tiles.num_tokens}, H, D] for grid {q_tiles.grid}")
+    if q_tiles.block != history.block:
+        raise ShapeError(f"q_tiles: got blocks of {q_tiles.block}, expected the history's {history.block}")
+    batch, rows, heads, width = history.keys.shape
+    number = rows // history.block
+    expected = {"means": (batch, heads, number * history.estimator.parts, width), "sizes": (number,)}
+    for name, shape in expected.items():
+        found = tuple(getattr(history, name).shape)
+        if found != shape:
+            raise ShapeError(f"history {name}: got shape {found}, expected {shape} for keys {tuple(history.keys.shape)}")
+    if not 0 <= history.num_tiles <= number:
+        raise ShapeError(f"history num_tiles: got {history.num_tiles}, expected 0 to {number}, the tiles there are")

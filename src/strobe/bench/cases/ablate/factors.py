@@ -1,0 +1,167 @@
+"""What may be changed: `window=6,8 syncs=on steps=4,3`, read against the fields that the engine's configuration has."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.engine import presets
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
+
+SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
+SYNCS: Final = "syncs"
+WORKLOAD: Final = ("batch", "switch_at")
+"""Factors that change what a clip is: such a cell is compared with nothing but its own base."""
+_KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
+_FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """One factor with the values to try, each as text, in the order given and once."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What one side of a cell runs.
+
+    Args:
+        config: of the stream.
+        batch: streams in lockstep.
+        switch_at: frame block of a prompt switch; None: as the script has them.
+        waits: the host waits for the device inside every pass.
+    """
+
+    config: EngineConfig
+    batch: int = 1
+    switch_at: int | None = None
+    waits: bool = False
+
+
+def parse_factors(texts: Sequence[str]) -> tuple[Factor, ...]:
+    """Read `NAME=VALUE,VALUE ...`, one text per factor.
+
+    Raises:
+        ConfigError: no factor of that name (names the nearest), no value, or a factor twice.
+    """
+    found: dict[str, Factor] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        values = tuple(dict.fromkeys(value.strip() for value in rest.split(",")))
+        if not equals or not name or not all(values):
+            raise ConfigError(f"{text!r} is not a factor; write NAME=VALUE,VALUE like window=6,8,12")
+        if name in found:
+            raise ConfigError(f"factor {name!r} is given twice; list all its values at once: {name}=A,B,C")
+        if name not in names():
+            raise unknown_choice("factor", name, names())
+        found[name] = Factor(name=name, values=values)
+    return tuple(found.values())
+
+
+def names() -> tuple[str, ...]:
+    """Every factor: of the clip, of the host, of the configuration, optimisations."""
+    own = (each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs", "timesteps"))
+    return ("preset", "steps", *own, SYNCS, *WORKLOAD, *(each.name for each in fields(Knobs)))
+
+
+def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
+    """Read one value of a factor. Whether it goes with the others is for `changed` to say.
+
+    Raises:
+        ConfigError: the value is not one that the factor may have; says which it may.
+    """
+    if name == "preset":
+        return presets.preset(text)
+    if name == "steps":
+        return _timesteps(text, defaults)
+    if name == SYNCS:
+        return _switch(name, text)
+    if name in WORKLOAD:
+        return _count(name, text)
+    return _value(name, text, (_KNOBS if name in _KNOBS else _FIELDS)[name])
+
+
+def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Setup:
+    """Set several factors at once; a preset, if one is among them, comes first, for it replaces the rest.
+
+    Raises:
+        ConfigError: a value is not allowed, or not together with the others.
+    """
+    values = {name: read_value(name, text, defaults) for name, text in changes.items()}
+    config: Any = values.pop("preset", setup.config)
+    timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
+    own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
+    knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
+    held = replace(config, knobs=replace_knobs(config.knobs, **knobs), **values, **timesteps)
+    return replace(setup, config=held, **own)
+
+
+def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
+    """The value of a factor, as it would be written."""
+    config = setup.config
+    special: Mapping[str, Callable[[], object]] = {
+        "preset": lambda: config.name,
+        "steps": lambda: len(config.timesteps or defaults.timesteps),
+        SYNCS: lambda: setup.waits,
+        "batch": lambda: setup.batch,
+        "switch_at": lambda: "script" if setup.switch_at is None else setup.switch_at,
+    }
+    if name in special:
+        return _text(special[name]())
+    return _text(getattr(config.knobs if name in _KNOBS else config, name))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _timesteps(text: str, defaults: ModelDefaults) -> tuple[float, ...]:
+    """Leave out timesteps of the model's schedule, evenly; the first and, from two on, the last stay."""
+    full, count = defaults.timesteps, _count("steps", text)
+    if count > len(full):
+        raise ConfigError(f"steps={text}: the model's schedule has {len(full)} timesteps; give 1 to {len(full)}")
+    gaps = max(1, count - 1)
+    return tuple(full[(2 * i * (len(full) - 1) + gaps) // (2 * gaps)] for i in range(count))
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{name}={text}: give a whole number of 1 or more")
+    return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in SWITCH:
+        raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
+    return SWITCH[text]
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    """A value of a field's type from text; whether its range allows it, the configuration itself says."""
+    if hint is bool:
+        return _switch(name, text)
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if text == "model" and type(None) in options:
+            return None
+        return _value(name, text, next(each for each in options if each is not type(None)))
+    if origin is Literal:
+        if text not in options:
+            raise unknown_choice(f"value of {name}", text, options)
+        return text
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text}: give a {'whole ' if hint is int else ''}number") from error
+    if hint is str:
+        return text
+    raise ConfigError(f"factor {name!r} cannot be written as one word; name a preset that has it instead")

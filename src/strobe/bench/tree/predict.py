@@ -1,0 +1,89 @@
+"""What the plan says of a call, with links measured on these ranks, and with links that are faster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from strobe.attention.tree import Links, TreePlan, explain
+from strobe.attention.tree.links import KINDS, Rate
+from strobe.attention.tree.placement import split
+from strobe.attention.tree.plan import Message, Prediction
+from strobe.bench.tree.contest import Inputs
+from strobe.bench.tree.request import Predicted, Sent
+
+
+def numbers(links: Links) -> dict[str, float]:
+    """Links as named numbers; a bandwidth too large to be seen beside the latency is left out."""
+    found = {"flops_per_s": links.flops_per_s, "memory_bytes_per_s": links.memory_bytes_per_s}
+    for kind in KINDS:
+        rate = links.rate(kind)
+        found[f"{kind}_alpha_s"] = rate.alpha_s
+        found[f"{kind}_bytes_per_s"] = rate.bytes_per_s
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
+    """Every strategy that can do the call, and the one that `auto` takes."""
+    plan = _plan(inputs, links)
+    faster = {}
+    for factor in what_if:
+        faster[f"bandwidth x{factor:g}"] = _plan(inputs, _scaled(links, 1.0, factor))
+        faster[f"latency /{factor:g}"] = _plan(inputs, _scaled(links, factor, 1.0))
+    found: dict[str, Predicted] = {}
+    for each in plan.predictions:
+        found[each.strategy] = Predicted(
+            local_ns=each.local_s * 1e9,
+            hidden_ns=each.hidden_s * 1e9,
+            messages=tuple(_sent(message, links) for message in each.messages),
+            bound=_bound(inputs, links, each),
+            what_if={words: _seconds(other, each.strategy) * 1e9 for words, other in faster.items()},
+        )
+    return found, plan.strategy
+
+
+def _plan(inputs: Inputs, links: Links) -> TreePlan:
+    shape = inputs.shape
+    return explain(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        shards=inputs.shards,
+        q_placement=shape.placement,
+        out_placement=shape.placement,
+        q_lengths=[stop - start for start, stop in split(shape.q_len, shape.world_size)]
+        if shape.placement != "replicated"
+        else None,
+        links=links,
+    )
+
+
+def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
+    def scaled(rate: Rate) -> Rate:
+        return Rate(alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
+
+    return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
+
+
+def _seconds(plan: TreePlan, strategy: str) -> float:
+    return next(each.seconds for each in plan.predictions if each.strategy == strategy)
+
+
+def _sent(message: Message, links: Links) -> Sent:
+    alpha_ns = links.rate(message.kind).alpha_s * 1e9
+    return Sent(
+        what=message.what,
+        kind=message.kind,
+        sent_bytes=message.sent_bytes,
+        alpha_ns=alpha_ns,
+        beta_ns=message.seconds * 1e9 - alpha_ns,
+    )
+
+
+def _bound(inputs: Inputs, links: Links, each: Prediction) -> str:
+    """Which roof local attention is under: a ring reads all keys for a share of the queries, the others a share for all."""
+    shape = inputs.shape
+    flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size
+    moved: float = 2 * shape.batch * shape.kv_heads * shape.dim * inputs.k.element_size() * shape.seq_len
+    moved /= 1 if each.strategy == "ring" else shape.world_size
+    return "flop" if flops / links.flops_per_s > moved / links.memory_bytes_per_s else "memory"

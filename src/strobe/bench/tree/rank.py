@@ -1,0 +1,162 @@
+"""One rank of a cell, a process of its own: `torchrun ... -m strobe.bench.tree.rank FOLDER`.
+
+It reads `task.json`, and writes `rankN.json` when it is done or has failed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from strobe.attention.tree import measure_links
+from strobe.bench.attention.attempt import Attempt
+from strobe.bench.tree.contest import Inputs, Run, bind, check, draw
+from strobe.bench.tree.guide import guide_blocks
+from strobe.bench.tree.predict import numbers, predict
+from strobe.bench.tree.recorder import MarkRecorder
+from strobe.bench.tree.request import PEER, TASK, Check, RankResult, Taken, Task
+from strobe.core.device import synchronize
+from strobe.core.errors import ConfigError, StrobeError
+from strobe.perf.measure.machine import describe_run
+from strobe.perf.measure.order import palindrome
+
+WARMUP: Final = 3
+
+
+@record
+def main() -> None:
+    """Run this rank; whatever stops it is written down before it is raised."""
+    folder = Path(sys.argv[1])
+    task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
+    device = _begin(task)
+    result = RankResult(rank=dist.get_rank())
+    with Attempt() as attempt:
+        _Rank(task, device, result).run(folder)
+    result.error = attempt.reason
+    part = folder / f"rank{result.rank}.part"
+    part.write_bytes(msgspec.json.encode(result))
+    os.replace(part, folder / f"rank{result.rank}.json")
+    if attempt.reason:
+        raise StrobeError(attempt.reason)
+    dist.destroy_process_group()
+
+
+def _begin(task: Task) -> torch.device:
+    timeout = timedelta(seconds=task.how.timeout_s)
+    if task.shape.device == "cpu":
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu")
+    if torch.cuda.device_count() < task.shape.world_size:
+        raise ConfigError(f"{task.shape.world_size} ranks on {torch.cuda.device_count()} GPUs; give each rank a GPU of its own")
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class _Rank:
+    def __init__(self, task: Task, device: torch.device, result: RankResult) -> None:
+        self._shape, self._how = task.shape, task.how
+        self._device, self._result = device, result
+        self._held = task.how.delay_ms / 1e3 if task.how.delay_rank == result.rank else 0.0
+
+    def run(self, folder: Path) -> None:
+        """Gate, predict, time, take apart."""
+        how, result = self._how, self._result
+        inputs = draw(self._shape, result.rank, self._device, how.seed)
+        names = self._gate(inputs)
+        if result.rank == 0:
+            order = tuple(names) or how.contestants
+            result.header = msgspec.structs.replace(
+                describe_run(folder, self._device, order, how.rounds), world_size=self._shape.world_size
+            )
+        with torch.inference_mode():
+            links = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
+            result.links = numbers(links)
+            result.predicted, result.choice = predict(inputs, links, how.what_if)
+            runs = {name: bind(name, inputs, how.timeout_s) for name in names}
+            if runs:
+                self._time(runs)
+            if how.profile:
+                self._take_apart(runs)
+                result.blocks = guide_blocks(inputs, self._device, how, self._align)
+        self._align()
+
+    def _gate(self, inputs: Inputs) -> list[str]:
+        """Every contestant on every rank; those that all ranks passed."""
+        result, passed = self._result, []
+        with torch.inference_mode():
+            for name in self._how.contestants:
+                self._align()
+                result.checks[name] = check(name, inputs, self._how.timeout_s)
+        everyone: list[dict[str, Check]] = [{} for _ in range(self._shape.world_size)]
+        dist.all_gather_object(everyone, result.checks)
+        for name in self._how.contestants:
+            if all(each[name].passed for each in everyone):
+                passed.append(name)
+        if PEER in passed:
+            result.versions[PEER] = f"ring-attention-pytorch {importlib.metadata.version('ring-attention-pytorch')}"
+        return passed
+
+    def _align(self) -> None:
+        """All ranks are here, and the device is idle."""
+        synchronize(self._device)
+        dist.barrier()
+        synchronize(self._device)
+
+    def _held_back(self, run: Callable[[], object]) -> object:
+        if self._held:
+            time.sleep(self._held)
+        return run()
+
+    def _time(self, runs: dict[str, Run]) -> None:
+        """Palindromes; every call begins when all ranks are there, and ends when this rank's result is."""
+        result, how = self._result, self._how
+        for name, run in runs.items():
+            for _ in range(WARMUP):
+                run()
+            result.laps[name] = []
+        first, *rest = runs
+        order = palindrome(first, rest) if rest else (first, first)
+        for _ in range(how.rounds):
+            taken: dict[str, list[int]] = {name: [] for name in runs}
+            for name in order:
+                taken[name] += [self._lap(runs[name]) for _ in range(how.calls)]
+            for name, values in taken.items():
+                result.laps[name].append(values)
+
+    def _lap(self, run: Run) -> int:
+        self._align()
+        start = time.perf_counter_ns()
+        self._held_back(run)
+        synchronize(self._device)
+        return time.perf_counter_ns() - start
+
+    def _take_apart(self, runs: dict[str, Run]) -> None:
+        """The same calls with marks: free-running, then serialised; the peer has none."""
+        for name, run in runs.items():
+            if name == PEER:
+                continue
+            for into, meet in ((self._result.free, None), (self._result.serialised, dist.barrier)):
+                recorder = MarkRecorder(self._device, meet)
+                recorder.take(run)
+                into[name] = [self._marked(recorder, run) for _ in range(max(6, self._how.iterations))]
+
+    def _marked(self, recorder: MarkRecorder, run: Run) -> Taken:
+        self._align()
+        return recorder.take(lambda: self._held_back(run))
+
+
+if __name__ == "__main__":
+    main()

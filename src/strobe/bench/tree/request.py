@@ -1,0 +1,224 @@
+"""What a cell of the tree benchmark is, and what each of its ranks writes."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import msgspec
+
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.perf.records.record import Header
+
+DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+OURS: Final = ("allgather", "allreduce3", "allreduce2", "alltoall", "ring", "ulysses")
+PEER: Final = "peer:ring-attention-pytorch"
+CONTESTANTS: Final = (*OURS, PEER)
+MIN_ROUNDS: Final = 3
+MAX_ROUNDS: Final = 8
+TASK: Final = "task.json"
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """One call on some ranks.
+
+    Args:
+        world_size: ranks.
+        seq_len: keys of all ranks together; each holds a run of them, in rank order.
+        q_len: queries.
+        heads, kv_heads: of queries and keys.
+        dim: of a head.
+        batch: B.
+        dtype: of q, k and v.
+        device: `cpu` or `cuda`.
+        placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
+    """
+
+    world_size: int
+    seq_len: int
+    q_len: int = 1
+    heads: int = 8
+    kv_heads: int = 8
+    dim: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    placement: Literal["replicated", "sequence"] = "replicated"
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "seq_len", "q_len", "heads", "kv_heads", "dim", "batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"kv_heads: got {self.kv_heads}, expected a divisor of heads {self.heads}")
+        if self.dtype not in DTYPES:
+            raise unknown_choice("dtype", self.dtype, DTYPES)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        groups = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
+        rows = "" if self.placement == "replicated" else "_rows"
+        return (
+            f"ws{self.world_size}_n{self.seq_len}_q{self.q_len}_h{self.heads}{groups}x{self.dim}_b{self.batch}"
+            f"_{self.dtype}_{self.device}{rows}"
+        )
+
+
+class How(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cell is measured; a folder holds cells of one such request.
+
+    Args:
+        contestants: in order; the first that can run is what ratios are measured against.
+        iterations: timed calls of each, at least; never fewer than three palindromes.
+        profile: also take calls apart, free-running and serialised.
+        seed: of all tensors.
+        threads: of each rank on a CPU; the same for all world sizes, so that a rank is the same thing on every curve.
+        timeout_s: of a wait for another rank.
+        delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
+        what_if: factors on the speed of the links that predictions are made for.
+    """
+
+    contestants: tuple[str, ...] = CONTESTANTS
+    iterations: int = 20
+    profile: bool = False
+    seed: int = 0
+    threads: int = 1
+    timeout_s: float = 30.0
+    delay_rank: int = -1
+    delay_ms: float = 0.0
+    what_if: tuple[float, ...] = (2.0, 10.0)
+
+    def __post_init__(self) -> None:
+        for name in self.contestants:
+            if name not in CONTESTANTS:
+                raise unknown_choice("strategy", name, CONTESTANTS)
+        if not self.contestants or self.iterations < 1 or self.threads < 1 or self.timeout_s <= 0:
+            raise ConfigError(
+                f"give at least one strategy, one iteration, one thread and a timeout above 0, got {len(self.contestants)}, "
+                f"{self.iterations}, {self.threads}, {self.timeout_s:g}"
+            )
+        if any(not factor > 0 for factor in self.what_if) or self.delay_ms < 0:
+            raise ConfigError(f"what_if and delay_ms: got {self.what_if} and {self.delay_ms:g}, expected above 0, and 0 or more")
+
+    @property
+    def rounds(self) -> int:
+        """Palindromes."""
+        return max(MIN_ROUNDS, min(MAX_ROUNDS, self.iterations // 4))
+
+    @property
+    def calls(self) -> int:
+        """Calls of a contestant in each of its two places of a palindrome."""
+        return max(1, math.ceil(self.iterations / (2 * self.rounds)))
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank is told, in `task.json` of its folder."""
+
+    shape: Shape
+    how: How
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A region of one call on one rank, from the call's own start."""
+
+    name: str
+    start_ns: int
+    value_ns: int
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """One call taken apart on one rank."""
+
+    total_ns: int
+    marks: tuple[Mark, ...]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """A contestant on one rank against float64.
+
+    Args:
+        refused: why it takes no part; empty if it ran.
+        error, limit: largest absolute error, and what is allowed.
+        lse_error, lse_limit: of the lse, where it has one.
+        bits: of the result, the same on ranks whose results are equal.
+    """
+
+    refused: str = ""
+    error: float = 0.0
+    limit: float = 0.0
+    lse_error: float | None = None
+    lse_limit: float = 0.0
+    bits: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran and both errors are within their limits; NaN is not."""
+        return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """One predicted collective."""
+
+    what: str
+    kind: str
+    sent_bytes: int
+    alpha_ns: float
+    beta_ns: float
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan says of a strategy.
+
+    Args:
+        local_ns: attention and merge.
+        hidden_ns: communication that runs beside attention.
+        bound: `flop` or `memory`, which of the two roofs local attention is under.
+        what_if: whole call by words, e.g. `bandwidth x2`.
+    """
+
+    local_ns: float
+    hidden_ns: float
+    messages: tuple[Sent, ...]
+    bound: str
+    what_if: dict[str, float]
+
+    @property
+    def comm_ns(self) -> float:
+        """All messages."""
+        return sum(message.alpha_ns + message.beta_ns for message in self.messages)
+
+    @property
+    def total_ns(self) -> float:
+        """The whole call."""
+        return self.local_ns + self.comm_ns - self.hidden_ns
+
+
+class RankResult(msgspec.Struct, kw_only=True):
+    """What a rank writes, in `rankN.json`.
+
+    Args:
+        error: why it ended early; empty if it did not.
+        header: of rank 0.
+        checks: by contestant.
+        laps: by contestant, in palindromes: ns of each call.
+        free, serialised: by contestant: calls taken apart.
+        blocks: of the guide's `Timer`, by mode: ms by block.
+        links: what `measure_links` gave, by name.
+        predicted: by strategy.
+        choice: what `auto` takes with these links.
+        versions: of what a contestant runs, where it is not ours.
+    """
+
+    rank: int
+    error: str = ""
+    header: Header | None = None
+    checks: dict[str, Check] = {}
+    laps: dict[str, list[list[int]]] = {}
+    free: dict[str, list[Taken]] = {}
+    serialised: dict[str, list[Taken]] = {}
+    blocks: dict[str, dict[str, list[float]]] = {}
+    links: dict[str, float] = {}
+    predicted: dict[str, Predicted] = {}
+    choice: str = ""
+    versions: dict[str, str] = {}

@@ -1,0 +1,154 @@
+"""Cells of the tree benchmark: each in ranks of its own, its records written when it ends; what is finished stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from strobe.bench.attention.run import Outcome, finished
+from strobe.bench.case import Progress
+from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
+from strobe.bench.runner import end_line
+from strobe.bench.tree.lines import lines, quality
+from strobe.bench.tree.machine import busy_cores, topology
+from strobe.bench.tree.request import TASK, How, RankResult, Shape, Task
+from strobe.core.errors import ConfigError, StrobeError
+from strobe.perf.measure.machine import describe_run
+from strobe.perf.records.store import RunWriter, rotate
+from strobe.perf.report.tree_bench.names import CELLS, FOREIGN, MACHINE
+
+REQUEST: Final = "request.json"
+START_S: Final = 60.0
+"""For the ranks to be there."""
+
+
+def cell_of(place: Path, task: Task, timeout_s: float) -> Cell:
+    """The command that runs a cell's ranks in `place`, under torchrun with a port that it finds itself."""
+    shape = task.shape
+    launch = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
+    return Cell(
+        argv=(sys.executable, *launch, "-m", "strobe.bench.tree.rank", str(place.resolve())),
+        env={"OMP_NUM_THREADS": str(task.how.threads)},
+        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
+        timeout_s=timeout_s,
+    )
+
+
+def run_cells(
+    shapes: Sequence[Shape],
+    how: How,
+    folder: Path,
+    progress: Progress,
+    *,
+    cell_timeout_s: float = 600.0,
+    executor: Executor | None = None,
+) -> Outcome:
+    """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
+
+    Args:
+        folder: made if absent; may hold cells of earlier runs with the same request.
+        cell_timeout_s: a cell is ended when it has run that long.
+        executor: where; this machine by default.
+
+    Raises:
+        ConfigError: the folder holds cells of another request.
+        StrobeError: the records cannot be written.
+    """
+    executor = LocalExecutor() if executor is None else executor
+    _claim(folder, how)
+    measured, kept, failed = [], [], []
+    for number, shape in enumerate(shapes):
+        place = folder / CELLS / shape.name
+        if finished(place):
+            kept.append(shape.name)
+            continue
+        progress(number, len(shapes), shape.name)
+        if place.exists():
+            rotate(place)
+        reason = _measure(Task(shape=shape, how=how), place, executor, cell_timeout_s)
+        if reason:
+            failed.append(f"{shape.name}: {reason}")
+        else:
+            measured.append(shape.name)
+    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+
+
+def _measure(task: Task, place: Path, executor: Executor, timeout_s: float) -> str:
+    """Run one cell and write its records; why it failed, or nothing."""
+    order = task.how.contestants
+    with RunWriter(place) as writer:
+        reason = ""
+        try:
+            with end_line(writer):
+                ranks = place / "ranks"
+                ranks.mkdir()
+                (ranks / TASK).write_bytes(msgspec.json.encode(task))
+                (place / "topology.txt").write_text(topology(task.shape.device), encoding="utf-8")
+                busy = busy_cores(0.25)
+                done = executor.wait(executor.submit(cell_of(ranks, task, timeout_s)))
+                found = _read(ranks)
+                header = next((each.header for each in found if each.header is not None), None)
+                header = header or describe_run(place, torch.device("cpu"), order, task.how.rounds)
+                header = msgspec.structs.replace(header, run=place.name, argv=tuple(sys.argv), world_size=task.shape.world_size)
+                writer.append(header, quality(MACHINE, FOREIGN, busy, "cores", "busy before the ranks began, mean of 0.25 s"))
+                reason = _failure(task, done, found, timeout_s)
+                if reason:
+                    raise StrobeError(reason)
+                writer.append(*lines(task, found))
+                shutil.rmtree(ranks)
+        except StrobeError as error:
+            if str(error) != reason:
+                raise
+    return reason
+
+
+def _read(folder: Path) -> list[RankResult]:
+    """What the ranks wrote, in rank order; a rank that was killed wrote nothing."""
+    found = [msgspec.json.decode(path.read_bytes(), type=RankResult) for path in folder.glob("rank*.json")]
+    return sorted(found, key=lambda each: each.rank)
+
+
+def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s: float) -> str:
+    """Why a cell has no result: the rank that failed first by its own words, a rank that is gone, or the launcher's."""
+    if done.status == "timeout":
+        return f"ended after {timeout_s:g} s; give more with --cell-timeout"
+    said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
+    gone = sorted(set(range(task.shape.world_size)) - {each.rank for each in found})
+    if said and gone:
+        return f"rank {', '.join(map(str, gone))} left no word; {said[0]}"
+    if said:
+        return said[0]
+    if done.status != "done" or gone:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word on stderr"]
+        who = f"; rank {', '.join(map(str, gone))} left no word" if gone else ""
+        return f"the launcher ended with code {done.code}{who}: {last[0].strip()}"
+    return ""
+
+
+def _claim(folder: Path, how: How) -> None:
+    """Write how cells are measured, or check that it is how the folder's were."""
+    file = folder / REQUEST
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            held = msgspec.json.decode(file.read_bytes(), type=How)
+            differing = [name for name in how.__struct_fields__ if getattr(held, name) != getattr(how, name)]
+            if differing:
+                raise ConfigError(
+                    f"{folder} holds cells measured with another {', '.join(differing)}; give the same, or name another folder"
+                )
+            return
+        part = file.with_suffix(".part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(how)) + b"\n")
+        os.replace(part, file)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
+    except OSError as error:
+        raise StrobeError(f"cannot write {file}: {error.strerror}; name another folder") from error

@@ -1,0 +1,262 @@
+"""`strobe bench tree` and `strobe bench scaling`: tree attention on ranks of its own, strategies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from strobe.cli.console import Output
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strobe.bench.attention.run import Outcome
+    from strobe.bench.tree.request import How, Shape
+    from strobe.perf.report.model import Report, Table
+    from strobe.perf.report.tree_bench.cells import CellRun, Entry
+
+_SHOWN: Final = 200
+
+
+@Parameter(name="*", group="Call")
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What is computed.
+
+    Args:
+        heads: of the queries.
+        kv_heads: of the keys; as many if not given.
+        dim: of a head.
+        batch: calls at once.
+        q_len: queries.
+        spread: each rank has a run of the queries and keeps their results; else all ranks have all of them.
+        use_cuda: one GPU a rank, over NCCL; else processes of this machine, over gloo.
+    """
+
+    heads: int = 8
+    kv_heads: int | None = None
+    dim: int = 64
+    batch: int = 1
+    q_len: int = 1
+    spread: Annotated[bool, Parameter(negative="")] = False
+    use_cuda: Annotated[bool, Parameter(negative="")] = False
+
+
+@Parameter(name="*", group="Measurement")
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How a cell is measured. A folder holds cells of one such request.
+
+    Args:
+        strategies: allgather, allreduce3, allreduce2, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default.
+            Ratios are against the first.
+        enable_profiling: also take calls apart, free-running and serialised, and time the guide's blocks.
+        profile_iterations: timed calls of each strategy; three palindromes at least, whatever it says.
+        seed: of all tensors.
+        threads: of each rank on a CPU.
+        timeout: of a wait for another rank, seconds.
+        cell_timeout: of a whole cell, seconds.
+        what_if: factors on the speed of the links that predictions are made for.
+        delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
+    """
+
+    strategies: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    enable_profiling: Annotated[bool, Parameter(negative="")] = False
+    profile_iterations: int = 20
+    seed: int = 0
+    threads: int = 1
+    timeout: float = 30.0
+    cell_timeout: float = 600.0
+    what_if: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (2.0, 10.0)
+    delay: tuple[int, float] | None = None
+
+
+def tree(
+    *,
+    world_size: int = 2,
+    seq_len: int = 2048,
+    dtype: str = "float32",
+    call: Call = Call(),
+    how: Measurement = Measurement(),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tree-bench"),
+    render: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = Output(),
+) -> int:
+    """Run every strategy of tree attention on ranks of its own: gate on all ranks, times, where they go, verdicts.
+
+    ```
+    strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling
+    strobe bench tree --world-size 4 --seq-len 2048 --use-cuda --enable-profiling --profile-iterations 20
+    strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch
+    ```
+
+    The ranks are started here, in processes of their own, and none is left. Exit code 1 if a gate is red or the cell failed.
+
+    Args:
+        world_size: ranks.
+        seq_len: keys of all ranks together.
+        dtype: float32, bfloat16, float16 or float64.
+        out: folder for the records (`cells/`) and the report; what is finished there is not measured again.
+        render: measure nothing: write the pages from the cells that are there, on any machine.
+    """
+    if render:
+        return _report(out, None, output, scaling=False)
+    shapes = [_shape(call, world_size, seq_len, dtype)]
+    return _report(out, _run(shapes, how, out, output), output, scaling=False)
+
+
+def scaling(
+    *,
+    world_sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2, 4),
+    seq_lens: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1024, 2048, 4096, 8192),
+    dtypes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("float32",),
+    call: Call = Call(),
+    how: Measurement = Measurement(),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tree-scaling"),
+    render: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = Output(),
+) -> int:
+    """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency, crossovers, what-if.
+
+    ```
+    strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096
+    strobe bench scaling --out tree-scaling --render
+    ```
+
+    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or
+    a cell failed.
+
+    Args:
+        world_sizes: ranks.
+        seq_lens: keys of all ranks together.
+        dtypes: float32, bfloat16, float16 or float64.
+        out: folder for the records (`cells/`) and the report.
+        render: measure nothing: write the pages from the cells that are there, on any machine.
+    """
+    if render:
+        return _report(out, None, output, scaling=True)
+    if not (world_sizes and seq_lens and dtypes):
+        raise ConfigError("--world-sizes, --seq-lens and --dtypes: got none of one of them, expected at least one value each")
+    shapes = [_shape(call, ranks, keys, dtype) for dtype in dtypes for keys in seq_lens for ranks in world_sizes]
+    return _report(out, _run(shapes, how, out, output), output, scaling=True)
+
+
+def _shape(call: Call, world_size: int, seq_len: int, dtype: str) -> Shape:
+    from strobe.bench.tree.request import Shape
+
+    return Shape(
+        world_size=world_size,
+        seq_len=seq_len,
+        q_len=call.q_len,
+        heads=call.heads,
+        kv_heads=call.heads if call.kv_heads is None else call.kv_heads,
+        dim=call.dim,
+        batch=call.batch,
+        dtype=dtype,
+        device="cuda" if call.use_cuda else "cpu",
+        placement="sequence" if call.spread else "replicated",
+    )
+
+
+def _how(flags: Measurement) -> How:
+    from strobe.bench.tree.request import CONTESTANTS, How
+
+    rank, ms = flags.delay or (-1, 0.0)
+    return How(
+        contestants=flags.strategies or CONTESTANTS,
+        iterations=flags.profile_iterations,
+        profile=flags.enable_profiling,
+        seed=flags.seed,
+        threads=flags.threads,
+        timeout_s=flags.timeout,
+        delay_rank=rank,
+        delay_ms=ms,
+        what_if=flags.what_if,
+    )
+
+
+def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> Outcome:
+    with output.progress("tree") as progress:
+        from strobe.bench.tree.run import run_cells
+
+        return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout)
+
+
+def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
+    """Write the pages, show the tables, and say what happened."""
+    with output.progress("report"):
+        from strobe.perf.report.tree_bench.build import tree_report
+        from strobe.perf.report.tree_bench.cells import read_cells
+        from strobe.perf.report.write import write_report
+
+        runs = read_cells(out)
+        report = tree_report(out, scaling=scaling)
+        paths = [str(path) for path in write_report(report, out)]
+    output.show(*(table_text(table, _SHOWN) for table in _tables(report, scaling=scaling)))
+    if not scaling:
+        output.show(*(escape(line) for cell in runs for line in _verdicts(cell)))
+    for banner in report.banners:
+        for item in banner.items:
+            output.note(item)
+    failed, measured, kept = ((), (), ()) if outcome is None else (outcome.failed, outcome.measured, outcome.kept)
+    if outcome is not None:
+        output.note(f"{len(measured)} cells measured, {len(kept)} were there, {len(failed)} failed")
+    output.show(" ".join(paths))
+    done = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
+    output.emit({"cells": [_document(cell) for cell in runs]} | done)
+    red = any(entry.reason.startswith("red") for cell in runs for entry in cell.entries)
+    return GATE_FAILED if red or failed else 0
+
+
+def _tables(report: Report, *, scaling: bool) -> list[Table]:
+    from strobe.perf.report.model import Table
+    from strobe.perf.report.tree_bench.names import FREE, SERIALISED
+
+    cell = ("strategies.", "went.", "collectives.", f", {FREE}.", f", {SERIALISED}.", "a number.")
+    ends = (" scaling.", "one rank.", "changes.", "faster.") if scaling else cell
+    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Table)]
+    return [table for table in blocks if table.caption.endswith(ends)]
+
+
+def _verdicts(cell: CellRun) -> Iterator[str]:
+    """Too long for the columns of a terminal."""
+    from strobe.perf.report.tree_bench.verdicts import bound
+
+    for entry in cell.measured:
+        found = bound(cell, entry)
+        if found is not None:
+            yield f"{entry.name}: {found.label}. {found.evidence}. Remedy: {found.remedy}."
+
+
+def _document(cell: CellRun) -> dict[str, Any]:
+    """The JSON twin of a cell's rows."""
+    from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
+
+    def row(entry: Entry) -> dict[str, Any]:
+        if entry.reason:
+            return {"name": entry.name, "reason": entry.reason}
+        found, verdict, who = entry.parts(), bound(cell, entry), straggler(entry.collectives())
+        return {
+            "name": entry.name,
+            "median_ns": entry.median_ns,
+            "calls": len(entry.times_ns),
+            "predicted_ns": entry.predicted_ns,
+            "exposed_ns": None if found is None else found.wait + found.transfer,
+            "hidden_ns": None if found is None else found.hidden,
+            "verdict": None if verdict is None else verdict.label,
+            "straggler": None if who is None else who[0],
+        }
+
+    return {
+        "cell": cell.name,
+        "world_size": cell.run.header.world_size,
+        "failure": cell.failure,
+        "warnings": list(warnings(cell)),
+        "strategies": [row(entry) for entry in cell.entries],
+    }

@@ -1,0 +1,134 @@
+"""From a folder of cells to the page of an ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from strobe.perf.report.ablation_page import tables
+from strobe.perf.report.ablation_page.cells import CellRun, measured, read_cells
+from strobe.perf.report.ablation_page.effort import SCALE
+from strobe.perf.report.ablation_page.front import RULE, Point, advise
+from strobe.perf.report.ablation_page.plan import Plan, read_plan
+from strobe.perf.report.log_page.build import log_banners, log_sections, speedups
+from strobe.perf.report.log_page.decide import decide
+from strobe.perf.report.log_page.entries import METRIC, read_entries
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Axis,
+    Block,
+    Column,
+    Count,
+    Fact,
+    Figure,
+    Mark,
+    Notes,
+    Number,
+    Paragraph,
+    Plane,
+    Report,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+
+
+def ablation_report(folder: Path) -> Report:
+    """Build the page of an ablation.
+
+    Raises:
+        DataError: the folder holds no plan, or nothing of it was measured.
+    """
+    plan = read_plan(folder)
+    cells = read_cells(folder, plan)
+    places = [cell.entry.run.folder for cell in cells if cell.entry is not None]
+    entries = read_entries(places)
+    decided = [(entry, decide(entry, entries)) for entry in entries]
+    left = len(plan.cells) - len(cells)
+    sections = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=tuple(speedups(entries)),
+        title=f"Ablation of {plan.base}",
+        subtitle=f"{len(cells)} cells on {entries[0].run.header.machine.device_name}, {plan.request.get('model', '')}",
+        facts=(
+            Fact("base", Text(plan.base)),
+            Fact("cells", Count(len(cells))),
+            Fact("without numbers", Count(sum(bool(cell.reason) for cell in cells))),
+            Fact("not yet measured", Count(left)),
+        ),
+        banners=log_banners(entries, folder),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _points(cells: Sequence[CellRun], plan: Plan) -> tuple[Point, ...]:
+    """The base and every setting whose speed and quality were measured in the same clip as the base's own."""
+    found: dict[str, Point] = {}
+    for cell in measured(cells):
+        entry, base = cell.entry, cell.base
+        if cell.planned.kind == "leave-one-out" or {"batch", "switch_at"} & set(cell.planned.changes) or entry is None:
+            continue
+        if base is not None and base.score is not None:
+            found.setdefault(plan.base, Point(label=plan.base, speed=1.0, score=base.score))
+        if entry.speed is not None and entry.score is not None:
+            label = ", ".join(f"{name}={value}" for name, value in cell.planned.changes.items())
+            found[label] = Point(label=label, speed=entry.speed, score=entry.score)
+    return tuple(found.values())
+
+
+def _front(cells: Sequence[CellRun], plan: Plan) -> Section:
+    points = _points(cells, plan)
+    advice = advise(points)
+    if not advice or len(points) < 2:
+        text = "No recommendation: quality was measured of fewer than two settings of one clip; there is nothing to weigh."
+        return Section("sweet-spot", "Sweet spot", "", (Paragraph(text),))
+    blocks: list[Block] = [tables.advice_table(advice)]
+    drawn = [point for point in points if point.score != float("inf")]
+    if len(drawn) >= 2:
+        marks = tuple(Mark(point.speed, point.score, number, point.label) for number, point in enumerate(drawn))
+        rows = tuple(Row((Text(point.label), Number(point.speed, 3, "x"), Number(point.score, 2))) for point in drawn)
+        head = (Column("setting"), Column("speedup", numeric=True), Column(f"{METRIC} (dB)", numeric=True))
+        plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), marks)
+        title = f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up."
+        blocks.append(Figure(title, "One point per setting; the table says the same.", plane, Table("The points.", head, rows)))
+    notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
+    return Section("sweet-spot", "Sweet spot", "", (*blocks, Notes(notes)))
+
+
+def _factors(cells: Sequence[CellRun], plan: Plan) -> Iterator[Section]:
+    shown = sorted((cell for cell in cells if cell.planned.kind in ("setting", "product")), key=_order(plan))
+    for factor, group in groupby(shown, key=lambda cell: cell.planned.factor):
+        own = tuple(group)
+        yield Section(f"factor-{factor.replace(', ', '-')}", f"Factor: {factor}", "", (tables.factor_table(factor, own, plan),))
+    base = next((cell.base for cell in cells if cell.planned.kind != "workload" and cell.base is not None), None)
+    batches = [cell for cell in cells if cell.planned.kind == "workload" and cell.planned.factor == "batch"]
+    if batches:
+        yield Section("factor-batch", "Factor: batch", "", (tables.batch_table(batches, base),))
+    switches = [cell for cell in cells if cell.planned.kind == "workload" and cell.planned.factor == "switch_at"]
+    if switches:
+        yield Section("factor-switch", "Factor: switch_at", "", (tables.switch_table(switches),))
+
+
+def _order(plan: Plan) -> Callable[[CellRun], int]:
+    names = list(dict.fromkeys(cell.factor for cell in plan.cells))
+    return lambda cell: names.index(cell.planned.factor)
+
+
+def _without(cells: Sequence[CellRun], plan: Plan) -> Section | None:
+    own = [cell for cell in cells if cell.planned.kind == "leave-one-out"]
+    return Section("leave-one-out", "Leave one out", "", (tables.without_table(own, plan),)) if own else None
+
+
+def _plan(cells: Sequence[CellRun]) -> Section | None:
+    own = [cell for cell in cells if cell.planned.kind in ("setting", "leave-one-out")]
+    if not own:
+        return None
+    notes = (
+        "Gain: share of the time end to end that the change saves; of an optimisation that the base has, what it saves now. "
+        "Ranked where the interval proves it.",
+        f"Effort is declared, not measured. {SCALE}",
+    )
+    return Section("plan", "Optimisation plan", "", (tables.plan_table(own), Notes(notes)))

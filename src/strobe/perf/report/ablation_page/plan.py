@@ -1,0 +1,76 @@
+"""What an ablation was asked for, for who measures it and who reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from strobe.core.errors import DataError
+
+PLAN: Final = "plan.json"
+CELLS: Final = "cells"
+"""Folder of the cells' run folders in that of the ablation."""
+
+Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
+"""The base alone; one setting changed; the clip or the batch changed; one optimisation off; several things changed."""
+
+
+class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    Args:
+        name: of its folder.
+        kind: what it changes.
+        changes: value by factor, as text.
+        refused: why it cannot be measured at all; empty if it can.
+    """
+
+    name: str
+    kind: Kind
+    changes: dict[str, str]
+    refused: str = ""
+
+    @property
+    def factor(self) -> str:
+        """What is changed, in words."""
+        return ", ".join(self.changes)
+
+    @property
+    def value(self) -> str:
+        """To what."""
+        return ", ".join(self.changes.values())
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An ablation.
+
+    Args:
+        base: the preset that everything is held against.
+        request: what must agree between all cells, as text.
+        values: value of the base by factor, as text.
+        idle: optimisations that the base has and that do nothing here, and why.
+        cells: in order.
+    """
+
+    base: str
+    request: dict[str, str]
+    values: dict[str, str]
+    idle: dict[str, str]
+    cells: tuple[PlannedCell, ...]
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan of an ablation's folder.
+
+    Raises:
+        DataError: it holds none.
+    """
+    file = folder / PLAN
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Plan)
+    except OSError as error:
+        raise DataError(f"no ablation at {folder}: {file.name}: {error.strerror}; `strobe ablate` makes one") from error
+    except msgspec.DecodeError as error:
+        raise DataError(f"{file} is not the plan of an ablation: {error}") from error

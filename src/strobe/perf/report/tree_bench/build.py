@@ -1,0 +1,101 @@
+"""From a folder of cells to one `Report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Column, Count, Fact, Number, Report, Row, Section, Table, Text
+from strobe.perf.report.sections.settings import settings_section
+from strobe.perf.report.study import load_study
+from strobe.perf.report.tree_bench.cells import CellRun, read_cells
+from strobe.perf.report.tree_bench.guide import guide_table
+from strobe.perf.report.tree_bench.names import DELAY, FREE, LINK, SERIALISED
+from strobe.perf.report.tree_bench.scaling_page import scaling_sections
+from strobe.perf.report.tree_bench.tables import (
+    absent_table,
+    collective_table,
+    part_figures,
+    parts_table,
+    speed_table,
+    verdict_table,
+)
+from strobe.perf.report.tree_bench.verdicts import warnings
+
+_LEAD = (
+    "All strategies compute the same call on the same ranks, each rank with its own run of the keys. Every rank's result was "
+    "held against float64 before any number was taken. Calls begin when all ranks are there and count by the slowest rank; "
+    "strategies take turns in palindromes, so that ratios hold within one cell."
+)
+
+
+def tree_report(folder: Path, *, scaling: bool = False) -> Report:
+    """Build the page of a run.
+
+    Args:
+        scaling: scaling first, and the cells after it.
+
+    Raises:
+        DataError: the folder holds no cells.
+    """
+    cells = read_cells(folder)
+    first = cells[0].run.header
+    sections = [*(scaling_sections(cells) if scaling else ()), *(_cell(cell) for cell in cells)]
+    environment = settings_section(load_study([cells[0].run.folder], into=folder))
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title="Tree attention: scaling" if scaling else "Tree attention: strategies side by side",
+        subtitle=f"{len(cells)} cells on {first.machine.device_name}, torch {first.machine.torch}",
+        facts=(
+            Fact("cells", Count(len(cells))),
+            Fact("ranks", Text(", ".join(str(each) for each in sorted({cell.run.header.world_size for cell in cells})))),
+            Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
+        ),
+        banners=tuple(_banners(cells)),
+        sections=(*sections, environment),
+    )
+
+
+def _banners(cells: Sequence[CellRun]) -> list[Banner]:
+    found = []
+    failed = tuple(f"{cell.name}: {cell.failure}" for cell in cells if cell.failure)
+    red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.reason.startswith("red"))
+    held = tuple(f"{cell.name}: {cell.words(DELAY)}" for cell in cells if cell.words(DELAY))
+    if failed or red:
+        found.append(Banner("stop", "Some of it has no numbers.", (*failed, *red)))
+    if held:
+        found.append(Banner("stop", "A rank was held back on purpose: these are not times of the code.", held))
+    doubts = tuple(f"{cell.name}: {text}" for cell in cells for text in warnings(cell))
+    if doubts:
+        found.append(Banner("caution", "Before you read the numbers.", doubts))
+    return found
+
+
+def _cell(cell: CellRun) -> Section:
+    title = cell.name
+    if not cell.measured:
+        absent = absent_table(cell)
+        return Section(_id(title), title, f"No numbers: {cell.failure or 'no strategy passed'}.", (absent,) if absent else ())
+    tables = (
+        speed_table(cell), verdict_table(cell), parts_table(cell), collective_table(cell),
+        guide_table(cell, FREE), guide_table(cell, SERIALISED), absent_table(cell), _links(cell),
+    )  # fmt: skip
+    blocks: list[Block] = [table for table in tables if table is not None]
+    return Section(_id(title), title, _LEAD, (*blocks, *part_figures(cell)))
+
+
+def _id(title: str) -> str:
+    return title.replace(".", "-").replace("_", "-")
+
+
+def _links(cell: CellRun) -> Table | None:
+    """What the plan was made with."""
+    rows = []
+    for line in cell.machine:
+        if line.metric.startswith(LINK) and line.value is not None:
+            name = line.metric.removeprefix(LINK)
+            scale, unit = (1e6, "us") if name.endswith("alpha_s") else (1e-9, "GFLOP/s" if name.startswith("flops") else "GB/s")
+            rows.append(Row((Text(name.removesuffix("_s").replace("_", " ")), Number(line.value * scale, 2, unit))))
+    columns = (Column("of these ranks"), Column("measured", numeric=True))
+    return Table(f"{cell.name}: links and roofs.", columns, tuple(rows), collapsed=True) if rows else None

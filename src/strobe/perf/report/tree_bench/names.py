@@ -1,0 +1,37 @@
+"""What the tree benchmark calls things in its records."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CELLS: Final = "cells"
+CALL: Final = "tree_call"
+"""One call: of the slowest rank; followed by `/rankN`, of one rank."""
+FREE: Final = "free-running"
+SERIALISED: Final = "serialised"
+"""A call taken apart: `MODE/REGION/rankN`, where `MODE/tree_call/rankN` is all of it."""
+LOCAL: Final = "tree_local"
+MERGE: Final = "tree_merge"
+MESSAGE: Final = "tree_message:"
+WAIT: Final = "tree_wait:"
+MEETING: Final = "tree_meeting"
+GUIDE: Final = "guide"
+"""Variant of the guide's blocks; spans are `MODE/BLOCK/rankN`."""
+TOTAL: Final = "total_tree_attn"
+
+ERROR: Final = "error"
+LSE_ERROR: Final = "lse_error"
+PREDICTED: Final = "predicted"
+LOCAL_PREDICTED: Final = "predicted_local"
+HIDDEN_PREDICTED: Final = "predicted_hidden"
+SENT: Final = "sent"
+"""One predicted collective: `sent:N`, bytes; `alpha:N` and `beta:N`, ns of latency and of bandwidth; the definition names it."""
+ALPHA: Final = "alpha"
+BETA: Final = "beta"
+WHAT_IF: Final = "what_if:"
+LINK: Final = "link:"
+CHOICE: Final = "auto_choice"
+FOREIGN: Final = "foreign_load"
+DELAY: Final = "delay"
+MACHINE: Final = "machine"
+"""Variant of what belongs to no contestant."""

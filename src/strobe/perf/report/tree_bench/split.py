@@ -1,0 +1,185 @@
+"""Calls taken apart: what each collective was (wait or transfer), what of it was exposed, and who came last. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from strobe.perf.report.tree_bench.names import LOCAL, MEETING, MERGE, MESSAGE, WAIT
+
+Stretch = tuple[int, int]
+"""Half-open `[start, stop)`, ns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """One marked region of a call on a rank, from the call's start."""
+
+    name: str
+    start_ns: int
+    value_ns: int
+
+    @property
+    def stretch(self) -> Stretch:
+        """When it was."""
+        return self.start_ns, self.start_ns + self.value_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankCall:
+    """One call on one rank."""
+
+    total_ns: int
+    regions: tuple[Region, ...]
+
+    def of(self, *starts: str) -> tuple[Region, ...]:
+        """Regions whose name starts with one of these."""
+        return tuple(region for region in self.regions if region.name.startswith(starts))
+
+
+def covered_ns(stretches: Iterable[Stretch]) -> int:
+    """Length of the union of intervals."""
+    total, reached = 0, None
+    for start, stop in sorted(stretches):
+        begin = start if reached is None else max(start, reached)
+        if stop > begin:
+            total += stop - begin
+            reached = stop
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One collective of one call on all ranks.
+
+    Args:
+        kind: `agreement`, `gather`, `exchange` or `reduce`.
+        transfer_ns: the shortest time that a rank was held up by it: the last to come waits for nobody.
+        waits_ns: of each rank, how much longer it was held up than that.
+        last: the rank that waited least.
+    """
+
+    kind: str
+    transfer_ns: int
+    waits_ns: tuple[int, ...]
+    last: int
+
+
+def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
+    """The collectives of one call, in order. No clock is compared: a rank's own durations are enough where all wait for all.
+
+    A collective that runs beside something else holds a rank up only in its last part (`tree_wait:`).
+    """
+    held = [[(region.name.removeprefix(MESSAGE), own) for region, own in _held(call)] for call in ranks]
+    found = []
+    for each in zip(*held, strict=False):
+        durations = [own for _, own in each]
+        transfer = min(durations)
+        waits = tuple(own - transfer for own in durations)
+        found.append(Instance(kind=each[0][0], transfer_ns=transfer, waits_ns=waits, last=durations.index(transfer)))
+    return tuple(found)
+
+
+def _held(call: RankCall) -> list[tuple[Region, int]]:
+    """Each message and how long it held this rank up."""
+    waits = list(call.of(WAIT))
+    found = []
+    for message in call.of(MESSAGE):
+        name, (start, stop) = WAIT + message.name.removeprefix(MESSAGE), message.stretch
+        own = next((each for each in waits if each.name == name and start <= each.start_ns <= stop), None)
+        if own is not None:
+            waits.remove(own)
+        found.append((message, message.value_ns if own is None else own.value_ns))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Where the time of a call went, mean over the ranks, ns; the parts add up to the whole.
+
+    Args:
+        total: of the call.
+        local: attention.
+        merge: partial results put together.
+        wait: for other ranks, of exposed communication.
+        transfer: the rest of exposed communication.
+        host: neither: checks, packing, launching.
+        hidden: communication beside attention, no part of the sum.
+    """
+
+    total: float
+    local: float
+    merge: float
+    wait: float
+    transfer: float
+    host: float
+    hidden: float
+
+
+def parts(ranks: Sequence[RankCall]) -> Parts:
+    """Take one call apart.
+
+    Exposed communication of a rank is `|union(messages, work)| - |union(work)|`; of that, the wait is at most what its
+    collectives waited.
+    """
+    found = instances(ranks)
+    rows = []
+    for rank, call in enumerate(ranks):
+        local = covered_ns(region.stretch for region in call.of(LOCAL))
+        work = [region.stretch for region in call.of(LOCAL, MERGE)]
+        messages = [region.stretch for region in call.of(MESSAGE, MEETING)]
+        busy, both, comm = covered_ns(work), covered_ns(work + messages), covered_ns(messages)
+        exposed = both - busy
+        wait = min(exposed, sum(each.waits_ns[rank] for each in found) + sum(each.value_ns for each in call.of(MEETING)))
+        rows.append((call.total_ns, local, busy - local, wait, exposed - wait, max(0, call.total_ns - both), comm - exposed))
+    total, local_, merge, wait_, transfer, host, hidden = (statistics.fmean(column) for column in zip(*rows, strict=True))
+    return Parts(total=total, local=local_, merge=merge, wait=wait_, transfer=transfer, host=host, hidden=hidden)
+
+
+def typical(calls: Sequence[Parts]) -> Parts:
+    """The mean over the half of the calls around the median: parts still add up, and a rare hiccup is not in them."""
+    ranked = sorted(calls, key=lambda each: each.total)
+    quarter = len(ranked) // 4
+    middle = ranked[quarter : len(ranked) - quarter]
+    fields = ("total", "local", "merge", "wait", "transfer", "host", "hidden")
+    return Parts(**{name: statistics.fmean(getattr(each, name) for each in middle) for name in fields})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective of a strategy over all calls.
+
+    Args:
+        place: among those of a call, from 0.
+        transfer_ns: median.
+        waits_ns: median of each rank.
+        last: the rank that was last most often.
+        last_share: in which share of the calls.
+    """
+
+    place: int
+    kind: str
+    transfer_ns: float
+    waits_ns: tuple[float, ...]
+    last: int
+    last_share: float
+
+
+def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[Collective, ...]:
+    """Every collective of a strategy, from calls of all ranks."""
+    found = []
+    for place, each in enumerate(zip(*(instances(ranks) for ranks in calls), strict=False)):
+        last, count = Counter(instance.last for instance in each).most_common(1)[0]
+        found.append(
+            Collective(
+                place=place,
+                kind=each[0].kind,
+                transfer_ns=statistics.median(instance.transfer_ns for instance in each),
+                waits_ns=tuple(statistics.median(waits) for waits in zip(*(instance.waits_ns for instance in each), strict=True)),
+                last=last,
+                last_share=count / len(each),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,154 @@
+"""Corners of the two front doors of sparse attention that once gave a wrong result, or an error nobody could read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.explain import explain
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.coarse import Forced
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+
+GRID = (3, 5, 6)
+
+
+def draw(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(*shape, generator=generator) for _ in range(3))
+    return q, k, v
+
+
+def video(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> VideoAttentionOutput:
+    return video_sparse_attention(q, k, v, **{"grid": GRID, "topk": 2} | options)
+
+
+def all_seen(batch: int, heads: int, blocks: int) -> BlockSelection:
+    return BlockSelection.from_mask(torch.ones(batch, heads, blocks, blocks, dtype=torch.bool), block=64)
+
+
+def test_no_queries_have_no_lse() -> None:
+    q, k, v = torch.randn(2, 0, 1, 8), *(torch.randn(2, 4, 1, 8) for _ in range(2))
+    found = dense_attention(q, k, v, return_lse=True)
+    assert found.lse is not None and found.out.shape == q.shape and found.lse.shape == (2, 1, 0)
+
+
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    q, k, v = draw(0, 64, 2, 16)
+    assert block_sparse_attention(q, k, v, all_seen(0, 2, 1), return_lse=True).out.shape == q.shape
+    q, k, v = draw(0, 90, 2, 16)
+    assert video(q, k, v).out.shape == q.shape
+
+
+def test_angles_alone_may_need_a_gradient() -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    angles = torch.rand(90, 8, requires_grad=True)
+    found = {}
+    for impl in ("cpu", "reference"):
+        out = video(q, k, v, rope=(angles.cos(), angles.sin()), impl=impl).out
+        (found[impl],) = torch.autograd.grad(out.square().sum(), angles)
+    torch.testing.assert_close(found["cpu"], found["reference"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("operator", [dense_attention, lambda q, k, v: block_sparse_attention(q, k, v, all_seen(1, 2, 1))])
+def test_integers_are_refused(operator: Any) -> None:
+    q = torch.ones(1, 64, 2, 16, dtype=torch.int32)
+    with pytest.raises(ShapeError, match=r"q: got torch.int32, expected a floating-point dtype"):
+        operator(q, q, q)
+
+
+def test_a_scale_is_its_value_not_its_tensor() -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    scale = torch.tensor(0.1)
+    before = video(q, k, v, softmax_scale=scale).out
+    scale.fill_(3.0)
+    after = video(q, k, v, softmax_scale=scale).out
+    assert not torch.equal(before, after) and torch.equal(after, video(q, k, v, softmax_scale=3.0).out)
+
+
+def test_inference_first_then_training() -> None:
+    q, k, v = draw(1, 3 * 7 * 5, 2, 16)
+    with torch.inference_mode():
+        video(q, k, v, grid=(3, 7, 5))
+        tile_layout((2, 7, 5), (4, 4, 4)).to_tiles(q[:, :70])
+    q.requires_grad_()
+    video(q, k, v, grid=(3, 7, 5)).out.sum().backward()
+    tile_layout((2, 7, 5), (4, 4, 4)).to_tiles(q[:, :70]).sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_fake_tensors_first_then_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = video(*(torch.empty(1, 3 * 4 * 9, 2, 16) for _ in range(3)), grid=(3, 4, 9)).out
+    assert fake.shape == (1, 108, 2, 16)
+    assert type(video(*draw(1, 108, 2, 16), grid=(3, 4, 9)).out) is Tensor
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_autocast_changes_nothing(impl: str) -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    expected = video(q, k, v, impl=impl, coarse=True, return_lse=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = video(q, k, v, impl=impl, coarse=True, return_lse=True)
+    assert found.out.dtype == torch.float32 and torch.equal(found.out, expected.out)
+    assert torch.equal(found.selection.indices, expected.selection.indices)
+
+
+def test_a_default_dtype_of_16_bit_leaves_the_probe_inside() -> None:
+    q, k, v = draw(1, 8 * 16 * 18, 1, 8)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        recall = video(q, k, v, grid=(8, 16, 18), probe=7).recall
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recall is not None and recall.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"probe": -1}, ConfigError, "probe: got -1"),
+        ({"gate": torch.ones(1, 90, 2, 16, dtype=torch.int64)}, ShapeError, "gate: got torch.int64"),
+        ({"rope": (torch.ones(90, 8),)}, ShapeError, "rope: got 1 tables for 16 channels"),
+        ({"rope": (torch.ones(90, 8, device="meta"),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on meta"),
+        ({"rope": (torch.ones(90, 8),) * 2, "kv_grid": (1, 9, 10)}, ConfigError, "rope: needs q and k of one grid"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        video(*draw(1, 90, 2, 16), **options)
+
+
+def test_deterministic_algorithms_are_asked_for() -> None:
+    q, k, v = draw(1, 64, 2, 16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ImplUnavailableError):
+            block_sparse_attention(q, k, v, all_seen(1, 2, 1), impl="cudnn")
+        assert explain(q, k, v, all_seen(1, 2, 1), softmax_scale=-1.0).impl.name == "cpu"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}])
+def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, Any], grad: bool) -> None:
+    q, k, v = (tensor.requires_grad_(grad) for tensor in draw(1, 90, 2, 16))
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return video(q, k, v, **options).out
+
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v)
+    torch.testing.assert_close(found, call(q, k, v))
+    if grad:
+        found.square().sum().backward()
+        assert q.grad is not None and q.grad.isfinite().all()

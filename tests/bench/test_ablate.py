@@ -1,0 +1,196 @@
+"""Factors, cells, the run of them, and the page that is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from strobe.bench.case import Plan
+from strobe.bench.cases.ablate import cells as planned
+from strobe.bench.cases.ablate import run as ablate_run
+from strobe.bench.cases.ablate.factors import Setup, changed, parse_factors, value_of
+from strobe.bench.cases.ablate.run import Job, job, run_cells
+from strobe.bench.cases.stream import Script
+from strobe.core.errors import ConfigError, DataError
+from strobe.engine.load import Model
+from strobe.engine.presets import preset
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.perf.records.store import read_run
+from strobe.perf.report.ablation_page.build import ablation_report
+from strobe.perf.report.ablation_page.front import Point, advise, front
+from strobe.perf.report.markdown import render_markdown
+
+BASE = Setup(config=preset("balanced"))
+CPU = torch.device("cpu")
+
+
+def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
+    script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
+    return job(BASE, script, model, "cpu", Plan(palindromes=rounds, traced_blocks=traced), 1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["windw=6"], "did you mean 'window'"),
+        (["window"], "write NAME=VALUE"),
+        (["window=6,"], "write NAME=VALUE"),
+        (["window=6", "window=8"], "given twice"),
+    ],
+)
+def test_a_factor_that_is_none_is_refused(texts: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_factors(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("window=six", "whole number"),
+        ("window=4", "smallest window with sink 3: 6"),
+        ("steps=5", "give 1 to 4"),
+        ("batch=0", "1 or more"),
+        ("ring_cache=maybe", "on or off"),
+        ("positions=relativ", "absolute, rebased"),
+        ("preset=turbbo", "did you mean 'turbo'"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(tiny: Model, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        list(planned.one_at_a_time(BASE, parse_factors([text]), tiny.defaults))
+
+
+def test_steps_are_those_of_the_presets(tiny: Model) -> None:
+    found = {count: changed(BASE, {"steps": count}, tiny.defaults).config.timesteps for count in "1234"}
+    assert found == {"1": (1000,), "2": (1000, 250), "3": (1000, 500, 250), "4": (1000, 750, 500, 250)}
+
+
+def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
+    found = list(planned.one_at_a_time(BASE, parse_factors(["window=6,12", "batch=1,2", "syncs=off,on"]), tiny.defaults))
+    assert [cell.planned.name for cell in found] == ["window-6", "batch-2", "syncs-on"]
+    assert [cell.planned.kind for cell in found] == ["setting", "workload", "setting"]
+    window, batch, syncs = found
+    assert window.candidate is not None and value_of(window.candidate, "window", tiny.defaults) == "6"
+    assert (batch.candidate, batch.base.batch) == (None, 2)
+    assert planned.waiting(syncs) == {"syncs-on"} and not planned.waiting(window)
+
+
+def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:
+    found = list(planned.products(BASE, parse_factors(["window=12,3", "sink=3,0"]), tiny.defaults))
+    names = {cell.planned.name: cell.planned.refused for cell in found}
+    assert list(names) == ["sink-0", "window-3", "window-3+sink-0"]
+    assert "smallest window" in names["window-3"]
+    assert not names["window-3+sink-0"]
+    with pytest.raises(ConfigError, match="whole number"):
+        list(planned.products(BASE, parse_factors(["window=6,x", "sink=0,1"]), tiny.defaults))
+
+
+def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
+    found = list(planned.leave_one_out(BASE, tiny.defaults, CPU))
+    off = [cell.planned.factor for cell in found]
+    assert {"ring_cache", "rope_table", "modulation_table", "text_once", "block_decode", "commit_kv_only", "fused_qkv"} <= {*off}
+    assert len({*off}) == len(off) and not {"compile", "merge_lora"} & {*off}
+    for cell in found:
+        assert cell.candidate is not None
+        assert value_of(cell.candidate, cell.planned.factor, tiny.defaults) == "off"
+
+
+def test_an_optimisation_that_others_need_is_a_cell_with_the_reason(tiny: Model) -> None:
+    found = {cell.planned.factor: cell for cell in planned.leave_one_out(Setup(config=preset("sparse")), tiny.defaults, CPU)}
+    assert "needs knob ring_cache" in found["ring_cache"].planned.refused
+    assert not found["rope_table"].planned.refused
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
+    """Six cells, one of which cannot be."""
+    root = tmp_path_factory.mktemp("ablation")
+    factors = parse_factors(["window=6", "batch=2", "switch_at=2"])
+    some = planned.one_at_a_time(BASE, factors, tiny.defaults)
+    refused = planned.products(BASE, parse_factors(["window=3", "sink=3"]), tiny.defaults)
+    outcome = run_cells([*some, *refused], work(tiny), root, lambda *step: None)
+    assert outcome.measured == ("window-6", "batch-2", "switch_at-2")
+    assert [line.partition(":")[0] for line in outcome.failed] == ["window-3"]
+    left_out = next(planned.leave_one_out(BASE, tiny.defaults, CPU))
+    assert run_cells([left_out], work(tiny, traced=1), root, lambda *step: None).measured == ("without-ring_cache",)
+    return root
+
+
+def test_a_cell_records_what_it_changed(folder: Path) -> None:
+    window, batch, switch = (read_run(folder / "cells" / name) for name in ("window-6", "batch-2", "switch_at-2"))
+    assert (window.variant("balanced").window, window.variant("window-6").window) == (12, 6)
+    assert all(each.cold_start_ns is not None and each.text_encoder_bytes for each in window.variants)
+    assert batch.header.workload is not None and batch.header.workload.batch == 2
+    assert batch.header.order == ("balanced",) and not batch.variant("balanced").costs
+    assert switch.header.workload is not None
+    assert [prompt.frame_block for prompt in switch.header.workload.prompts] == [0, 2]
+
+
+def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablate_run, "run_case", lambda *args, **more: pytest.fail("measured again"))
+    cells = list(planned.one_at_a_time(BASE, parse_factors(["window=6"]), tiny.defaults))
+    assert run_cells(cells, work(tiny), folder, lambda *step: None).kept == ("window-6",)
+    with pytest.raises(ConfigError, match="another rounds"):
+        run_cells(cells, work(tiny, rounds=3), folder, lambda *step: None)
+
+
+def test_the_page_has_every_part(folder: Path) -> None:
+    page = render_markdown(ablation_report(folder))
+    for words in ("Factor: window", "Factor: batch", "Factor: switch", "Leave one out", "Optimisation plan", "Sweet spot"):
+        assert words in page
+    assert "smallest window" in page  # the cell that could not be
+    assert "compile is asked for and does nothing here" in page
+    (table,) = (part for part in page.split("**Leave one out.**")[1:])
+    (row,) = (line for line in table.splitlines() if line.startswith("| ring"))
+    assert row.count("|") == 7 and ("frame block |" in row or "denoise step |" in row or "section |" in row), row
+
+
+def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Session.stream
+
+    def failing(self: Session, *args: object, **more: object) -> object:
+        if self.config.policy.window == 9:
+            raise RuntimeError("capture is not allowed")
+        return stream(self, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "stream", failing)
+    cells = list(planned.one_at_a_time(BASE, parse_factors(["window=9,6"]), tiny.defaults))
+    outcome = run_cells(cells, work(tiny), tmp_path, lambda *step: None)
+    assert outcome.measured == ("window-6",)
+    (line,) = outcome.failed
+    assert line == "window-9: window-9: RuntimeError: capture is not allowed"  # cell, then side
+    run = read_run(tmp_path / "cells" / "window-9")
+    assert run.end is not None and run.end.status == "failed"
+    assert run.variant("window-9").window == 9  # what it would have run
+    page = render_markdown(ablation_report(tmp_path))
+    assert "capture is not allowed" in page
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no ablation at"):
+        ablation_report(tmp_path)
+
+
+def test_the_front_and_its_sweet_spot() -> None:
+    inf = float("inf")
+    points = [
+        Point(label="base", speed=1.0, score=inf),
+        Point(label="slower and worse", speed=0.9, score=30.0),
+        Point(label="the same again", speed=1.0, score=inf),
+        Point(label="good", speed=1.8, score=50.0),
+        Point(label="beaten", speed=1.7, score=40.0),
+        Point(label="fastest", speed=2.0, score=15.0),
+    ]
+    assert [point.label for point in front(points)] == ["fastest", "good", "base"]
+    advice = {each.point.label: each for each in advise(points)}
+    assert [label for label, each in advice.items() if each.sweet] == ["good"]
+    assert advice["fastest"].when == "where speed counts above all: 45.0 dB below the best of the front"
+    assert advice["base"].when == "where no loss is allowed: the fastest of the front is 100 % faster"
+    (only,) = advise(points[:1])
+    assert only.sweet and only.when.startswith("always")
+    two = advise([points[0], points[-1]])
+    assert [each.point.label for each in two if each.sweet] == ["base"]  # equally near: the better one
+    assert advise([]) == ()

@@ -1,0 +1,123 @@
+"""Cells as processes of this machine: what they say, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from strobe.bench.executor import Cell, LocalExecutor, Resources
+from strobe.bench.executor.processes import MARK, alive
+from strobe.core.errors import ConfigError
+
+PARALLEL = Resources(exclusive=False)
+ORPHANS = """
+import subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+for new in (False, True):
+    child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=new)
+    child.stdout.readline()
+print("ready", flush=True)
+"""
+
+
+def python(program: str, *, timeout_s: float = 20.0, **env: str) -> Cell:
+    return Cell(argv=(sys.executable, "-c", program), env=env, timeout_s=timeout_s)
+
+
+def test_a_cell_says_what_it_printed_and_how_it_ended() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    cell = python("import os, sys; print(os.environ['HERE']); print('why', file=sys.stderr); sys.exit(3)", HERE="there")
+    handle = executor.submit(cell)
+    found = executor.wait(handle)
+    assert (found.status, found.code, found.stdout, found.stderr, found.swept) == ("failed", 3, "there\n", "why\n", 0)
+    assert executor.wait(handle) is found and executor.cancel(handle) is found
+    assert executor.wait(executor.submit(python("pass"))).status == "done"
+    killed = executor.wait(executor.submit(python("import os; os.kill(os.getpid(), 9)")))
+    assert (killed.status, killed.code) == ("failed", -9)
+
+
+def test_only_the_end_of_much_output_is_kept_and_none_of_it_blocks() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    found = executor.wait(executor.submit(python("print('x' * 300_000 + 'end')")))
+    assert found.status == "done" and len(found.stdout) == 65_536 and found.stdout.endswith("end\n")
+
+
+def test_a_timeout_ends_processes_that_left_the_session_and_do_not_listen() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    handle = executor.submit(python(ORPHANS + "time.sleep(100)", timeout_s=1.5))
+    found = executor.wait(handle)
+    assert found.status == "timeout" and 1.5 <= found.wall_s < 3 and found.swept == 3 and found.stdout == "ready\n"
+    assert alive(handle.mark) == []
+
+
+def test_orphans_of_a_cell_that_ended_by_itself_are_swept() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    handle = executor.submit(python(ORPHANS))
+    found = executor.wait(handle)
+    assert found.status == "done" and found.swept == 2 and alive(handle.mark) == []
+
+
+def test_cancel_ends_a_stopped_cell_now() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    handle = executor.submit(python("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"))
+    time.sleep(0.3)
+    start = time.monotonic()
+    assert executor.cancel(handle).status == "cancelled" and time.monotonic() - start < 2.5
+    assert alive(handle.mark) == []
+
+
+def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    file = tmp_path / "mark"
+    program = f"""
+import sys, pathlib, time
+from strobe.bench.executor import Cell, LocalExecutor
+handle = LocalExecutor().submit(Cell(argv=(sys.executable, "-c", "import time; time.sleep(100)"), timeout_s=100))
+pathlib.Path({str(file)!r}).write_text(handle.mark)
+time.sleep(100)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + 10
+    while not (file.exists() and (mark := file.read_text()) and alive(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(alive(mark)) == 1
+    os.kill(starter.pid, signal.SIGKILL)
+    starter.wait()
+    while alive(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive(mark) == []
+
+
+def test_a_cell_that_takes_times_runs_alone() -> None:
+    executor = LocalExecutor(grace_s=0.3)
+    handle = executor.submit(python("import time; time.sleep(100)"))
+    with pytest.raises(ConfigError, match="runs alone"):
+        executor.submit(Cell(argv=("true",), timeout_s=1, resources=PARALLEL))
+    executor.cancel(handle)
+    both = [executor.submit(Cell(argv=("true",), timeout_s=5, resources=PARALLEL)) for _ in range(2)]
+    assert [executor.wait(each).status for each in both] == ["done", "done"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a command"):
+        Cell(argv=(), timeout_s=1)
+    with pytest.raises(ConfigError, match="ask for fewer"):
+        LocalExecutor(grace_s=0.3).submit(Cell(argv=("true",), timeout_s=1, resources=Resources(cpus=10_000)))
+    with pytest.raises(ConfigError, match="expected 1 or more"):
+        Resources(cpus=0)
+    missing = LocalExecutor(grace_s=0.3)
+    found = missing.wait(missing.submit(Cell(argv=("no-such-command",), timeout_s=5)))
+    assert found.status == "failed" and found.code == 127 and "no-such-command" in found.stderr
+
+
+def test_the_digest_is_that_of_the_work() -> None:
+    cell = Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=1)
+    assert cell.digest == Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=9).digest
+    others = [Cell(argv=("a b",), env={"X": "1"}, timeout_s=1), Cell(argv=("a", "b"), env={"X": "2"}, timeout_s=1)]
+    assert len({cell.digest, *(other.digest for other in others)}) == 3
+    assert MARK not in cell.env

@@ -1,0 +1,218 @@
+"""Entries of recorded runs, the rule that keeps or drops them, and what `strobe log` measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from strobe.bench.cases.ablate.factors import Setup
+from strobe.bench.cases.log import FULL, QUICK, Length, log_cells, script
+from strobe.core.errors import ConfigError, DataError
+from strobe.engine.load import Model
+from strobe.engine.presets import preset
+from strobe.perf.records.environment import git_state
+from strobe.perf.records.record import (
+    Clip,
+    Clocks,
+    End,
+    Gate,
+    Header,
+    Knob,
+    Machine,
+    PromptAt,
+    Quality,
+    Record,
+    Span,
+    Variant,
+    Workload,
+)
+from strobe.perf.records.store import RunWriter
+from strobe.perf.report.log_page.build import log_report
+from strobe.perf.report.log_page.decide import decide
+from strobe.perf.report.log_page.entries import read_entries, run_folders
+from strobe.perf.report.markdown import render_markdown
+
+BLOCKS = 8
+MS = 1_000_000
+WORK = Workload(
+    prompts=(PromptAt(frame_block=0, text="red", mode="start"), PromptAt(frame_block=5, text="blue", mode="recache")),
+    seed=0, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=9 + 12 * (BLOCKS - 1),
+    height=32, width=32, fps=16,
+)  # fmt: skip
+
+
+def header(run: str, order: tuple[str, ...], device: str = "cpu") -> Header:
+    machine = Machine(
+        device=device, device_name="a device", gpu_count=0, gpu_memory_bytes=None, driver=None, cuda=None, torch="2", python="3",
+        os="os", cpu_name="cpu", cores=64, threads=1, memory_bytes=None, clocks=Clocks(source="none"),
+    )  # fmt: skip
+    return Header(
+        run=run, date=f"2026-01-01T00:00:{len(run):02}Z", strobe="0", git=git_state(Path("/")), argv=("strobe", "log"),
+        machine=machine, baseline=order[0], order=order, palindromes=2, workload=WORK,
+    )  # fmt: skip
+
+
+def clip(name: str, number: int, order: int, lap: int | None, block_ms: float, peak: int) -> list[Record]:
+    """A clip whose frame blocks all take as long, a switch twice that, three quarters of it in the transformer."""
+    spans: list[Record] = []
+    start = 0
+    for index in range(BLOCKS):
+        length = round(block_ms * MS * (2 if index == 5 else 1))
+        for what, share in (("denoise_step", 0.5), ("commit", 0.25)):
+            spans.append(
+                Span(variant=name, clip=number, order=order, palindrome=lap, name=what, index=0, start_ns=start,
+                     value_ns=round(length * share), clock="perf_counter", warmup=lap is None, parent=index)
+            )  # fmt: skip
+        spans.append(
+            Span(variant=name, clip=number, order=order, palindrome=lap, name="frame_block", index=index, start_ns=start,
+                 value_ns=length, clock="perf_counter", warmup=lap is None)
+        )  # fmt: skip
+        start += length
+    whole = Span(variant=name, clip=number, order=order, palindrome=lap, name="e2e", index=None, start_ns=0, value_ns=start,
+                 clock="perf_counter", warmup=lap is None)  # fmt: skip
+    end = Clip(variant=name, clip=number, order=order, palindrome=lap, phase="timed", num_spans=len(spans) + 1, peak_bytes=peak)
+    return [*spans, whole, end]
+
+
+def write(
+    folder: Path, candidate: str, times: tuple[float, float], *, exact: bool = False, psnr: float | None = None,
+    note: str = "", gpu_peaks: tuple[int, int] | None = None, cold: tuple[int, int] = (0, 0),
+) -> None:  # fmt: skip
+    """A run of `base` and a candidate with frame blocks of so many milliseconds; on a GPU if its peaks are given."""
+    device, peaks = ("cpu", (1 << 30, 1 << 30)) if gpu_peaks is None else ("cuda:0", gpu_peaks)
+    rule = "latents: relative error <= 1e-4" if exact else "latents finite"
+    names = ("base", candidate)
+    with RunWriter(folder) as writer:
+        writer.append(header(folder.name, names, device))
+        writer.append(Gate(variant=candidate, reference="base", rule=rule, passed=True, detail=""))
+        for number, name in enumerate(names):
+            writer.append(
+                Variant(name=name, preset=name, window=12 - 6 * number, steps=4, cold_start_ns=cold[number],
+                        knobs=(Knob(name="ring_cache", value="on", on=True),), text_encoder_bytes=1 << 29,
+                        text_encoder_on_device=device == "cpu")
+            )  # fmt: skip
+        order = 0
+        for lap in range(2):
+            for place, number in enumerate((0, 1, 1, 0)):
+                drift = 1 + 0.001 * lap  # or every interval would have no width
+                which = 2 * lap + (place > 1)
+                writer.append(*clip(names[number], which, order, lap, times[number] * (drift if number else 1), peaks[number]))
+                order += 1
+        for name, value in (("base", None), (candidate, psnr)):
+            writer.append(
+                Quality(variant=name, metric="psnr", value=value, unit="dB", reference="quality, float32, cpu", definition="d",
+                        n=0 if note else 1, better="higher", note=note)
+            )  # fmt: skip
+        writer.append(End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=1))
+
+
+def decisions(root: Path) -> dict[str, tuple[str, str]]:
+    entries = read_entries(run_folders([root]))
+    found = {entry.name: decide(entry, entries) for entry in entries}
+    return {name: (decision.word, decision.why) for name, decision in found.items()}
+
+
+def test_the_rule(tmp_path: Path) -> None:
+    write(tmp_path / "exact", "exact", (100, 80), exact=True, psnr=110.0)
+    write(tmp_path / "lossy", "lossy", (100, 50), psnr=25.0)
+    write(tmp_path / "beaten", "beaten", (100, 60), psnr=24.0)
+    write(tmp_path / "slower", "slower", (100, 120), psnr=30.0)
+    write(tmp_path / "same", "same", (100, 100.2), exact=True, psnr=110.0)
+    write(tmp_path / "unknown", "unknown", (100, 40), note="random weights")
+    found = decisions(tmp_path)
+    assert {name: word for name, (word, _) in found.items()} == {
+        "base": "Reference", "exact": "Keep", "lossy": "Keep", "beaten": "Drop", "slower": "Drop", "same": "Drop",
+        "unknown": "Open",
+    }  # fmt: skip
+    assert "lossy is at least as fast" in found["beaten"][1]
+    assert "random weights" in found["unknown"][1]
+    assert "slower than its reference" in found["slower"][1]
+
+
+def test_on_a_gpu_memory_alone_keeps_an_entry(tmp_path: Path) -> None:
+    write(tmp_path / "light", "light", (100, 120), psnr=30.0, gpu_peaks=(1000, 900))
+    write(tmp_path / "heavy", "heavy", (100, 120), psnr=30.0, gpu_peaks=(1000, 990))
+    found = decisions(tmp_path)
+    assert found["light"] == ("Keep", "for memory, 10 % below its reference; slower than its reference")
+    assert found["heavy"][0] == "Drop"
+
+
+def test_figures_of_an_entry(tmp_path: Path) -> None:
+    write(tmp_path / "run", "fast", (100, 50), exact=True, cold=(1000 * MS, 2000 * MS))
+    base, fast = read_entries(run_folders([tmp_path]))
+    assert (base.is_reference, fast.label) == (True, "2 fast")
+    assert not isinstance(fast.found, str) and fast.found.block is not None and fast.found.switch_block is not None
+    assert fast.found.block.mean_ns == pytest.approx(50.025 * MS)
+    assert fast.found.block.max_ns == pytest.approx(50.05 * MS)
+    assert (fast.found.switch_block.n, fast.found.switch_block.max_ns) == (4, pytest.approx(100.1 * MS))
+    assert fast.dit_fps == pytest.approx(12 / (0.75 * 0.050025))
+    assert fast.break_even == pytest.approx(1000 / (100 - 50.025))
+    assert [(each.setting, each.reference, each.own) for each in fast.differences] == [("window", "12", "6")]
+    assert base.break_even is None
+
+
+def test_the_page(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "run", "fast", (100, 50), psnr=25.0)
+    write(tmp_path / "b" / "again", "slow", (100, 120), psnr=30.0)
+    page = render_markdown(log_report(run_folders([tmp_path]), tmp_path))
+    assert "measured in 2 runs" in page  # one entry of the base, not two
+    assert "window: 6 instead of 12" in page
+    assert "quality, float32, cpu" in page and "25.00" in page
+    assert "0.500 GiB" in page  # 1 GiB as measured, less the text encoder
+    assert "p99 needs 459 samples" in page
+    assert page == render_markdown(log_report(run_folders([tmp_path]), tmp_path))
+
+
+def test_a_run_that_failed_is_an_entry(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header("run", ("base", "graphs")), Variant(name="graphs", preset="custom", window=12))
+        writer.append(End(status="failed", date="2026-01-01T00:01:00Z", wall_ns=1, message="graphs: RuntimeError: no capture"))
+    entries = read_entries(run_folders([tmp_path]))
+    failed = next(entry for entry in entries if entry.name == "graphs")
+    assert decide(failed, entries).word == "Drop"
+    assert decide(failed, entries).why == "graphs: RuntimeError: no capture"
+    page = render_markdown(log_report(run_folders([tmp_path]), tmp_path))
+    assert "no capture" in page
+
+
+def test_what_was_measured_again_counts_once(tmp_path: Path) -> None:
+    write(tmp_path / "run", "fast", (100, 50))
+    write(tmp_path / "run.1", "fast", (100, 50))
+    assert run_folders([tmp_path]) == (tmp_path / "run",)
+    with pytest.raises(DataError, match="nothing was measured"):
+        run_folders([tmp_path / "absent"])
+
+
+def test_a_run_without_a_stream_is_none_of_the_log(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(msgspec.structs.replace(header("run", ("a",)), workload=None))
+    with pytest.raises(DataError, match="no stream"):
+        read_entries(run_folders([tmp_path]))
+
+
+def test_the_clip_of_the_log(tiny: Model) -> None:
+    found = script(Length(latents=7, switches=3), ("red", "green", "blue"), tiny.defaults, 5)
+    assert (found.num_blocks, found.seed) == (3 + 6, 5)
+    assert [(each.frame_block, each.prompt) for each in found.switches] == [(3, "green"), (5, "blue"), (7, "red")]
+    with pytest.raises(ConfigError, match="second prompt"):
+        script(Length(latents=7, switches=1), ("red",), tiny.defaults, 0)
+    with pytest.raises(ConfigError, match="1 latent frame or more"):
+        Length(latents=0, switches=1)
+    assert (QUICK.latents, QUICK.switches) == (100, 10)
+    assert 4 * (FULL.latents // tiny.defaults.frame_block - 4) >= 459
+
+
+def test_what_the_log_measures(tiny: Model) -> None:
+    base = Setup(config=preset("baseline"))
+    cpu = torch.device("cpu")
+    assert [cell.planned.name for cell in log_cells(base, (), tiny.defaults, cpu, knobs=False)][:2] == [
+        "preset-quality", "preset-balanced",
+    ]  # fmt: skip
+    knobs = log_cells(base, ("turbo",), tiny.defaults, cpu, knobs=True)
+    assert [cell.planned.name for cell in knobs][:2] == ["preset-turbo", "ring_cache-on"]
+    assert "compile-on" not in [cell.planned.name for cell in knobs]
+    with pytest.raises(ConfigError, match="nothing to measure"):
+        log_cells(base, ("baseline",), tiny.defaults, cpu, knobs=False)

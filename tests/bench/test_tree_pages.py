@@ -1,0 +1,247 @@
+"""From what ranks measured to what a page says: wait against transfer, exposed against hidden, verdicts, scaling."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.bench.tree.lines import lines
+from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Sent, Shape, Taken, Task
+from strobe.perf.measure.machine import describe_run, utc_now
+from strobe.perf.records.record import End
+from strobe.perf.records.store import RunWriter
+from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.tree_bench.build import tree_report
+from strobe.perf.report.tree_bench.cells import read_cells
+from strobe.perf.report.tree_bench.guide import guide_blocks, totals
+from strobe.perf.report.tree_bench.scaling import crossings, strong, weak, what_if
+from strobe.perf.report.tree_bench.split import Parts, RankCall, Region, collectives, covered_ns, instances, parts
+from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
+
+MS = 1_000_000
+
+
+def predicted(*, bound: str = "memory", alpha_ms: float = 0.1, beta_ms: float = 0.0, messages: int = 1) -> Predicted:
+    sent = Sent(what="parts", kind="gather", sent_bytes=1000, alpha_ns=alpha_ms * MS, beta_ns=beta_ms * MS)
+    return Predicted(
+        local_ns=MS,
+        hidden_ns=0,
+        messages=(sent,) * messages,
+        bound=bound,
+        what_if={"bandwidth x2": 0.5 * MS, "latency /2": 0.8 * MS},
+    )
+
+
+def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> Taken:
+    """Attention, then one gather that holds the rank up, then nothing that is marked."""
+    local, blocked = round(local_ms * MS), round(blocked_ms * MS)
+    marks = (Mark("tree_local", 0, local), Mark("tree_message:gather", local, blocked), Mark("tree_wait:gather", local, blocked))
+    return Taken(total_ns=local + blocked + round(host_ms * MS), marks=marks)
+
+
+def write(
+    folder: Path, shape: Shape, times_ms: dict[str, list[float]], *, apart: dict[str, list[Taken]] | None = None,
+    plans: dict[str, Predicted] | None = None, red_rank: int = -1,
+) -> Path:  # fmt: skip
+    """A cell: of each contestant the time of each call on the slowest rank; the others take half. `apart`: one call by rank."""
+    names = tuple(times_ms)
+    task = Task(shape=shape, how=How(contestants=names, profile=apart is not None))
+    good, bad = Check(error=1e-8, limit=1e-6, bits=7), Check(error=float("nan"), limit=1e-6, bits=8)
+    ranks = []
+    for rank in range(shape.world_size):
+        share = 1.0 if rank == shape.world_size - 1 else 0.5
+        laps = {name: [[round(ms * share * MS) for _ in range(2)] for ms in values] for name, values in times_ms.items()}
+        result = RankResult(
+            rank=rank,
+            checks={name: bad if rank == red_rank and name == names[-1] else good for name in names},
+            laps={name: each for name, each in laps.items() if red_rank < 0 or name != names[-1]},
+            predicted=plans if plans is not None else {name: predicted() for name in names if not name.startswith("peer")},
+            links={"flops_per_s": 1e9, "memory_bytes_per_s": 1e9, "gather_alpha_s": 1e-4},
+            choice=names[0],
+        )
+        if apart is not None:
+            result.free = {name: [calls[rank]] * 8 for name, calls in apart.items()}
+            result.serialised = result.free
+            result.blocks = {"free-running": {"comp_local_attention": [3.0], "comm_max_lse": [1.0], "total_tree_attn": [4.0]}}
+        ranks.append(result)
+    place = folder / "cells" / shape.name
+    with RunWriter(place) as writer:
+        header = describe_run(place, torch.device("cpu"), names, 3)
+        writer.append(msgspec.structs.replace(header, world_size=shape.world_size), *lines(task, ranks))
+        writer.append(End(status="complete", date=utc_now(), wall_ns=1))
+    return place
+
+
+STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
+
+
+@given(STRETCHES)
+def test_a_union_is_as_long_as_its_moments(stretches: list[tuple[int, int]]) -> None:
+    assert covered_ns(stretches) == len({moment for start, stop in stretches for moment in range(start, stop)})
+
+
+def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
+    return RankCall(
+        total_ns=total, regions=tuple(Region(name=name, start_ns=start, value_ns=value) for name, start, value in regions)
+    )
+
+
+def test_a_straggler_of_5_ms_is_wait_for_the_other_and_transfer_for_itself() -> None:
+    early, late = (call(ns, ("tree_message:reduce", 0, ns)) for ns in (5_394_000, 394_000))
+    (found,) = instances([early, late])
+    assert (found.transfer_ns, found.waits_ns, found.last) == (394_000, (5_000_000, 0), 1)
+    split = parts([early, late])
+    assert (split.wait, split.transfer, split.total) == (2_500_000, 394_000, 2_894_000)
+
+
+def test_what_runs_beside_attention_is_hidden() -> None:
+    beside = call(
+        100,
+        ("tree_message:exchange", 10, 60),  # 10..70
+        ("tree_local", 15, 40),  # 15..55
+        ("tree_merge", 50, 10),  # 50..60: 5 of it beside attention
+        ("tree_wait:exchange", 60, 10),
+    )
+    found = parts([beside])
+    assert (found.local, found.merge, found.transfer, found.hidden, found.host) == (40, 5, 15, 45, 40)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["tree_local", "tree_merge", "tree_message:gather"]), st.integers(0, 90), st.integers(0, 10))
+    )
+)
+def test_parts_add_up(regions: list[tuple[str, int, int]]) -> None:
+    found = parts([call(100, *regions), call(100, *regions)])
+    assert found.local + found.merge + found.wait + found.transfer + found.host == pytest.approx(100)
+
+
+def test_the_rank_that_is_last_most_often_is_named_and_turns_are_not() -> None:
+    held = [(call(9, ("tree_message:gather", 0, 9)), call(2, ("tree_message:gather", 0, 2)))]
+    assert straggler(collectives(held * 7 + [(held[0][1], held[0][0])] * 3)) == (1, 0.7)
+    assert straggler(collectives(held * 5 + [(held[0][1], held[0][0])] * 5)) is None
+    assert straggler([]) is None
+
+
+SHAPE = Shape(world_size=2, seq_len=100, heads=4, kv_heads=2, dim=8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "plan", "label", "evidence", "remedy"),
+    [
+        ([taken(9, 1)] * 2, predicted(bound="flop"), "flop-bound", "GFLOP/s of 1 measured", "fewer pairs"),
+        ([taken(9, 1)] * 2, predicted(bound="memory"), "memory-bound", "GB/s of 1 measured", "fewer bytes of keys"),
+        ([taken(1, 1, host_ms=8)] * 2, predicted(), "launch-bound", "80 % (8 of 10 ms)", "CUDA graph"),
+        ([taken(1, 21), taken(1, 1)], predicted(), "skew-bound", "rank 1 was last in 100 %", "look at rank 1"),
+        ([taken(1, 9)] * 2, predicted(alpha_ms=5, messages=3), "latency-bound", "3 collectives", "ring has 1"),
+        ([taken(1, 9)] * 2, predicted(beta_ms=5, messages=3), "bandwidth-bound", "15 ms of bandwidth", "fewer bytes: ring"),
+    ],
+)
+def test_a_verdict_has_its_evidence_and_one_remedy(
+    tmp_path: Path, ranks: list[object], plan: object, label: str, evidence: str, remedy: str
+) -> None:
+    apart = {"allgather": ranks}
+    write(tmp_path, SHAPE, {"allgather": [1.0], "ring": [1.0]}, apart=apart, plans={"allgather": plan, "ring": predicted()})  # type: ignore[arg-type, dict-item]
+    (cell,) = read_cells(tmp_path)
+    found = bound(cell, cell.measured[0])
+    assert found is not None and found.label == label
+    assert evidence in found.evidence and remedy in found.remedy
+    assert bound(cell, cell.measured[1]) is None
+
+
+def test_rates_of_a_verdict_are_those_of_one_rank(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        SHAPE,
+        {"allgather": [1.0]},
+        apart={"allgather": [taken(9, 1)] * 2},
+        plans={"allgather": predicted(bound="flop")},
+    )
+    (cell,) = read_cells(tmp_path)
+    found = bound(cell, cell.measured[0])
+    rate = 4 * 4 * 8 * 100 / 2 / 9e-3 / 1e9  # 4 flops a pair and channel, 4 heads of 8, half of 100 keys, in 9 ms
+    assert found is not None and f"a rank reached {rate:.3g} GFLOP/s" in found.evidence
+
+
+def test_a_call_counts_by_its_slowest_rank_and_variance_is_told(tmp_path: Path) -> None:
+    write(tmp_path, SHAPE, {"allgather": [4.0, 4.0, 4.0], "allreduce3": [2.0, 8.0, 20.0]})
+    (cell,) = read_cells(tmp_path)
+    assert [entry.median_ns for entry in cell.measured] == [4 * MS, 8 * MS]
+    assert {rank: set(times) for rank, times in cell.measured[0].ranks.items()} == {0: {2 * MS}, 1: {4 * MS}}
+    (line,) = [text for text in warnings(cell) if "high variance" in text]
+    assert "allreduce3 225 %" in line and "allgather" not in line
+
+
+def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
+    write(tmp_path, SHAPE, {"allgather": [4.0], "ring": [1.0]}, red_rank=1)
+    (cell,) = read_cells(tmp_path)
+    assert [entry.name for entry in cell.measured] == ["allgather"]
+    assert "red on rank 1" in cell.entries[1].reason
+    text = render_markdown(tree_report(tmp_path))
+    assert "Some of it has no numbers" in text and "red on rank 1" in text
+
+
+def test_the_guides_parent_is_not_summed_with_its_children(tmp_path: Path) -> None:
+    write(tmp_path, SHAPE, {"allgather": [4.0]}, apart={"allgather": [taken(3, 1)] * 2})
+    (cell,) = read_cells(tmp_path)
+    assert totals(guide_blocks(cell, "free-running")) == {"computation": 3 * MS, "communication": 1 * MS}
+    assert "Leaves: computation 75.0 %, communication 25.0 %" in render_markdown(tree_report(tmp_path))
+
+
+def grid(folder: Path) -> None:
+    """One rank takes 1 ms per 100 keys. `allgather` 0.2 ms + 1 ms per 100 keys of a rank; `ring` 0.8 ms and half of the slope."""
+    for ranks in (1, 2, 4):
+        for keys in (100, 400):
+            own = keys / ranks / 100
+            times = {"allgather": own + (0.2 if ranks > 1 else 0.0), "ring": (own / 2 + 0.8) if ranks > 1 else own}
+            shape = Shape(world_size=ranks, seq_len=keys, dim=8)
+            write(folder, shape, {name: [value] * 3 for name, value in times.items()})
+
+
+def test_strong_and_weak_scaling_are_against_one_rank(tmp_path: Path) -> None:
+    grid(tmp_path)
+    cells = read_cells(tmp_path)
+    found = {(each.strategy, each.world_size, each.tokens): each for each in strong(cells)}
+    assert found["allgather", 4, 400].speedup == pytest.approx(4.0 / 1.2)
+    serial = found["allgather", 4, 400].serial
+    assert serial == pytest.approx((1.2 / 4.0 - 1 / 4) / (1 - 1 / 4))
+    assert len(found) == 8
+    (point,) = [each for each in weak(cells) if each.strategy == "allgather"]  # 4 ranks with 400 keys: 100 each
+    assert (point.world_size, point.tokens) == (4, 400) and point.speedup == pytest.approx(1.0 / 1.2)
+
+
+def test_a_crossing_lies_where_the_lines_meet(tmp_path: Path) -> None:
+    grid(tmp_path)
+    found = {(each.along, each.at): each for each in crossings(read_cells(tmp_path))}
+    assert set(found) == {("tokens", 2), ("ranks", 400)}
+    tokens = found["tokens", 2]
+    assert (tokens.before, tokens.after, tokens.low, tokens.high) == ("allgather", "ring", 100, 400)
+    share = math.log(tokens.place / 100) / math.log(4)
+    allgather, ring = (math.log(low) + share * math.log(high / low) for low, high in ((0.7, 2.2), (1.05, 1.8)))
+    assert allgather == pytest.approx(ring)
+    ranks = found["ranks", 400]
+    assert (ranks.before, ranks.after) == ("ring", "allgather") and 2 <= ranks.place <= 4
+
+
+def test_what_if_and_pictures_are_on_the_page(tmp_path: Path) -> None:
+    grid(tmp_path)
+    (first, *_) = read_cells(tmp_path)
+    assert {(each.words, each.total_ns) for each in what_if(first)} == {("bandwidth x2", 0.5 * MS), ("latency /2", 0.8 * MS)}
+    text = render_markdown(tree_report(tmp_path, scaling=True))
+    for words in ("strong scaling.", "weak scaling.", "where the fastest strategy changes", "links were faster", "efficiency"):
+        assert words in text
+
+
+def test_parts_of_a_typical_call_leave_a_hiccup_out() -> None:
+    from strobe.perf.report.tree_bench.split import typical
+
+    def one(total: float) -> Parts:
+        return Parts(total=total, local=total, merge=0, wait=0, transfer=0, host=0, hidden=0)
+
+    assert typical([one(10), one(10), one(10), one(1000)]).total == 10

@@ -1,0 +1,168 @@
+"""Cells of the tree benchmark on real ranks, and the gate that they pass first."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from strobe.attention.types import AttentionOutput
+from strobe.bench.executor import Cell, Finished, LocalExecutor
+from strobe.bench.executor.local import Running
+from strobe.bench.executor.processes import alive
+from strobe.bench.tree import contest
+from strobe.bench.tree.request import PEER, How, Shape
+from strobe.bench.tree.run import run_cells
+from strobe.core.errors import ConfigError
+from strobe.perf.records.store import read_run
+from strobe.perf.report.tree_bench.cells import read_cells
+from strobe.perf.report.tree_bench.names import MESSAGE
+from strobe.perf.report.tree_bench.verdicts import bound, straggler
+
+
+class Watched(LocalExecutor):
+    """Remembers the marks of its cells."""
+
+    def __init__(self) -> None:
+        super().__init__(grace_s=0.5)
+        self.marks: list[str] = []
+        self.finished: list[Finished] = []
+
+    def submit(self, cell: Cell) -> Running:
+        running = super().submit(cell)
+        self.marks.append(running.mark)
+        return running
+
+
+def quiet(done: int, total: int, what: str = "") -> None:
+    """No progress."""
+
+
+def test_a_rank_that_is_held_back_is_named_by_all_that_is_measured(tmp_path: Path) -> None:
+    how = How(contestants=("allgather", "ring", PEER), iterations=1, profile=True, delay_rank=1, delay_ms=100)
+    shape, executor = Shape(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2), Watched()
+    outcome = run_cells([shape], how, tmp_path, quiet, executor=executor)
+    assert outcome.measured == (shape.name,), outcome.failed
+    assert alive(executor.marks[0]) == []
+    (cell,) = read_cells(tmp_path)
+    ours = [entry for entry in cell.entries if entry.name != PEER]
+    assert not any(entry.reason for entry in ours)
+    for entry in ours:
+        assert len(entry.times_ns) == 6 and min(entry.times_ns) >= 100e6
+        found, who = bound(cell, entry), straggler(entry.collectives())
+        assert found is not None and found.label == "skew-bound" and "rank 1" in found.remedy
+        assert who is not None and who[0] == 1
+        waits = entry.collectives()[0].waits_ns
+        assert waits[0] > 3 * waits[1]
+        (sample, *_) = entry.apart["free-running"]
+        kinds = [region.name.removeprefix(MESSAGE) for region in sample[0].of(MESSAGE)]
+        messages = {"allgather": ["gather"], "ring": ["exchange", "gather"]}
+        assert kinds == ["agreement", *messages[entry.name]]
+        assert [each.what.partition(":")[0] for each in entry.sent] == messages[entry.name]
+        parts = entry.parts()
+        assert parts is not None and 0.2 < parts.wait / parts.total < 0.9  # one of two ranks waits
+    assert cell.run.header.world_size == 2 and (cell.run.folder / "topology.txt").read_text()
+    again = run_cells([shape], how, tmp_path, quiet, executor=executor)
+    assert again.kept == (shape.name,) and len(executor.marks) == 1
+    with pytest.raises(ConfigError, match="another seed"):
+        run_cells([shape], How(contestants=how.contestants, iterations=1, profile=True, seed=1), tmp_path, quiet)
+
+
+def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
+    how = How(contestants=("allgather",), iterations=1, timeout_s=1.0, delay_rank=1, delay_ms=2_500)
+    shape, executor = Shape(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
+    start = time.monotonic()
+    (failed,) = run_cells([shape], how, tmp_path, quiet, executor=executor).failed
+    assert "rank 0: tree attention, call" in failed and "rank 1 did not answer within 1 s" in failed and "\n" not in failed
+    assert time.monotonic() - start < 30 and alive(executor.marks[0]) == []
+    end = read_run(tmp_path / "cells" / shape.name).end
+    assert end is not None and end.status == "failed" and "rank 1" in end.message
+
+
+def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    shape, executor = Shape(world_size=2, seq_len=16), Watched()
+    (failed,) = run_cells([shape], How(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
+    assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
+    (cell,) = read_cells(tmp_path)
+    assert not cell.measured and "ended after 0.5 s" in cell.failure
+
+
+@pytest.fixture
+def inputs() -> contest.Inputs:
+    return contest.draw(Shape(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
+
+
+def right(inputs: contest.Inputs) -> AttentionOutput:
+    from strobe.attention.dense.api import dense_attention
+
+    return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
+
+
+WRONG = {
+    "last key dropped": lambda i: (right(_without_last(i)).out, None),
+    "no scale": lambda i: (right(_scaled(i)).out, None),
+    "mean of two halves": lambda i: (sum(right(half).out for half in _halves(i)) / 2, None),
+    "lse of base 2": lambda i: (right(i).out, right(i).lse / 0.6931),
+    "nothing": lambda i: (torch.full_like(i.q, float("nan")), None),
+    "heads mixed up": lambda i: (right(i).out.flip(2), None),
+    "another dtype": lambda i: (right(i).out.double(), None),
+}
+
+
+def _with(inputs: contest.Inputs, **changed: torch.Tensor) -> contest.Inputs:
+    import dataclasses
+
+    return dataclasses.replace(inputs, **changed)
+
+
+def _without_last(inputs: contest.Inputs) -> contest.Inputs:
+    return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
+
+
+def _scaled(inputs: contest.Inputs) -> contest.Inputs:
+    return _with(inputs, q=inputs.q * 8**0.5)
+
+
+def _halves(inputs: contest.Inputs) -> list[contest.Inputs]:
+    return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_the_gate_sees_what_is_wrong(inputs: contest.Inputs, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(contest, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
+    assert not contest.check("allgather", inputs, 1.0).passed
+
+
+def test_the_gate_passes_what_is_right(inputs: contest.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+    found = contest.check("allgather", inputs, 1.0)
+    assert found.passed and not found.refused and found.lse_error is not None
+    monkeypatch.setattr(contest, "_ours", lambda *_, **__: 1 / 0)
+    assert contest.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
+
+
+def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
+    shape = Shape(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
+    ranks = [contest.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
+    whole = contest.draw(Shape(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
+    for name in ("q", "k", "v", "expected"):
+        assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
+    assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Shape(world_size=0, seq_len=1), "world_size: got 0"),
+        (lambda: Shape(world_size=1, seq_len=1, heads=8, kv_heads=3), "a divisor of heads 8"),
+        (lambda: Shape(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
+        (lambda: How(contestants=("algather",)), "did you mean 'allgather'"),
+        (lambda: How(iterations=0), "one iteration"),
+        (lambda: How(what_if=(0.0,)), "above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()  # type: ignore[operator]

@@ -1,0 +1,51 @@
+"""`strobe bench tree` and `strobe bench scaling` from the command to the pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from terminal import Strobe
+
+TINY = ("--heads", 1, "--dim", 8, "--profile-iterations", 1, "--strategies", "allgather", "--quiet")
+
+
+def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    line = ("bench", "tree", "--world-size", 1, "--seq-len", 16, *TINY, "--enable-profiling", "--out", out, "--json")
+    first = strobe(*line)
+    assert first.code == 0, first.err
+    (cell,) = first.document["cells"]
+    assert first.document["measured"] == [cell["cell"]] == ["ws1_n16_q1_h1x8_b1_float32_cpu"]
+    (row,) = cell["strategies"]
+    assert (row["name"], row["calls"], row["straggler"]) == ("allgather", 6, None)
+    assert row["verdict"] in ("launch-bound", "memory-bound", "flop-bound") and row["exposed_ns"] == 0
+    again = strobe(*line)
+    assert again.document["kept"] == [cell["cell"]] and again.document["cells"] == first.document["cells"]
+    page = strobe("bench", "tree", "--out", out, "--render")
+    assert page.code == 0
+    assert "strategies." in page.out and "comp_local_attention" in page.out and "not summed" in page.out and "Remedy:" in page.out
+    curves = strobe("bench", "scaling", "--out", out, "--render")
+    assert curves.code == 0 and "one rank." in curves.out
+    for file in ("report.html", "report.md", "report.json"):
+        assert (out / file).stat().st_size > 500
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("tree", "--world-size", 0), "world_size: got 0"),
+        (("tree", "--strategies", "rng"), "did you mean 'ring'"),
+        (("tree", "--dtype", "float8"), "unknown dtype"),
+        (("tree", "--kv-heads", 3), "a divisor of heads 8"),
+        (("tree", "--profile-iterations", 0), "one iteration"),
+        (("tree", "--render"), "no cells at"),
+        (("scaling", "--seq-lens", 0), "seq_len: got 0"),
+        (("scaling", "--render"), "no cells at"),
+    ],
+)
+def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, line: tuple[object, ...], words: str) -> None:
+    found = strobe("bench", *line, "--out", tmp_path / "b")
+    assert found.code == 2 and words in found.err and found.err.count("\n") == 1
+    assert not (tmp_path / "b").exists()

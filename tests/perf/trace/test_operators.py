@@ -1,0 +1,85 @@
+"""Time of the operators whose cost follows from their inputs, against adding it up one event at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layouts import compact, write
+from strobe.perf.trace import OperatorCalls, Trace, read_trace
+from synthetic import META, event, kernel
+
+MM = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]}
+ADD = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+
+
+def _read(folder: Path, events: list[dict[str, Any]], **options: Any) -> Trace:
+    return read_trace(write(folder / "t.json", compact(events, META)), ops=False, **options)
+
+
+def test_calls_of_one_operator_with_the_same_inputs_are_one_row(tmp_path: Path) -> None:
+    events = [
+        *(event("cpu_op", "aten::mm", str(i), "1", **{"External id": i}, **MM) for i in range(1, 5)),
+        event("cpu_op", "aten::mm", "5", "1", **{"External id": 5}, **MM | {"Input type": ["float", "float"]}),
+        event("cpu_op", "aten::add", "6", "1", **{"External id": 6}, **ADD),
+        kernel("splitk", "10", "2", 1, **{"External id": 1}), kernel("reduce", "13", "1.5", 2, **{"External id": 1}),
+        kernel("mm", "20", "3", 3, **{"External id": 2}), kernel("mm", "30", "4", 4, device=1, **{"External id": 3}),
+        kernel("mm", "40", "5", 5, **{"External id": 5}), kernel("add", "50", "6", 6, **{"External id": 6}),
+        kernel("triton", "60", "7", 7), kernel("lost", "70", "8", 8, **{"External id": 99}),
+    ]  # fmt: skip
+    trace = _read(tmp_path, events, shapes=True)
+    same: dict[str, Any] = {"name": "aten::mm", "sizes": ((64, 32), (32, 16))}
+    half, full = ("c10::BFloat16", "c10::BFloat16"), ("float", "float")
+    assert trace.operators == (
+        OperatorCalls(device=0, types=half, values=("", ""), calls=2, events=3, sum_ns=6500, **same),
+        OperatorCalls(device=0, types=full, values=("", ""), calls=1, events=1, sum_ns=5000, **same),
+        OperatorCalls(device=1, types=half, values=("", ""), calls=1, events=1, sum_ns=4000, **same),
+    )
+    assert {e.name: e.shape for e in trace.device_events}["add"] == "64x32, 32x16", "the text is the sizes, whatever the operator"
+    assert _read(tmp_path, events).operators == ()
+
+
+def test_odd_arguments_are_no_error(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"Input Dims": [[2, 2], "x", [[1], [2]]], "Input type": 7}, {"Input Dims": [[2, 2], [2, 2]], "Input type": [None, 3]},
+        {"Input Dims": "none", "Input type": []}, {"Input Dims": []}, {},
+    ]  # fmt: skip
+    ops = [event("cpu_op", "aten::mm", str(i), "1", **{"External id": i}, **args) for i, args in enumerate(odd)]
+    trace = _read(tmp_path, [*ops, *(kernel("k", f"{9 + i}", "1", i, **{"External id": i}) for i in range(5))], shapes=True)
+    assert [(one.sizes, one.types, one.calls) for one in trace.operators] == [
+        (((2, 2), (), ()), (), 1), (((2, 2), (2, 2)), ("None", "3"), 1),
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 9999)), max_size=30),
+    st.lists(st.integers(0, 2), min_size=6, max_size=6),
+)
+def test_against_one_event_at_a_time(launches: list[tuple[int, int, int]], kinds: list[int]) -> None:
+    sizes = [[[8, 4], [4, 2]], [[16, 4], [4, 2]], [[3, 4], [4, 5]]]
+    ops = [
+        event("cpu_op", "aten::mm", "1", "1", **{"External id": i + 1}, **MM | {"Input Dims": sizes[kind]})
+        for i, kind in enumerate(kinds)
+    ]
+    device = {op: dev for op, dev, _ in launches}  # a call works on one device
+    work = [
+        kernel("k", f"{100 + 50 * i}", f"{ns // 1000}.{ns % 1000:03d}", i, device=device[op], **{"External id": op + 1})
+        for i, (op, _, ns) in enumerate(launches)
+    ]
+    expected: dict[tuple[int, int], list[Any]] = defaultdict(lambda: [set(), 0, 0])
+    for op, _, ns in launches:
+        row = expected[device[op], kinds[op]]
+        row[0].add(op)
+        row[1] += 1
+        row[2] += ns
+    with tempfile.TemporaryDirectory() as folder:
+        trace = _read(Path(folder), [*ops, *work], shapes=True)
+    found = {
+        (one.device, sizes.index([list(s) for s in one.sizes])): (one.calls, one.events, one.sum_ns) for one in trace.operators
+    }
+    assert found == {key: (len(ops), events, ns) for key, (ops, events, ns) in expected.items()}
