@@ -28,13 +28,13 @@ class Bound:
 
 
 def bound(cell: CellRun, entry: Entry) -> Bound | None:
-    """The largest of attention, wait, transfer and host decides; None if the calls were not taken apart."""
+    """The largest of attention, wait (of ranks that can wait), transfer and host decides; None if calls were not taken apart."""
     found = entry.parts()
     if found is None:
         return None
-    largest = max((found.local + found.merge, "work"), (found.wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[
-        1
-    ]
+    ranks = cell.run.header.world_size
+    wait = found.wait * ranks / max(1, ranks - 1)  # in every call one rank waits for nobody: its lateness is the others' wait
+    largest = max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]
     match largest:
         case "work":
             return _work(cell, entry, found)
