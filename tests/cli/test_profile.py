@@ -102,6 +102,14 @@ def test_bad_input_starts_nothing_and_moves_nothing(strobe: Strobe, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:
+    quick = ("--preset", "balanced", "--no-compile", "--blocks", "4", "--rounds", "1", "--no-trace")
+    result = strobe("profile", "stream", *quick, "--attention", "both", "-o", tmp_path / "out", "--json")
+    assert result.code == 0, result.err
+    run = read_run(tmp_path / "out")
+    assert {variant.name: variant.sparsity for variant in run.variants} == {"balanced-eager": 0.0, "balanced-eager-sparse": 0.8}
+
+
 # ------------------------------------------------------------------------------------------------------------ attention
 
 

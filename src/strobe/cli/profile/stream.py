@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.model import Report
 
-ATTENTIONS: Final = ("dense",)
+ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
+_SPARSITY: Final = 0.8
+"""Of a preset that is dense itself, as of the preset `sparse`."""
 
 
 @Parameter(name="*", group="Clip")
@@ -35,7 +37,7 @@ class Profiled(ModelFlags):
     Args:
         preset: the preset to profile; several are compared, the first being the reference.
         compile: with or without torch.compile, whatever the preset says.
-        attention: dense.
+        attention: preset (as it says), dense, sparse (0.8 of the past left out, or as it says), or both, to compare them.
         rounds: timed clips of a preset; of several presets, palindromes.
         prompt: what to show.
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12); may be given several times.
@@ -54,7 +56,7 @@ class Profiled(ModelFlags):
 
     preset: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("balanced",)
     compile: Annotated[bool | None, Parameter(negative="--no-compile")] = None
-    attention: str = "dense"
+    attention: str = "preset"
     rounds: int = 2
     prompt: str = "a red circle moving left slowly on a navy background"
     switch: tuple[str, ...] = ()
@@ -138,7 +140,7 @@ def stream(
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
-        case = StreamCase([_config(name, what.compile) for name in what.preset], script=script, model=model, device=what.device)
+        case = StreamCase(_configs(what), script=script, model=model, device=what.device)
         plan = _plan(what, traced, attributed)
     with closing(case), output.progress("profile") as advance:
         from strobe.bench.runner import run_case
@@ -167,6 +169,17 @@ def _config(name: str, compiled: bool | None) -> EngineConfig:
     )
 
 
+def _configs(what: Profiled) -> list[EngineConfig]:
+    """Every preset with the attention that was asked for, each once."""
+    found = []
+    for config in (_config(name, what.compile) for name in what.preset):
+        wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}
+        for sparsity in wanted.get(what.attention, (0.0, config.sparsity or _SPARSITY)):
+            label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"
+            found.append(replace(config, name=label, sparsity=sparsity))
+    return found
+
+
 def _plan(what: Profiled, traced: Traced, attributed: Attributed) -> Plan:
     from strobe.bench.case import Plan
     from strobe.perf.measure.profile import Capture
@@ -183,7 +196,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed) -> Plan:
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=_attribution_capture(attributed, regions),
         review=False,
-        alone=len(what.preset) == 1,
+        alone=len(_configs(what)) == 1,
     )
 
 
