@@ -39,6 +39,7 @@ from strobe.perf.report.model import (
     Section,
     Table,
     Waterfall,
+    Whiskers,
     decode_report,
     encode_report,
 )
@@ -246,9 +247,12 @@ def test_the_pictures_are_speed_rate_stages_and_memory(tmp_path: Path) -> None:
     report = bench_report(run(tmp_path))
     figures = {block.title: block for section in report.sections for block in section.blocks if isinstance(block, Figure)}
     faster = figures["speedup over dense: shape, forward, blocks of 64"].picture
-    assert isinstance(faster, Plane) and faster.series == ("fine:x", "tiled:x", "raster:x", "raster:y")
-    fine = sorted((mark.x, mark.y) for mark in faster.marks if mark.series == 0)
-    assert fine == [(0.5, pytest.approx(2.5)), (0.875, pytest.approx(10.0))]
+    assert isinstance(faster, Whiskers) and {row.label for row in faster.rows} == {"fine:x", "tiled:x", "raster:x", "raster:y"}
+    fine = [(row.group, row.ratio.value) for row in faster.rows if row.label == "fine:x"]
+    assert fine == [("50.0 % left out", pytest.approx(2.5)), ("87.5 % left out", pytest.approx(10.0))]
+    for group in {row.group for row in faster.rows}:
+        ratios = [row.ratio.value for row in faster.rows if row.group == group]
+        assert ratios == sorted(ratios, reverse=True)
     memory = figures["Temporary memory against the number of selected blocks: forward"].picture
     assert isinstance(memory, Plane)
     assert sorted((mark.x, mark.y) for mark in memory.marks if mark.series == 0) == [(16, 5.0), (32, 30.0), (128, 90.0)]

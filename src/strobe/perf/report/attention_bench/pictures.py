@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from strobe.core.spans import NAMES
-from strobe.perf.report.attention_bench.cells import CellRun, Entry, speedup
+from strobe.perf.report.attention_bench.cells import CellRun, Entry, Speedup, speedup
 from strobe.perf.report.attention_bench.names import TEMPORARY, WHOLE
 from strobe.perf.report.attention_bench.tables import MEGA, entries, memory_table
 from strobe.perf.report.model import (
@@ -18,12 +20,15 @@ from strobe.perf.report.model import (
     Missing,
     Number,
     Plane,
+    Ratio,
     Row,
     Share,
     Table,
     Text,
     Time,
     Waterfall,
+    Whisker,
+    Whiskers,
 )
 
 _NONE = Missing("not measured here", "-")
@@ -55,14 +60,32 @@ def against_sparsity(
 
 
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
-    """Speedup over the fastest dense contestant of the same cell."""
+    """Speedup over the fastest dense contestant of the same cell, with its interval: the fastest first."""
 
     def value(cell: CellRun, entry: Entry) -> float | None:
         if cell.serialised or cell.reference is None or entry.kind == "dense":
             return None
         return speedup(cell.reference, entry).ratio
 
-    return against_sparsity(cells, "speedup over dense", "x", value)
+    figure = against_sparsity(cells, "speedup over dense", "x", value)
+    if figure is None:
+        return None
+    found = [
+        (cell, entry, speedup(cell.reference, entry))
+        for cell, entry in entries(cells)
+        if value(cell, entry) is not None and cell.reference is not None
+    ]
+    found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
+    rows = tuple(
+        Whisker(entry.name, _ratio(each), group=f"{100 * cell.sparsity:.1f} % left out")
+        for cell, entry, each in found
+    )
+    return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
+
+
+def _ratio(found: Speedup) -> Ratio:
+    interval = found.interval
+    return Ratio(found.ratio) if interval is None else Ratio(found.ratio, interval.low, interval.high)
 
 
 def rates(cells: Sequence[CellRun]) -> Figure | None:
