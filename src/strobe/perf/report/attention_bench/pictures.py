@@ -76,10 +76,7 @@ def speedups(cells: Sequence[CellRun]) -> Figure | None:
         if value(cell, entry) is not None and cell.reference is not None
     ]
     found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
-    rows = tuple(
-        Whisker(entry.name, _ratio(each), group=f"{100 * cell.sparsity:.1f} % left out")
-        for cell, entry, each in found
-    )
+    rows = tuple(Whisker(entry.name, _ratio(each), group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, each in found)
     return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
 
 
