@@ -13,11 +13,17 @@ import torch
 from strobe.cache.kv import Positions
 from strobe.cache.policy import RingPolicy
 from strobe.core.device import resolve_device
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
 
 DType = Literal["auto", "float32", "bfloat16"]
+Format = Literal["native", "fp8", "int8"]
+FORMATS: tuple[Format, ...] = ("native", "fp8", "int8")
+CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
+COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
+FP8_CAPABILITY = (8, 9)
+"""First compute capability with FP8 matrix units."""
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -47,6 +53,8 @@ class Knobs:
         "decoding runs beside the next frame block too, so frames come and prompts act one frame block later; off: at once",
         on=False,
     )
+    fused_kernels: bool = _knob("norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch")
+    cuda_graphs: bool = _knob("a pass is one CUDA graph, replayed; off: every kernel is launched by the host")
     compile: bool = _knob("passes over a frame block through torch.compile, layer by layer; off: eager")
 
 
@@ -88,6 +96,11 @@ class EngineConfig:
         sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
+        linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on matrix units
+            for it) or "int8" (weights alone).
+        kv_format: of the cached keys and values: "native", "fp8" or "int8", one scale per token and head.
+        simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster and no smaller.
+        compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead" (its own graphs; knob `cuda_graphs` is off).
         decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
         knobs: optimisations.
 
@@ -105,6 +118,10 @@ class EngineConfig:
     sparsity: float = 0.0
     keep_sink: bool = True
     dtype: DType = "auto"
+    linear_format: Format = "native"
+    kv_format: Format = "native"
+    simulate: bool = False
+    compile_mode: CompileMode = "default"
     decode_device: str | None = None
     knobs: Knobs = field(default_factory=Knobs)
 
@@ -121,6 +138,14 @@ class EngineConfig:
             raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
         if self.dtype not in ("auto", *DTYPES):
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
+        for name in ("linear_format", "kv_format"):
+            if getattr(self, name) not in FORMATS:
+                raise unknown_choice(name, getattr(self, name), FORMATS)
+        if self.compile_mode not in COMPILE_MODES:
+            raise unknown_choice("compile_mode", self.compile_mode, COMPILE_MODES)
+        if self.kv_format != "native" and (self.sparsity or not self.knobs.ring_cache):
+            other = f"sparsity {self.sparsity}" if self.sparsity else "knob ring_cache off"
+            raise ConfigError(f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other")
         if self.first_block is not None and self.first_block < 1:
             raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
 
@@ -160,6 +185,10 @@ class ResolvedConfig:
     positions: Positions
     sparsity: float
     keep_sink: bool
+    linear_format: Format
+    kv_format: Format
+    simulate: bool
+    compile_mode: CompileMode
     knobs: Knobs
     knob_states: tuple[KnobState, ...]
 
@@ -185,8 +214,9 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     Raises:
         ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
             device's name.
-        ImplUnavailableError: `decode_device` is not on this machine.
+        ImplUnavailableError: `decode_device` is not on this machine, or FP8 matrix units are not and `simulate` is off.
     """
+    check_fp8(config, device)
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
@@ -209,8 +239,30 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         positions=config.positions,
         sparsity=config.sparsity,
         keep_sink=config.keep_sink,
+        linear_format=config.linear_format,
+        kv_format=config.kv_format,
+        simulate=config.simulate,
+        compile_mode=config.compile_mode,
         knobs=Knobs(**{state.name: state.on for state in states}),
         knob_states=states,
+    )
+
+
+def check_fp8(config: EngineConfig, device: torch.device) -> None:
+    """Check that the device has what `linear_format` needs.
+
+    Raises:
+        ImplUnavailableError: it has no FP8 matrix units; names what to ask for instead.
+    """
+    if config.linear_format != "fp8" or config.simulate:
+        return
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+        return
+    raise ImplUnavailableError(
+        "fp8",
+        f"preset {config.name!r} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability "
+        f"{'.'.join(map(str, FP8_CAPABILITY))} or later)",
+        alternatives=("preset 'turbo' (linear_format 'native')", "simulate (fake quantisation, not faster)"),
     )
 
 
@@ -233,8 +285,8 @@ def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
     """Say why a knob does nothing for this model on this device; empty if it does something."""
     if name == "merge_lora":
         return "" if place.lora else "no LoRA belongs to the model"
-    if name == "compile":
-        return _cannot_compile(place.device)
+    if name in ("compile", "fused_kernels", "cuda_graphs"):
+        return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place.device)
     if place.elsewhere:  # which always works beside the transformer
         return ""
     cores = len(os.sched_getaffinity(0))
@@ -243,6 +295,19 @@ def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
     if name == "late_frames" and (not knobs.overlap_decode or _does_nothing(knobs, "overlap_decode", place)):
         return "overlap_decode is off here, so decoding runs beside nothing"
     return ""
+
+
+NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
+"""Knobs without which a pass does not stay on the device or does not keep its addresses."""
+
+
+def _cannot_launch(knobs: Knobs, name: str, device: torch.device) -> str:
+    if device.type == "cpu":
+        return "used on CUDA only"
+    if name == "fused_kernels":
+        return "" if find_spec("triton") else "needs Triton, which is not installed"
+    off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
+    return f"knob {off} is off" if off else ""
 
 
 def _cannot_compile(device: torch.device) -> str:

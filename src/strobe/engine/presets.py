@@ -23,6 +23,8 @@ def baseline() -> EngineConfig:
             fused_qkv=False,
             merge_lora=False,
             overlap_decode=False,
+            fused_kernels=False,
+            cuda_graphs=False,
             compile=False,
         ),
     )
@@ -30,7 +32,8 @@ def baseline() -> EngineConfig:
 
 def quality() -> EngineConfig:
     """The full schedule and window without the waste: nothing is moved or worked out twice. The reference for quality."""
-    return EngineConfig(name="quality", knobs=Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, compile=False))
+    knobs = Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, cuda_graphs=False, compile=False)
+    return EngineConfig(name="quality", knobs=knobs)
 
 
 def balanced() -> EngineConfig:
