@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def parts(tiny: Model, name: str) -> StepParts:
     with torch.inference_mode():
-        return StepParts(model=tiny, config=resolve(preset(name), tiny.defaults, CPU))
+        return StepParts(model=tiny, config=resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
 
 
 def counted(each: Prepared) -> int:

@@ -37,7 +37,7 @@ def held(tensors: Iterable[Tensor]) -> int:
 def test_what_is_counted_is_what_is_held(
     make: Callable[..., Session], tiny: Model, preset: str, samples: Sequence[int], dtype: Any
 ) -> None:
-    config = replace(PRESETS[preset](), dtype=dtype)
+    config = replace(PRESETS[preset](), dtype=dtype, simulate=True)
     if preset == "sparse":  # 6 x 12 tokens: two tiles with padding
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
     session = make(preset=config, samples=samples, model=tiny)
@@ -76,7 +76,7 @@ def test_late_frames_make_both_passes_live_at_once() -> None:
 
 def test_a_fused_transformer_holds_nothing_twice(make: Callable[..., Session]) -> None:
     fused, plain = (make(preset=preset)._stream._dit.dit for preset in ("balanced", "quality"))
-    own = [tensor for layer in fused.layers for tensor in layer.self_attn.fused or ()]
+    own = [tensor for layer in fused.layers for tensor in layer.self_attn.fused.parameters()]
     assert len(own) == 4 and held([*fused.state_dict().values(), *own]) == held(plain.state_dict().values())
 
 

@@ -11,7 +11,7 @@ import torch
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs, resolve
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, lacking, replace_knobs, resolve
 from strobe.engine.presets import PRESETS, diff, preset
 
 DEFAULTS = ModelDefaults(
@@ -23,23 +23,70 @@ def knobs_on(config: EngineConfig) -> set[str]:
     return {each.name for each in fields(Knobs) if getattr(config.knobs, each.name)}
 
 
-def test_each_preset_keeps_what_the_one_before_turns_on() -> None:
-    sets = [knobs_on(make()) for make in PRESETS.values()]
+def test_each_lossless_preset_keeps_what_the_one_before_turns_on() -> None:
+    sets = [knobs_on(preset(name)) for name in ("baseline", "quality", "balanced", "speed")]
     assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)}
-    assert all(first <= second for first, second in pairwise(sets))
+    assert all(first < second for first, second in pairwise(sets))
 
 
 def test_presets_are_what_the_documents_say() -> None:
-    turbo, ultra = (resolve(preset(name), DEFAULTS, torch.device("cpu")) for name in ("turbo", "ultra"))
+    turbo, ultra = (resolve(simulated(name), DEFAULTS, torch.device("cpu")) for name in ("turbo", "ultra"))
     assert turbo.schedule.timesteps == (1000, 500, 250) and (turbo.policy.window, turbo.policy.sink) == (8, 3)
     assert ultra.schedule.timesteps == (1000, 250) and (ultra.policy.window, ultra.policy.sink) == (6, 1)
     assert ultra.calls_per_block == {"denoise_step": 2, "commit": 1}
-    assert turbo.name == "turbo"
+    assert turbo.name == "turbo" and not turbo.simulated
+    assert ultra.linear_format == "fp8" and ultra.simulated
+    low = resolve(preset("low_memory"), DEFAULTS, torch.device("cpu"))
+    assert (low.kv_format, low.policy.window, low.schedule.timesteps) == ("int8", 12, DEFAULTS.timesteps)
+
+
+def simulated(name: str) -> EngineConfig:
+    return replace(preset(name), simulate=True)
+
+
+@pytest.mark.parametrize("name", ["turbo_fp8", "ultra"])
+def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(
+        ImplUnavailableError, match=f"{name} runs linear layers in FP8, and cpu has .* preset 'turbo' .* simulate"
+    ):
+        resolve(preset(name), DEFAULTS, torch.device("cpu"))
+    for capability, there in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        assert bool(lacking(preset(name), torch.device("cuda", 0))) == (not there)
+        assert not lacking(simulated(name), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_format": "int4"}, "unknown kv_format 'int4'"),
+        ({"linear_format": "fp6"}, "unknown linear_format 'fp6'"),
+        ({"compile_mode": "max"}, "unknown compile_mode 'max'"),
+        ({"kv_format": "int8", "sparsity": 0.5}, "does not go with sparsity 0.5"),
+        ({"kv_format": "fp8", "knobs": replace_knobs(Knobs(), ring_cache=False)}, "does not go with knob ring_cache off"),
+    ],
+)
+def test_formats_that_are_none_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.config.find_spec", lambda name: name)
+    monkeypatch.setattr("strobe.engine.config.shutil.which", lambda name: name)
+    gpu = torch.device("cuda", 0)
+    assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
+    for changes, words in (
+        ({"knobs": replace_knobs(Knobs(), rope_table=False)}, "knob rope_table is off"),
+        ({"compile_mode": "reduce-overhead"}, "graphs of its own"),
+    ):
+        states = {state.name: state for state in resolve(EngineConfig(**changes), DEFAULTS, gpu).knob_states}  # type: ignore[arg-type]
+        assert not states["cuda_graphs"].on and words in states["cuda_graphs"].reason
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_resolved_leaves_nothing_open(name: str) -> None:
-    config = resolve(preset(name), DEFAULTS, torch.device("cpu"))
+    config = resolve(simulated(name), DEFAULTS, torch.device("cpu"))
     assert config.dtype == torch.float32 and config.schedule.shift == 5.0
     assert all(getattr(config, each.name) is not None for each in fields(config))
     for state in config.knob_states:
@@ -118,12 +165,16 @@ def test_timesteps_may_be_a_list() -> None:
 def test_diff_has_a_row_for_every_setting() -> None:
     rows = {row.setting: row for row in diff([make() for make in PRESETS.values()])}
     assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
-    assert rows["timesteps"].values == ("model", "model", "model", "model", "1000, 500, 250", "1000, 250")
-    assert rows["sparsity"].values == ("0.0", "0.0", "0.0", "0.8", "0.0", "0.0")
-    assert rows["ring_cache"].values == ("off", "on", "on", "on", "on", "on") and not rows["ring_cache"].same
+    steps = dict(zip(PRESETS, rows["timesteps"].values, strict=True))
+    assert {steps[name] for name in ("baseline", "quality", "balanced", "low_memory", "sparse", "speed")} == {"model"}
+    assert steps["turbo"] == steps["turbo_fp8"] == "1000, 500, 250" and steps["ultra"] == "1000, 250"
+    by_preset = {name: dict(zip(PRESETS, row.values, strict=True)) for name, row in rows.items()}
+    assert {name for name, value in by_preset["sparsity"].items() if value != "0.0"} == {"sparse"}
+    assert {name for name, value in by_preset["ring_cache"].items() if value == "off"} == {"baseline"} and not rows[
+        "ring_cache"
+    ].same
     assert rows["positions"].same and rows["decode_device"].values[0] == "same"
-    late = dict(zip(PRESETS, rows["late_frames"].values, strict=True))
-    assert {name for name, value in late.items() if value == "on"} == {"turbo", "ultra"}
+    assert {name for name, value in by_preset["late_frames"].items() if value == "on"} == {"speed", "turbo", "turbo_fp8", "ultra"}
 
 
 @pytest.mark.parametrize(

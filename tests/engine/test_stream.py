@@ -139,7 +139,8 @@ class TestKnobs:
     @pytest.mark.parametrize("name", PRESETS)
     def test_every_preset_streams_over_a_switch(self, make: Callable[..., Session], tiny: Model, name: str) -> None:
         model = larger(tiny) if name == "sparse" else tiny
-        blocks = play(make(preset=name, model=model), 7, switches=[Switch(frame_block=3, prompt="blue square")])
+        config = replace(PRESETS[name](), simulate=True)
+        blocks = play(make(preset=config, model=model), 7, switches=[Switch(frame_block=3, prompt="blue square")])
         assert latents(blocks).isfinite().all() and blocks[3].prompt == "blue square"
 
     def test_quality_and_balanced_agree(self, make: Callable[..., Session]) -> None:

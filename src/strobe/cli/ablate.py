@@ -78,9 +78,8 @@ def ablate(
         from strobe.bench.cases.ablate.factors import Setup, parse_factors
         from strobe.bench.cases.ablate.run import job, run_cells
         from strobe.core.device import resolve_device
-        from strobe.engine.presets import preset
 
-        wanted, base = parse_factors(factors), Setup(config=preset(how.base))
+        wanted, base = parse_factors(factors), Setup(config=clip.config(how.base))
         if how.grid and len(wanted) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another factor, or leave it out")
         device, model = resolve_device(clip.device), clip.load()

@@ -39,6 +39,7 @@ class ClipFlags(ModelFlags):
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -91,7 +92,8 @@ def compare(
 
         model = clip.load()
         script = clip.script(model.defaults)
-        case = StreamCase((baseline, *candidates), script=script, model=model, device=clip.device)
+        configs = [clip.config(name) for name in (baseline, *candidates)]
+        case = StreamCase(configs, script=script, model=model, device=clip.device)
     code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output)
     output.emit(document)
     return code

@@ -107,21 +107,24 @@ def look(device: str) -> dict[str, Any]:
     import msgspec
 
     from strobe.core.device import resolve_device
-    from strobe.engine.config import resolve
+    from strobe.engine.config import DTYPES, knob_states, lacking
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS
     from strobe.perf.measure.machine import describe_machine
     from strobe.quality.available import METRICS
 
     where = resolve_device(device)
-    presets = {name: resolve(make(), shapes_defaults(), where) for name, make in PRESETS.items()}
+    presets = {name: make() for name, make in PRESETS.items()}
     return {
         "machine": msgspec.to_builtins(describe_machine(where)),
-        "attention": _attention(where, presets["balanced"].dtype),
+        "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"]),
         "presets": {
-            name: {state.name: {"on": state.on, "reason": state.reason} for state in resolved.knob_states}
-            for name, resolved in presets.items()
+            name: {
+                state.name: {"on": state.on, "reason": state.reason} for state in knob_states(config, shapes_defaults(), where)
+            }
+            for name, config in presets.items()
         },
+        "lacking": {name: reason for name, config in presets.items() if (reason := lacking(config, where))},
         "metrics": {metric.name: metric.not_measured or "measured" for metric in METRICS},
     }
 
@@ -193,6 +196,9 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from ("", "[bold]optimisations[/] on this device", _knob_table(document["presets"]))
     reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
     yield from (f"  {name} is off: {escape(reason)}" for name, reason in reasons.items())
+    yield from (
+        f"  not here: {escape(reason)}; --simulate computes what it would give" for reason in document["lacking"].values()
+    )
     yield from ("", "[bold]quality metrics[/]")
     yield from (f"  {name}: {escape(state)}" for name, state in document["metrics"].items())
     if "memory" in document:

@@ -24,7 +24,7 @@ class Engine(ModelFlags):
     """What makes the frames.
 
     Args:
-        preset: baseline, quality, balanced, turbo or ultra; see `strobe presets show --diff`.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others; see `strobe presets show --diff`.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
         lora: a LoRA file for it; one beside LongLive's base is found by itself.
@@ -33,6 +33,7 @@ class Engine(ModelFlags):
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
@@ -47,11 +48,10 @@ class Engine(ModelFlags):
 
     def open(self, prompt: str) -> Session:
         """A session as the flags say, which begins with a picture if there is one."""
-        from strobe.engine.presets import preset
         from strobe.engine.session import Session
         from strobe.engine.video import read_image
 
-        config, model = replace(preset(self.preset), decode_device=self.decode_device), self.load()
+        config, model = replace(self.config(self.preset), decode_device=self.decode_device), self.load()
         start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
         return Session(prompt, preset=config, model=model, seed=self.seed, device=self.device, start=start)
 

@@ -81,6 +81,7 @@ class LogClip(ModelFlags):
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -140,9 +141,8 @@ def _measure(measured: Measured, length: Length, out: Path, clip: LogClip, outpu
         from strobe.bench.cases.ablate.run import job, run_cells
         from strobe.bench.cases.log import log_cells, script
         from strobe.core.device import resolve_device
-        from strobe.engine.presets import preset
 
-        device, base, model = resolve_device(clip.device), Setup(config=preset(measured.base)), clip.load()
+        device, base, model = resolve_device(clip.device), Setup(config=clip.config(measured.base)), clip.load()
         cells = log_cells(base, measured.presets, model.defaults, device, knobs=measured.knobs)
         shown = script(length, (clip.prompt, *clip.then), model.defaults, clip.seed)
         work = job(base, shown, model, str(device), Plan(palindromes=measured.rounds, traced_blocks=0), measured.samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from strobe.engine.config import EngineConfig
     from strobe.engine.load import Model
 
 
@@ -28,6 +29,7 @@ class ModelFlags:
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
     """
 
     model: str = "shapes"
@@ -38,6 +40,13 @@ class ModelFlags:
     release: Path | None = None
     prompt_cache: Path | None = None
     size: str | None = None
+    simulate: bool = False
+
+    def config(self, name: str) -> EngineConfig:
+        """The preset of that name as the flags want it."""
+        from strobe.engine.presets import preset
+
+        return replace(preset(name), simulate=self.simulate)
 
     def load(self) -> Model:
         """The model that was asked for."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
@@ -14,10 +16,38 @@ ELSEWHERE: Final = {
     "timesteps": "denoising_steps",
     "dtype": "model_dtype",
     "ring_cache": "static_kv",
+    "fused_kernels": "integrated_kv_cache",
+    "kv_format": "quantized_kv, kv_quantization",
+    "text_once": "prompt_cache",
     "overlap_decode": "async_vae",
     "compile": "torch_compile",
 }
 """What others call a setting."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SideBySide:
+    """Settings down, presets across, as many at a time as the terminal is wide for."""
+
+    names: list[str]
+    rows: dict[str, list[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = max(map(len, (*self.rows, "setting"))) + 2
+        widths = [max(map(len, (name, *(row[at] for row in self.rows.values())))) + 2 for at, name in enumerate(self.names)]
+        at = 0
+        while at < len(self.names):
+            stop, used = at + 1, first + widths[at]
+            while stop < len(self.names) and used + widths[stop] <= options.max_width:
+                used, stop = used + widths[stop], stop + 1
+            columns = (Column(name, no_wrap=True) for name in self.names[at:stop])
+            table = Table(Column("setting", no_wrap=True), *columns, box=None, header_style="bold")
+            for setting, values in self.rows.items():
+                table.add_row(setting, *values[at:stop])
+            yield from (("",) if at else ())
+            yield table
+            at = stop
+
 
 presets = App(name="presets", help="What each preset turns on.")
 
@@ -42,7 +72,7 @@ def show(
         device: auto, cpu, cuda or cuda:N; a knob that does nothing on it is said to be off.
     """
     from strobe.core.device import resolve_device
-    from strobe.engine.config import resolve
+    from strobe.engine.config import knob_states, lacking
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS, preset
     from strobe.engine.presets import diff as settings_of
@@ -51,23 +81,26 @@ def show(
     names = [config.name for config in configs]
     where = resolve_device(device)
     off = {
-        config.name: {state.name: state.reason for state in resolve(config, shapes_defaults(), where).knob_states if state.reason}
+        config.name: {state.name: state.reason for state in knob_states(config, shapes_defaults(), where) if state.reason}
         for config in configs
     }
     rows = [row for row in settings_of(configs) if not (diff and row.same)]
-    table = Table(Column("setting", no_wrap=True), *names, box=None, header_style="bold")
-    for row in rows:
-        values = zip(names, row.values, strict=True)
-        other = f" ({ELSEWHERE[row.setting]})" if row.setting in ELSEWHERE else ""
-        table.add_row(
-            row.setting + other, *(f"{value}, off here" if row.setting in off[name] else value for name, value in values)
-        )
+    shown = {
+        row.setting: [f"{value}*" if row.setting in off[name] else value for name, value in zip(names, row.values, strict=True)]
+        for row in rows
+    }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
-    output.show(table, "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
+    output.show(_SideBySide(names=names, rows=shown), "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
-        output.show(f"[bold]{setting}[/] is off on {where}: {reason}")
+        output.show(f"[bold]{setting}*[/] is off on {where}: {reason}")
+    elsewhere = ", ".join(f"{name}: {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
+    output.show(f"[bold]elsewhere[/] {elsewhere}" if elsewhere else "")
+    refused = {config.name: reason for config in configs if (reason := lacking(config, where))}
+    for reason in refused.values():
+        output.show(f"[bold]not here[/]: {reason}; --simulate computes what it would give")
     output.emit(
         {
+            "lacking": refused,
             "device": str(where),
             "presets": meanings,
             "settings": {row.setting: dict(zip(names, row.values, strict=True)) for row in rows},

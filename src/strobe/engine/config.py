@@ -145,7 +145,9 @@ class EngineConfig:
             raise unknown_choice("compile_mode", self.compile_mode, COMPILE_MODES)
         if self.kv_format != "native" and (self.sparsity or not self.knobs.ring_cache):
             other = f"sparsity {self.sparsity}" if self.sparsity else "knob ring_cache off"
-            raise ConfigError(f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other")
+            raise ConfigError(
+                f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other"
+            )
         if self.first_block is not None and self.first_block < 1:
             raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
 
@@ -203,6 +205,11 @@ class ResolvedConfig:
         return range(first, first + (self.frame_block if frame_block else self.first_block))
 
     @property
+    def simulated(self) -> bool:
+        """Linear layers compute what FP8 would give, in `dtype`."""
+        return self.simulate and self.linear_format == "fp8"
+
+    @property
     def calls_per_block(self) -> dict[str, int]:
         """Transformer passes of a steady frame block, by stage."""
         return {"denoise_step": len(self.schedule.timesteps), "commit": 1}
@@ -216,13 +223,15 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
             device's name.
         ImplUnavailableError: `decode_device` is not on this machine, or FP8 matrix units are not and `simulate` is off.
     """
-    check_fp8(config, device)
+    if reason := lacking(config, device):
+        raise ImplUnavailableError(
+            "fp8", reason, ("preset 'turbo' or linear_format 'native'", "simulate (what FP8 would give, no faster)")
+        )
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    place = _Place(device=device, elsewhere=decode_device != device, lora=defaults.lora)
-    states = tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+    states = knob_states(config, defaults, device)
     automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
@@ -248,31 +257,39 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     )
 
 
-def check_fp8(config: EngineConfig, device: torch.device) -> None:
-    """Check that the device has what `linear_format` needs.
+def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:
+    """What becomes of each knob of a configuration for a model on a device.
 
-    Raises:
-        ImplUnavailableError: it has no FP8 matrix units; names what to ask for instead.
+    Raises: as `resolve` does for `decode_device`.
     """
-    if config.linear_format != "fp8" or config.simulate:
-        return
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
-        return
-    raise ImplUnavailableError(
-        "fp8",
-        f"preset {config.name!r} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability "
-        f"{'.'.join(map(str, FP8_CAPABILITY))} or later)",
-        alternatives=("preset 'turbo' (linear_format 'native')", "simulate (fake quantisation, not faster)"),
+    place = _Place(
+        device=device,
+        elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
+        lora=defaults.lora,
+        own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
     )
+    return tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+
+
+def lacking(config: EngineConfig, device: torch.device) -> str:
+    """Say what a device lacks for a configuration; empty if nothing."""
+    if config.linear_format != "fp8" or config.simulate:
+        return ""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+        return ""
+    least = ".".join(map(str, FP8_CAPABILITY))
+    return f"{config.name} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """What decides which knobs do something: the device, whether another one decodes, whether a LoRA belongs to the model."""
+    """What decides which knobs do something: the device, whether another one decodes, whether a LoRA belongs to the model,
+    whether the compiler makes graphs of its own."""
 
     device: torch.device
     elsewhere: bool
     lora: bool
+    own_graphs: bool
 
 
 def _knob_state(knobs: Knobs, name: str, meaning: str, place: _Place) -> KnobState:
@@ -286,7 +303,7 @@ def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
     if name == "merge_lora":
         return "" if place.lora else "no LoRA belongs to the model"
     if name in ("compile", "fused_kernels", "cuda_graphs"):
-        return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place.device)
+        return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place)
     if place.elsewhere:  # which always works beside the transformer
         return ""
     cores = len(os.sched_getaffinity(0))
@@ -301,11 +318,13 @@ NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
 """Knobs without which a pass does not stay on the device or does not keep its addresses."""
 
 
-def _cannot_launch(knobs: Knobs, name: str, device: torch.device) -> str:
-    if device.type == "cpu":
+def _cannot_launch(knobs: Knobs, name: str, place: _Place) -> str:
+    if place.device.type == "cpu":
         return "used on CUDA only"
     if name == "fused_kernels":
         return "" if find_spec("triton") else "needs Triton, which is not installed"
+    if place.own_graphs:
+        return "compile_mode 'reduce-overhead' makes graphs of its own"
     off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
     return f"knob {off} is off" if off else ""
 

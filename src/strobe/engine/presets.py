@@ -1,9 +1,9 @@
-"""Named configurations. Each keeps what the one before it turns on."""
+"""Named configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from strobe.core.errors import unknown_choice
 from strobe.engine.config import EngineConfig, Knobs
@@ -46,22 +46,41 @@ def sparse() -> EngineConfig:
     return EngineConfig(name="sparse", sparsity=0.8)
 
 
+def low_memory() -> EngineConfig:
+    """As `balanced`, but cached keys and values are int8 and nothing is decoded beside the transformer."""
+    return EngineConfig(name="low_memory", kv_format="int8", knobs=Knobs(overlap_decode=False))
+
+
+def speed() -> EngineConfig:
+    """The full schedule and window, as fast as they go without loss; frames come one frame block late."""
+    return EngineConfig(name="speed", knobs=Knobs(late_frames=True))
+
+
 def turbo() -> EngineConfig:
     """Three steps and a window of eight latent frames; frames come one frame block late."""
     return EngineConfig(name="turbo", timesteps=(1000, 500, 250), window=8, sink=3, knobs=Knobs(late_frames=True))
 
 
+def turbo_fp8() -> EngineConfig:
+    """As `turbo`, with the linear layers in FP8."""
+    return replace(turbo(), name="turbo_fp8", linear_format="fp8")
+
+
 def ultra() -> EngineConfig:
-    """Two steps and a window of six latent frames; a sink of one leaves room for history. Frames come one frame block late."""
-    return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1, knobs=Knobs(late_frames=True))
+    """Two steps, a window of six latent frames, linear layers in FP8; a sink of one leaves room for history. One frame block late."""
+    knobs = Knobs(late_frames=True)
+    return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1, linear_format="fp8", knobs=knobs)
 
 
 PRESETS: dict[str, Callable[[], EngineConfig]] = {
     "baseline": baseline,
     "quality": quality,
     "balanced": balanced,
+    "low_memory": low_memory,
     "sparse": sparse,
+    "speed": speed,
     "turbo": turbo,
+    "turbo_fp8": turbo_fp8,
     "ultra": ultra,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -12,7 +12,7 @@ from strobe.bench.cases.ablate.cells import Cell, one_at_a_time, one_in
 from strobe.bench.cases.ablate.factors import Factor, Setup
 from strobe.bench.cases.stream import Script
 from strobe.core.errors import ConfigError
-from strobe.engine.config import ModelDefaults
+from strobe.engine.config import ModelDefaults, lacking
 from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
 
@@ -54,12 +54,14 @@ def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed
 
 
 def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool) -> list[Cell]:
-    """A cell for every preset but the base's own, and for every optimisation alone on top of the base if asked for.
+    """A cell for every preset but the base's own (none named: all that the device has what they need for), and for every optimisation alone on top of the base if asked for.
 
     Raises:
         ConfigError: a preset that there is not, or nothing to measure.
     """
-    named = tuple(presets) if presets or knobs else tuple(PRESETS)
+    named = tuple(presets) if presets or knobs else tuple(
+        name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device)
+    )
     factor = Factor(name="preset", values=named)
     found = [*one_at_a_time(base, [factor] if named else [], defaults), *(one_in(base, defaults, device) if knobs else ())]
     if not found:

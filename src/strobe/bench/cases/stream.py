@@ -160,7 +160,9 @@ class StreamCase:
             shift=config.schedule.shift,
             steps=len(config.schedule.timesteps),
             dtype=str(config.dtype).removeprefix("torch."),
-            compile_mode="default" if config.knobs.compile else None,
+            linear_format=config.linear_format + (", simulated" if config.simulated else ""),
+            kv_format=config.kv_format,
+            compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config),
         )
@@ -197,7 +199,8 @@ class StreamCase:
     def _computes(self, name: str) -> tuple[object, ...]:
         """What decides the values: two variants that agree in it must agree in their latents."""
         config = self._session(name).config
-        return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype
+        formats = config.linear_format, config.kv_format
+        return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Latents and frames of a short clip with one hard prompt switch."""

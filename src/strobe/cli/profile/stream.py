@@ -51,6 +51,7 @@ class Profiled(ModelFlags):
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -156,12 +157,11 @@ def stream(
     return GATE_FAILED if outcome.red else code
 
 
-def _config(name: str, compiled: bool | None) -> EngineConfig:
+def _config(what: Profiled, name: str) -> EngineConfig:
     """A preset, with torch.compile forced on or off and then so named."""
     from strobe.engine.config import replace_knobs
-    from strobe.engine.presets import preset
 
-    config = preset(name)
+    config, compiled = what.config(name), what.compile
     if compiled is None or config.knobs.compile == compiled:
         return config
     return replace(
@@ -172,7 +172,7 @@ def _config(name: str, compiled: bool | None) -> EngineConfig:
 def _configs(what: Profiled) -> list[EngineConfig]:
     """Every preset with the attention that was asked for, each once."""
     found = []
-    for config in (_config(name, what.compile) for name in what.preset):
+    for config in (_config(what, name) for name in what.preset):
         wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}
         for sparsity in wanted.get(what.attention, (0.0, config.sparsity or _SPARSITY)):
             label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"

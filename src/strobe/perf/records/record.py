@@ -165,6 +165,7 @@ class SpanCost(_Part, frozen=True, kw_only=True):
     read_bytes: Annotated[int, Meta(description="bytes it must read at least")]
     write_bytes: Annotated[int, Meta(description="bytes it must write at least")]
     dense_flops: Annotated[int | None, Meta(description="FLOPs of the dense operation it replaces; null: it is dense")] = None
+    dtype: Annotated[str, Meta(description="dtype of its matrix products; empty: that of the variant")] = ""
 
 
 class Variant(_Line, frozen=True, kw_only=True):
@@ -184,6 +185,8 @@ class Variant(_Line, frozen=True, kw_only=True):
     steps: Annotated[int | None, Meta(description="denoise steps per frame block")] = None
     dtype: Annotated[str, Meta(description="dtype of the transformer's weights and activations")] = ""
     lora: Annotated[str | None, Meta(description="LoRA merged into the weights; null for none")] = None
+    linear_format: Annotated[str, Meta(description="format of the linear layers, e.g. `native`, `fp8`, `fp8, simulated`")] = ""
+    kv_format: Annotated[str, Meta(description="format of the cached keys and values, e.g. `native`, `int8`")] = ""
     compile_mode: Annotated[str | None, Meta(description="torch.compile mode that ran; null for eager")] = None
     tokens_per_block: Annotated[int | None, Meta(description="tokens of one frame block")] = None
     calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
@@ -244,7 +247,7 @@ class Trace(_Line, frozen=True, kw_only=True):
     size_bytes: Annotated[int, Meta(description="size of the file")]
     first_block: Annotated[int, Meta(description="first frame block in the trace")]
     num_blocks: Annotated[int, Meta(description="frame blocks in the trace")]
-    regions: Annotated[tuple[str, ...], Meta(description="regions marked in the trace; empty: all")] = ()
+    regions: Annotated[tuple[str, ...], Meta(description="regions marked in the trace; empty: all but the pieces of a pass")] = ()
     options: Annotated[
         tuple[str, ...], Meta(description="profiler options that distort times, e.g. `with_stack`; such a trace gives no figures")
     ] = ()

@@ -99,7 +99,7 @@ def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> C
     settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
     if settings:
         candidate = _named(changed(own, settings, defaults), settings)
-        resolve(candidate.config, defaults, torch.device("cpu"))
+        resolve(replace(candidate.config, simulate=True), defaults, torch.device("cpu"))  # what a device lacks, a run says
     planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
     return Cell(planned=planned, base=own, candidate=candidate)
 

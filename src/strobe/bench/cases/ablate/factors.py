@@ -94,7 +94,7 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
         ConfigError: a value is not allowed, or not together with the others.
     """
     values = {name: read_value(name, text, defaults) for name, text in changes.items()}
-    config: Any = values.pop("preset", setup.config)
+    config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)  # type: ignore[type-var]
     timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
     own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
     knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}

@@ -165,6 +165,8 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ("timesteps before the shift", _timesteps),
     ("shift", lambda variant: _or_none(variant.shift)),
     ("dtype", lambda variant: _or_none(variant.dtype)),
+    ("linear layers", lambda variant: _or_none(variant.linear_format)),
+    ("keys and values", lambda variant: _or_none(variant.kv_format)),
     ("LoRA", lambda variant: _or_none(variant.lora)),
     ("compile mode", lambda variant: _or_none(variant.compile_mode)),
     ("tokens per frame block", lambda variant: _or_none(variant.tokens_per_block)),
