@@ -39,7 +39,7 @@ DENSE = AttentionSpec(
     return_lse=False,
     needs_grad=False,
 )
-SPARSE = SparseSpec.of(DENSE, block=64, most_selected=3, ragged=True, deterministic=False)
+SPARSE = SparseSpec.of(DENSE, block=64, most_selected=3, ragged=True, uniform=False, deterministic=False)
 VERSIONS = {"nvidia-cudnn-frontend": "1.32.0", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"}
 
 
@@ -134,6 +134,8 @@ def test_what_the_dense_libraries_refuse(machine: SimpleNamespace, changes: dict
         ({"needs_grad": True, "ragged": False}, "cudnn"),
         ({"block": 128}, "triton"),
         ({"block": 128, "ragged": False}, "fa4"),
+        ({"block": 128, "uniform": True}, "cudnn"),
+        ({"block": 128, "ragged": False, "uniform": True}, "fa4"),
         ({"block": 128, "needs_grad": True}, "cudnn"),
         ({"block": 256}, "triton"),
         ({"dtype": torch.float32}, "triton"),
@@ -210,7 +212,10 @@ def test_a_survey_tells_the_four_states(machine: SimpleNamespace, monkeypatch: p
     monkeypatch.setattr(gates, "GATES", (gate("sparse", "cudnn"),))
     monkeypatch.setitem(libraries.MISSING, "fa4", "it is not there")
     found = {(state.operator, state.name): state for state in survey(GPU)}
-    assert found["sparse", "cudnn"].detail == "7 tests on NVIDIA H200, 2026-01-31, torch 2.11.0"
+    record = "7 tests on NVIDIA H200, 2026-01-31, torch 2.11.0"
+    assert found["sparse", "cudnn"].detail == f"{record}; not with what is here: torch {importlib.metadata.version('torch')}"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"torch": "2.11.0"}[name])
+    assert next(each for each in survey(GPU) if (each.operator, each.name) == ("sparse", "cudnn")).detail == record
     states = {name: found["sparse", name].state for name in ("cudnn", "fa4", "triton", "cpu", "reference")}
     assert states == {"cudnn": "gated", "fa4": "missing", "triton": "untested", "cpu": "missing", "reference": "runs"}
     assert found["dense", "sdpa"].state == "runs" and found["dense", "fa4"].detail == "it is not there"

@@ -143,9 +143,9 @@ def test_the_page_has_every_part(folder: Path) -> None:
         assert words in page
     assert "smallest window" in page  # the cell that could not be
     assert "compile is asked for and does nothing here" in page
-    (table,) = (part for part in page.split("**Leave one out.**")[1:])
+    (table,) = page.split("**Leave one out.**")[1:]
     (row,) = (line for line in table.splitlines() if line.startswith("| ring"))
-    assert row.count("|") == 7 and ("frame block |" in row or "denoise step |" in row or "section |" in row), row
+    assert row.count("|") == 7 and "not measured" not in row, row  # what moved, if anything, is up to the machine
 
 
 def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ run
 
-REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=0.01)
+REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=1e-6)
 GRID = (Cell(shape=SHAPE, sparsity=0.5, block=64), Cell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
 
 
@@ -252,7 +252,7 @@ def test_a_rerun_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
 
 def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
     run_grid(GRID[:1], REQUEST, tmp_path, quiet)
-    other = Request(contestants=REQUEST.contestants, device="cpu", seconds=0.01, seed=1)
+    other = Request(contestants=REQUEST.contestants, device="cpu", seconds=1e-6, seed=1)
     with pytest.raises(ConfigError, match="another seed; give the same, or name another folder"):
         run_grid(GRID[:1], other, tmp_path, quiet)
     (tmp_path / "request.json").write_text("{")
@@ -332,7 +332,7 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("block size is not what\nthe kernel wants")
 
     damaged(monkeypatch, "fine:cpu", fail)
-    request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=0.01)
+    request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=1e-6)
     run_grid(GRID[:1], request, tmp_path, quiet)
     run = read_run(tmp_path / "cells" / GRID[0].name)
     causes = {line.variant: line.cause for line in run.excluded}
@@ -355,7 +355,7 @@ def test_a_cell_that_cannot_be_is_an_entry_and_the_next_one_runs(tmp_path: Path,
 
 
 def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:
-    request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=0.01, traced_calls=2)
+    request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=1e-6, traced_calls=2)
     run_grid(GRID[:1], request, tmp_path, quiet)
     folder = tmp_path / "cells" / GRID[0].name
     run = read_run(folder)

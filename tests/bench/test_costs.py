@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from strobe.bench.costs import decoder_stages, steady_pass, stream_costs, transformer_shape
-from strobe.core.costs import total, transformer_pass
+from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, resolve
 from strobe.engine.load import Model
 
@@ -28,11 +30,31 @@ def test_a_steady_pass_attends_a_full_window(tiny: Model, config: ResolvedConfig
 
 def test_every_stage_of_a_stream_has_its_cost(tiny: Model, config: ResolvedConfig) -> None:
     found = {cost.span: cost for cost in stream_costs(tiny, config)}
-    assert list(found) == ["denoise_step", "commit", "attention_kernel", "vae_decode"]
+    assert {"denoise_step", "commit", "attention", "attention_kernel", "ffn", "ffn_up", "kv_write", "vae_decode"} <= found.keys()
     shape = transformer_shape(tiny)
     assert found["denoise_step"].flops == total(transformer_pass(shape, steady_pass(tiny, config))).flops
     assert found["commit"].flops < found["denoise_step"].flops
     assert found["attention_kernel"].flops == 4 * 12 * 48 * shape.dim
+    layer = sum(found[name].flops for name in ("attention", "cross_attention", "ffn"))
+    edges = found["patch_embedding"].flops + found["head"].flops
+    assert found["denoise_step"].flops == shape.num_layers * layer + edges
+    assert found["ffn"].flops == 2 * 2 * 12 * shape.dim * shape.ffn_dim and not any(cost.dtype for cost in found.values())
+
+
+def test_matrices_in_fewer_bits_read_fewer_bytes(tiny: Model, config: ResolvedConfig) -> None:
+    """FP8: inputs and weights in one byte instead of four, and the FP8 peak; int8: weights alone; simulated: nothing changes."""
+    rows, dim, wide = 12, 48, 64
+    plain, fp8, int8, fake = (
+        {cost.span: cost for cost in stream_costs(tiny, replace(config, linear_format=name, simulate=simulate))}
+        for name, simulate in (("native", False), ("fp8", False), ("int8", False), ("fp8", True))
+    )
+    weights, inputs = dim * wide, rows * dim
+    assert plain["ffn_up"].read_bytes - fp8["ffn_up"].read_bytes == 3 * (weights + inputs)
+    assert plain["ffn_up"].read_bytes - int8["ffn_up"].read_bytes == 3 * weights
+    assert plain["qkv_projection"].read_bytes - int8["qkv_projection"].read_bytes == 3 * 3 * dim * dim
+    assert (fp8["ffn_up"].dtype, fp8["kv_write"].dtype, int8["ffn_up"].dtype) == ("float8", "", "")
+    assert fp8["denoise_step"].dtype == "float8 and float32" and parse_dtype(fp8["denoise_step"].dtype) is None
+    assert fake == plain and all(fp8[name].flops == plain[name].flops for name in plain)
 
 
 def test_the_decoder_is_what_torch_counts(tiny: Model) -> None:

@@ -135,7 +135,11 @@ def test_the_rule(tmp_path: Path) -> None:
 def test_on_a_gpu_memory_alone_keeps_an_entry(tmp_path: Path) -> None:
     write(tmp_path / "light", "light", (100, 120), psnr=30.0, gpu_peaks=(1000, 900))
     write(tmp_path / "heavy", "heavy", (100, 120), psnr=30.0, gpu_peaks=(1000, 990))
+    write(tmp_path / "unknown", "unknown", (100, 120), note="random weights", gpu_peaks=(1000, 900))
     found = decisions(tmp_path)
+    assert (
+        found["unknown"][0] == "Open" and "memory 10 % below" in found["unknown"][1] and "random weights" in found["unknown"][1]
+    )
     assert found["light"] == ("Keep", "for memory, 10 % below its reference; slower than its reference")
     assert found["heavy"][0] == "Drop"
 

@@ -14,7 +14,7 @@ from strobe.cli.main import main
 from terminal import Strobe
 
 CLIP = ("--device", "cpu", "--blocks", "4", "--switch", "block=2:a blue square moving up")
-SMALL = ("--base", "ultra", "--rounds", "1", "--samples", "1", "--traced", "0", *CLIP)
+SMALL = ("--base", "turbo", "--rounds", "1", "--samples", "1", "--traced", "0", *CLIP)
 
 
 @pytest.fixture(scope="module")

@@ -14,20 +14,22 @@ import pytest
 
 from strobe.bench import runner
 from strobe.bench.case import Plan
+from strobe.bench.cases.stream import StreamCase
 from strobe.cli.main import main
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
-CLIP = ("--blocks", "7", "--switch", "block=2:a blue square moving up", "--device", "cpu")
+CLIP = ("--blocks", "5", "--switch", "block=1:a blue square moving up", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A small comparison, and the JSON that the command printed."""
+    """A small comparison, its quality judged on one clip each, and the JSON that the command printed."""
     root = tmp_path_factory.mktemp("compare") / "runs"
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["compare", "quality", "ultra", "--rounds", "2", "--runs", str(root), *CLIP, "--json", "--quiet"])
+    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
+        code = main(["compare", "quality", "turbo", "--rounds", "2", "--runs", str(root), *CLIP, "--json", "--quiet"])
     assert code == 0, out.getvalue()
     (folder,) = root.iterdir()
     return folder, json.loads(out.getvalue())
@@ -44,25 +46,44 @@ def test_the_document_says_what_the_records_say(compared: tuple[Path, Any]) -> N
     assert document["runs"] == [str(folder)]
     assert {Path(path).name for path in document["report"].values()} == {"report.html", "report.md", "report.json"}
     assert all(Path(path).stat().st_size > 0 for path in document["report"].values())
-    assert {(each["candidate"], each["reference"]) for each in document["speedups"]} == {("ultra", "quality")}
+    assert {(each["candidate"], each["reference"]) for each in document["speedups"]} == {("turbo", "quality")}
     for each in document["speedups"]:
         assert each["low"] <= each["ratio"] <= each["high"]
         assert document["figures"][each["candidate"]][each["level"]] == each["ratio"]
-    assert read_run(folder).header.workload.frame_blocks == 7
+    assert read_run(folder).header.workload.frame_blocks == 5
+
+
+@pytest.fixture
+def steady(run: Path) -> Path:
+    """The run as if every timed clip of a variant had taken as long as its first: an interval without width on any machine."""
+    file = run / "records.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    first: dict[tuple[object, ...], dict[str, int]] = {}
+    for line in lines:
+        if line.get("palindrome") is not None and "value_ns" in line:
+            same = first.setdefault(
+                tuple(line.get(key) for key in ("variant", "name", "index", "parent")),
+                {key: line[key] for key in ("start_ns", "value_ns")},
+            )
+            line.update(same)
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run
 
 
 @pytest.mark.parametrize(
     ("requirements", "code", "not_met"),
     [
-        (["e2e>0.01", "ultra:psnr>5"], 0, []),
-        (["ultra:e2e>1000"], 1, ["ultra: e2e"]),
-        (["e2e>1000", "block<1000", "ssim>1"], 1, ["ultra: e2e", "ultra: ssim"]),
+        (["e2e>0.01", "turbo:psnr>5"], 0, []),
+        (["turbo:e2e>1000"], 1, ["turbo: e2e"]),
+        (["e2e>1000", "block<1000", "ssim>1"], 1, ["turbo: e2e", "turbo: ssim"]),
     ],
 )
-def test_the_gate(strobe: Strobe, run: Path, requirements: list[str], code: int, not_met: list[str]) -> None:
+def test_the_gate(strobe: Strobe, steady: Path, requirements: list[str], code: int, not_met: list[str]) -> None:
     flags = [word for text in requirements for word in ("--require", text)]
-    result = strobe("report", run, *flags, "--json")
+    result = strobe("report", steady, *flags, "--json")
     assert result.code == code, result.err
+    timed = [each for each in result.document["speedups"] if each["level"] in ("step", "block", "e2e")]
+    assert len(timed) == 3 and all(each["low"] == pytest.approx(each["high"]) for each in timed)
     assert [line.rsplit(" is ")[0] for line in result.document["not_met"]] == not_met
 
 
@@ -76,7 +97,7 @@ def test_the_page_goes_where_it_is_told(strobe: Strobe, run: Path, tmp_path: Pat
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     result = strobe("report", run, "--into", tmp_path / "pages", "--json")
     assert {Path(path).parent for path in result.document["report"].values()} == {tmp_path / "pages"}
-    assert "../run/clips/ultra.mp4" in (tmp_path / "pages" / "report.html").read_text()
+    assert "../run/clips/turbo.mp4" in (tmp_path / "pages" / "report.html").read_text()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -96,20 +117,20 @@ def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None]) -> None:
         def stop_in_round_1(done: int, total: int, what: str) -> None:
-            if what.startswith("timing ultra"):
+            if what.startswith("timing turbo"):
                 raise KeyboardInterrupt
 
         run_case(case, root=root, plan=plan, progress=stop_in_round_1)
 
     run_case = runner.run_case
     monkeypatch.setattr(runner, "run_case", interrupted)
-    result = strobe("compare", "quality", "ultra", "--runs", tmp_path, *CLIP)
+    result = strobe("compare", "quality", "turbo", "--runs", tmp_path, *CLIP)
     (folder,) = tmp_path.iterdir()
     assert result.code == 130 and f"strobe report {folder}" in result.err
     kept = read_run(folder)
-    assert kept.end.status == "interrupted" and [clip.variant for clip in kept.clips] == ["quality", "ultra", "quality"]
+    assert kept.end.status == "interrupted" and [clip.variant for clip in kept.clips] == ["quality", "turbo", "quality"]
     unmet = strobe("report", folder, "--require", "e2e>=0.01", "--json")  # a gate is not met by what was never measured
-    assert unmet.code == 1 and unmet.document["not_met"] == ["ultra: e2e was not measured, >=0.01 required"]
+    assert unmet.code == 1 and unmet.document["not_met"] == ["turbo: e2e was not measured, >=0.01 required"]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +139,9 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
         (["quality", "ultr"], "did you mean 'ultra'"),
         (["quality"], "candidate"),
         (["quality", "quality"], "differ in name"),
-        (["quality", "ultra", "--rounds", "0"], "at least one palindrome"),
-        (["quality", "ultra", "--require", "fast"], "--require"),
-        (["quality", "ultra", "--switch", "block=40:a blue square moving up"], "never take effect"),
+        (["quality", "turbo", "--rounds", "0"], "at least one palindrome"),
+        (["quality", "turbo", "--require", "fast"], "--require"),
+        (["quality", "turbo", "--switch", "block=40:a blue square moving up"], "never take effect"),
     ],
 )
 def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -27,7 +27,7 @@ def num_frames(path: Path) -> int:
 def test_a_clip_with_two_switches(strobe: Strobe, tmp_path: Path) -> None:
     out = tmp_path / "clip.mp4"
     switches = ["--switch", "0.7s:a blue square moving up", "--switch", "block=3:a green star moving right"]
-    result = strobe("generate", PROMPT, *switches, "--blocks", 4, "--preset", "ultra", "--device", "cpu", "--json", "-o", out)
+    result = strobe("generate", PROMPT, *switches, "--blocks", 4, "--preset", "turbo", "--device", "cpu", "--json", "-o", out)
     assert result.code == 0, result.err
     document = result.document
     assert document["frame_blocks"] == 4 and document["frames"] == num_frames(out) == 45
@@ -36,7 +36,7 @@ def test_a_clip_with_two_switches(strobe: Strobe, tmp_path: Path) -> None:
         {"frame_block": 2, "text": "a blue square moving up"},
         {"frame_block": 3, "text": "a green star moving right"},
     ]
-    assert (document["preset"], document["device"], document["fps"]) == ("ultra", "cpu", 16)
+    assert (document["preset"], document["device"], document["fps"]) == ("turbo", "cpu", 16)
 
 
 def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, 
 
     monkeypatch.setattr(Session, "stream", interrupted)
     out = tmp_path / "clip.mp4"
-    result = strobe("generate", PROMPT, "--blocks", 5, "--preset", "ultra", "--device", "cpu", "-o", out)
+    result = strobe("generate", PROMPT, "--blocks", 5, "--preset", "turbo", "--device", "cpu", "-o", out)
     assert result.code == 130
     assert num_frames(out) == 21 and "21 frames" in result.out
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.mp4"]

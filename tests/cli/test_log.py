@@ -21,10 +21,10 @@ def test_quick_measures_presets_against_the_base(strobe: Strobe, tmp_path: Path,
         return Outcome(measured=(), kept=(), failed=())
 
     monkeypatch.setattr(run, "run_cells", nothing)
-    result = strobe("log", "--quick", "--presets", "turbo", "ultra", "--device", "cpu", "--out", tmp_path / "log")
+    result = strobe("log", "--quick", "--presets", "turbo", "low_memory", "--device", "cpu", "--out", tmp_path / "log")
     assert result.code == 2 and "nothing was measured" in result.err
     ((cells, job),) = asked
-    assert cells == ["preset-turbo", "preset-ultra"]
+    assert cells == ["preset-turbo", "preset-low_memory"]
     assert (job.base, job.script.num_blocks, len(job.script.switches)) == ("baseline", 34 + 20, 10)
 
 

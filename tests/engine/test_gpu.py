@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.graphs import CudaGraphs
+from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Change, Mode, Switch
 from strobe.engine.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -67,3 +70,96 @@ def test_forks_replay_bit_equal(make: Callable[..., Session], name: str) -> None
     fork = session.fork()
     results: list[Any] = [play(each) for each in (session, fork)]
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+# ------------------------------------------------------------------------------- CUDA graphs; the CPU twin is test_graphs.py
+
+GRAPHS = {
+    "plain": {"window": 8},
+    "renewed sink": {"window": 6, "sink": 1, "keep_sink": False},
+    "sparse": {"window": 8, "sink": 2, "sparsity": 0.5},
+    "int8 cache": {"window": 8, "sink": 2, "kv_format": "int8"},
+}
+
+
+def graphs(on: bool, *, kernels: bool = False, **options: Any) -> EngineConfig:
+    knobs = replace_knobs(Knobs(), compile=False, fused_kernels=kernels, cuda_graphs=on)
+    return EngineConfig(**({"dtype": "float32", "knobs": knobs} | options))
+
+
+def larger(tiny: Model, name: str) -> Model:
+    return replace(tiny, defaults=replace(tiny.defaults, frame_size=(128, 128))) if name == "sparse" else tiny
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_are_the_passes(make: Callable[..., Session], tiny: Model, name: str, kernels: bool) -> None:
+    """Bit by bit, while the window fills and after, over a hard switch."""
+    sessions = [
+        make(preset=graphs(on, kernels=kernels, **GRAPHS[name]), device="cuda", model=larger(tiny, name)) for on in (True, False)
+    ]
+    assert isinstance(sessions[0]._stream._dit.runner, CudaGraphs)
+    (found, _), (expected, _) = (play(each) for each in sessions)
+    assert torch.equal(found, expected)
+
+
+def test_interleaved_sessions_and_forks_have_graphs_of_their_own(make: Callable[..., Session]) -> None:
+    expected = [play(make(preset=graphs(False), device="cuda", seed=seed))[0] for seed in range(2)]
+    sessions = [make(preset=graphs(True), device="cuda", seed=seed) for seed in range(2)]
+    first = [next(iter(session.stream(1))).latents for session in sessions]
+    everyone = [*sessions, *(session.fork() for session in sessions)]
+    streams = [session.stream(7, switches=SWITCHES) for session in everyone]
+    blocks = [[block.latents for block in some] for some in zip(*streams, strict=True)]
+    for index, session in enumerate(everyone):
+        rest = torch.cat([first[index % 2], *(some[index] for some in blocks)], dim=1)
+        assert torch.equal(rest.cpu(), expected[index % 2])
+        session.close()
+
+
+def test_closing_gives_memory_back(make: Callable[..., Session]) -> None:
+    def used() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def stream() -> None:
+        with make(preset=graphs(True), device="cuda") as session:
+            play(session)
+
+    stream()  # workspaces of libraries stay
+    before = used()
+    stream()
+    assert used() == before
+
+
+class NoDecoder:
+    """Decodes nothing."""
+
+    def start(self, latents: Tensor, state: Any) -> Any:
+        return lambda: (torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), state)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("mode", [None, "soft", "recache"])
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("on", [False, True])
+def test_nobody_waits_in_a_frame_block(make: Callable[..., Session], tiny: Model, on: bool, name: str, mode: Mode | None) -> None:
+    """Of noise, rotations, rows, a turned sink, coarse keys and a prompt nothing makes the CPU wait; frames are not decoded."""
+    session = make(preset=graphs(on, **GRAPHS[name]), device="cuda", model=larger(tiny, name))
+    stream: Any = session._stream
+    stream._decoder.close()
+    stream._decoder = NoDecoder()
+    for index in range(6):
+        hard = Change(prompts=("green square",), mode="recache", over=1)
+        stream.advance({0: session._pending, 4: hard}.get(index))
+        stream.deliver()
+    torch.cuda.synchronize()
+    change = None if mode is None else Change(prompts=("blue circle",), mode=mode, over=1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        stream.advance(change)
+        stream.deliver()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

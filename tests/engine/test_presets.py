@@ -94,13 +94,13 @@ def test_resolved_leaves_nothing_open(name: str) -> None:
 
 
 def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
     states = {state.name: state for state in config.knob_states}
     assert not states["compile"].on and "CUDA" in states["compile"].reason
     assert states["ring_cache"].on and not states["ring_cache"].reason
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert not resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knobs.overlap_decode
-    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
     for cores in (2, 4):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         (overlap,) = (
@@ -112,6 +112,7 @@ def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytes
 
 
 def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
     late = EngineConfig(knobs=Knobs(late_frames=True))
     assert resolve(late, DEFAULTS, torch.device("cuda", 0)).knobs.late_frames
     for config, cores, device in (

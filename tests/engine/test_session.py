@@ -137,7 +137,7 @@ class TestSnapshots:
         session = make()
         play(session, 1)
         stream, other = session._stream, session.fork()._stream
-        assert other._dit is stream._dit and other._decoder._vae is stream._decoder._vae
+        assert other._dit.dit is stream._dit.dit and other._decoder._vae is stream._decoder._vae
         assert other._decoder._worker is not stream._decoder._worker
         assert other._cache.keys.data_ptr() != stream._cache.keys.data_ptr()  # type: ignore[attr-defined]
 
@@ -338,17 +338,17 @@ class TestTrouble:
 
         def wait(*arguments: Any) -> Any:
             inside.set()
-            leave.wait(10)
+            leave.wait(120)
             return work(*arguments)
 
         session._stream._dit.flow = wait  # type: ignore[method-assign]
         got: list[FrameBlock] = []
         thread = threading.Thread(target=lambda: got.extend(session.stream(2)))
         thread.start()
-        inside.wait(10)
+        assert inside.wait(120)
         with pytest.raises(SessionError, match="another thread"):
             play(session, 1)
         assert session.prompt("blue square").frame_block == 1
         leave.set()
-        thread.join(30)
+        thread.join(120)
         assert [block.prompt for block in got] == ["red circle", "blue square"]

@@ -42,7 +42,7 @@ def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own; it finds the path in sys.argv[1]."""
     script = f"import sys\nsys.path.insert(0, {str(Path(strobe.__file__).parents[1])!r})\n{script}"
     command = [sys.executable, "-c", script, str(path)]
-    return subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    return subprocess.run(command, check=False, timeout=600, capture_output=True, text=True)
 
 
 def psnr_db(frames: Tensor, reference: Tensor) -> float:

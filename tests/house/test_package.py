@@ -109,7 +109,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built with the tools of this environment and no network."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--wheel-dir", str(folder), str(ROOT)], check=True, capture_output=True, timeout=300)
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(ROOT)], check=True, capture_output=True, timeout=900)
     (built,) = folder.iterdir()
     return built
 
@@ -133,22 +133,21 @@ def test_the_wheel_runs_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=900)
     site = Path(subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True,
-                               capture_output=True, text=True, timeout=60).stdout.strip())  # fmt: skip
+                               capture_output=True, text=True, timeout=600).stdout.strip())  # fmt: skip
     dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site / "dependencies.pth").write_text("\n".join(dependencies), encoding="utf-8")
     outside = tmp_path / "elsewhere"
     outside.mkdir()
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(arguments, cwd=outside, env={"PATH": ""}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(arguments, cwd=outside, env={"PATH": ""}, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     strobe_script = str(tmp_path / "venv" / "bin" / "strobe")
     assert run(strobe_script, "--version").split() == ["strobe", strobe.__version__]
     assert str(site) in run(str(python), "-c", "import strobe; print(strobe.__file__)")
-    run(strobe_script, "doctor", "--device", "cpu", "--json")
     run(strobe_script, "generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "-o", "clip.mp4")
     assert (outside / "clip.mp4").stat().st_size > 0

@@ -1,11 +1,13 @@
 """Where each implementation passed its tests on a GPU: a record that ships with the package.
 
-An implementation that has a gate is chosen by `auto` only on the compute capabilities that the record names.
+An implementation that has a gate is chosen by `auto` only on the compute capabilities that the record names. Other versions of
+torch or a library than those it ran with do not take it away, but `drift` says so, and `strobe doctor` shows it.
 `python tests/attention/record_gate.py` runs the tests on a GPU and updates it.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from dataclasses import dataclass
 from importlib.resources import files
@@ -43,6 +45,18 @@ class Gate:
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{self.tests} tests on {self.device}, {self.date}, {versions}"
+
+    def drift(self) -> str:
+        """What is installed here in another version than the tests ran with, such as `torch 2.12.0`; empty if nothing is."""
+        found = ((name, version, _installed(name)) for name, version in self.versions.items())
+        return ", ".join(f"{name} {here}" for name, version, here in found if here != version)
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def parse_gates(text: str) -> tuple[Gate, ...]:

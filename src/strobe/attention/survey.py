@@ -26,7 +26,8 @@ class ImplState:
         name: of the implementation.
         state: `gated`: it runs and passed its tests on such a device; `runs`: it runs and needs no gate; `untested`: it runs if
             named; `missing`: it does not run.
-        detail: the record of the gate, or the reason; empty for `runs`.
+        detail: the record of the gate, with what is installed in another version than it ran with; or the reason; empty for
+            `runs`.
     """
 
     operator: str
@@ -50,7 +51,7 @@ def survey(device: torch.device) -> tuple[ImplState, ...]:
         return_lse=False,
         needs_grad=False,
     )
-    sparse = SparseSpec.of(dense, block=64, most_selected=4, ragged=False, deterministic=False)
+    sparse = SparseSpec.of(dense, block=64, most_selected=4, ragged=False, uniform=False, deterministic=False)
     asked: list[tuple[str, Impl[Any], AttentionSpec]] = [("dense", impl, dense) for impl in DENSE]
     asked += [("sparse", impl, sparse) for impl in SPARSE]
     return tuple(_state(*each) for each in asked)
@@ -63,7 +64,8 @@ def _state(operator: str, impl: Impl[Any], spec: AttentionSpec) -> ImplState:
     if reason := impl.refuses(spec):
         state, detail = "missing", reason
     elif gate is not None:
-        state, detail = "gated", str(gate)
+        drift = gate.drift()
+        state, detail = "gated", str(gate) + (f"; not with what is here: {drift}" if drift else "")
     elif reason := impl.untested(spec.device):
         state, detail = "untested", reason
     return ImplState(operator=operator, name=impl.name, state=state, detail=detail)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 from strobe.core import costs
-from strobe.core.costs import Cost, PassShape, TransformerShape
+from strobe.core.costs import Cost, Part, PassShape, TransformerShape
 from strobe.core.shapes import LatentShape
-from strobe.core.spans import ATTENTION_KERNEL, COMMIT, DENOISE_STEP, VAE_DECODE
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, COMMIT, CROSS_ATTENTION, DENOISE_STEP, FFN, VAE_DECODE
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.sparsity import attended_keys
@@ -51,20 +53,71 @@ def dtype_name(config: ResolvedConfig) -> str:
     return str(config.dtype).removeprefix("torch.")
 
 
+_MATRICES: Final = ("qkv_projection", "output_projection", "cross_projection", "ffn_up", "ffn_down")
+"""Parts of a pass that `linear_format` is about."""
+_SECTIONS: Final = {
+    ATTENTION: (
+        "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", ATTENTION_KERNEL, "output_projection", "gated_residual"
+    ),
+    CROSS_ATTENTION: (
+        "cross_norm", "cross_norm", "cross_projection", "cross_projection", "cross_attention_kernel", "cross_residual"
+    ),
+    FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
+}  # fmt: skip
+"""Parts of a pass that one section of a layer has."""
+
+
 def stream_costs(model: Model, config: ResolvedConfig) -> tuple[SpanCost, ...]:
-    """Cost of one denoise step, commit pass, self-attention kernel call and decoder call of a steady frame block."""
+    """Cost of one call of every region of a steady frame block whose work follows from the sizes.
+
+    These are denoise step, commit pass, decoder call, the sections of a layer and their pieces. FP8 matrices read inputs and
+    weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. What has matrices of both
+    kinds has no one peak: its dtype names both, and only its rates are known.
+    """
     shape = transformer_shape(model)
-    step = costs.transformer_pass(shape, steady_pass(model, config))
-    commit = costs.transformer_pass(shape, steady_pass(model, config, commit=True))
-    (kernel,) = (part.each for part in step if part.name == ATTENTION_KERNEL)
+    step = _formatted(shape, steady_pass(model, config), config)
+    commit = _formatted(shape, steady_pass(model, config, commit=True), config)
+    each = {part.name: part.each for part in step}
+    sections = {name: sum((each[part] for part in parts), Cost()) for name, parts in _SECTIONS.items()}
+    found = {DENOISE_STEP: costs.total(step), COMMIT: costs.total(commit), **sections, **each}
     decode = sum((cost for _, cost in decoder_stages(model, dtype_name(config))), Cost())
-    found = {DENOISE_STEP: costs.total(step), COMMIT: costs.total(commit), ATTENTION_KERNEL: kernel}
     if decode != Cost():
         found[VAE_DECODE] = decode
     return tuple(
-        SpanCost(span=name, flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
+        SpanCost(
+            span=name, flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, dtype=_multiplied(name, config)
+        )
         for name, cost in found.items()
     )
+
+
+def _multiplied(name: str, config: ResolvedConfig) -> str:
+    """The dtype of a region's matrix products; empty: the model's."""
+    if config.linear_format != "fp8" or config.simulate:
+        return ""
+    if name in (*_MATRICES, FFN):
+        return "float8"
+    return f"float8 and {dtype_name(config)}" if name in (DENOISE_STEP, COMMIT, ATTENTION, CROSS_ATTENTION) else ""
+
+
+def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[Part, ...]:
+    """The parts of a pass with the bytes that its matrices have in their format."""
+    parts = costs.transformer_pass(shape, one)
+    if config.linear_format == "native" or config.simulate:
+        return parts
+    rows, dim, wide, size = one.batch * one.q_tokens, shape.dim, shape.ffn_dim, costs.element_bytes(one.dtype)
+    sizes = dict.fromkeys(_MATRICES, (dim, dim)) | {
+        "qkv_projection": (dim, 3 * dim),
+        "ffn_up": (dim, wide),
+        "ffn_down": (wide, dim),
+    }
+    of_input = 1 if config.linear_format == "fp8" else size
+    found = []
+    for part in parts:
+        given, out = sizes.get(part.name, (0, 0))
+        narrower = rows * given * (size - of_input) + given * out * (size - 1)
+        found.append(replace(part, each=replace(part.each, read_bytes=part.each.read_bytes - narrower)))
+    return tuple(found)
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:

@@ -17,10 +17,11 @@ from strobe.cache.kv import CacheStep, KVCache
 from strobe.core import costs
 from strobe.core.costs import Cost
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
+from strobe.engine.caches import new_cache
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
-from strobe.engine.stream import latent_shape, new_cache
+from strobe.engine.stream import latent_shape
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from strobe.cache.policy import RingPolicy, SlotRun
+from strobe.cache.policy import RingPolicy
+from strobe.cache.rows import Signature, TokenRows, store
 from strobe.cache.tiled import HistoryTiles, Reach, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
@@ -69,6 +70,18 @@ class CacheStep(Protocol):
         """What is attended of all that `write` returns; None: everything."""
         ...
 
+    @property
+    def signature(self) -> Signature | None:
+        """Every Python value that a pass depends on, `positions` excepted, and whose tensors they are.
+
+        None: a pass reads the device back or makes tensors of its own, so that it cannot be recorded.
+        """
+        ...
+
+    def buffers(self, layer: int) -> tuple[Tensor, ...]:
+        """All that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
+        ...
+
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D]."""
         ...
@@ -103,41 +116,48 @@ class KVCache(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RingStep:
-    """One pass over a `RingCache`: `runs` are the slots written, the first `filled` slots are attended."""
+    """One pass over a `RingCache`. Between two passes of one `signature` nothing differs but what is in its tensors.
+
+    Args:
+        cache: the ring.
+        positions: see `CacheStep`; a pass sees them only in its rotations.
+        rows: row of the cache that each token goes to, int64 `[F * N]` on its device; -1: not kept, because the sink stays. The
+            tensor is the cache's and follows the frames that it opened last.
+        attended: so many first rows are attended.
+        skipped: leading tokens that are not kept.
+    """
 
     cache: RingCache
     positions: tuple[int, ...]
-    runs: tuple[SlotRun, ...]
-    filled: int
+    rows: Tensor
+    attended: int
+    skipped: int
 
     @property
     def reach(self) -> None:
         """All that `write` returns is attended."""
 
+    @property
+    def signature(self) -> Signature:
+        return id(self.cache), len(self.positions), self.attended, self.skipped
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as they are kept, `[B, rows, H, D]`."""
+        return self.cache.keys[layer], self.cache.values[layer]
+
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep.write`. The result is a view; with gradients on, a copy through which k and v get gradients."""
-        return self._write(self.cache.keys[layer], k), self._write(self.cache.values[layer], v)
+        keys, values = self.buffers(layer)
+        return self._write(keys, k), self._write(values, v)
 
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
-        tokens = self.cache.shape.tokens_per_frame
-        expected = (buffer.shape[0], len(self.positions) * tokens, *buffer.shape[2:])
-        if tuple(new.shape) != expected:
-            raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
-        attended = buffer[:, : self.filled * tokens]
-        self._copy(new.detach(), attended)
+        store(buffer, self.rows, new.detach(), self.skipped)
+        attended = buffer[:, : self.attended]
         if not (torch.is_grad_enabled() and new.requires_grad):
             return attended
-        attended = attended.clone()
-        self._copy(new, attended)
-        return attended
-
-    def _copy(self, new: Tensor, attended: Tensor) -> None:
-        tokens = self.cache.shape.tokens_per_frame
-        for run in self.runs:
-            source = new[:, run.source * tokens : (run.source + run.length) * tokens]
-            attended[:, run.slot * tokens : (run.slot + run.length) * tokens] = source
+        return attended.index_copy(1, self.rows[self.skipped :].clone(), new[:, self.skipped :])
 
 
 class RingCache:
@@ -191,6 +211,9 @@ class RingCache:
         number = 0 if tiles is None else policy.local * tiles.num_tiles
         means = (shape.num_layers, shape.batch, shape.num_heads, number, shape.head_dim)
         self._means = torch.zeros(means, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        self._sizes = torch.zeros(number, device=device, dtype=torch.int32)
+        tiled = None if tiles is None else (tiles.num_rows, tiles.rows)
+        self._rows = TokenRows(policy, shape.tokens_per_frame, device, tiled)
         self._origin = 0
         self._end = 0
         self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
@@ -271,25 +294,27 @@ class RingCache:
         self._origin, self._end, self._pooled = state.origin, state.end, 0
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RingStep | TiledStep:
-        first = first_frame - self._origin
+        first, tokens = first_frame - self._origin, self.shape.tokens_per_frame
         positions = tuple(range(first_frame, first_frame + num_frames))
-        runs = self.policy.runs(first, num_frames, skip=skip)
+        rows, skipped = self._rows.fill(first, num_frames, skip), skip * tokens
         if self._tiles is None:
-            return RingStep(cache=self, positions=positions, runs=runs, filled=self.policy.filled(self._end - self._origin))
-        return TiledStep(cache=self, positions=positions, runs=runs, reach=self._reach(self._tiles, first, skip))
+            attended = self.policy.filled(self._end - self._origin) * tokens
+            return RingStep(cache=self, positions=positions, rows=rows, attended=attended, skipped=skipped)
+        reach = self._reach(self._tiles, first, skip)
+        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
 
     def _reach(self, tiles: HistoryTiles, first: int, skip: int) -> Reach:
         """What a pass sees whose first frame has the number `first`, counted from the sink."""
         tokens, held = self.shape.tokens_per_frame, self.policy.history(first, self._end - self._origin)
-        open_slots = torch.zeros(self.policy.local, 1, dtype=torch.int32, device=self.keys.device)
-        for run in self.policy.runs(held.start, len(held)):  # plain ints: nothing is copied from the host
-            open_slots[run.slot - self.policy.sink :][: run.length].fill_(1)
+        open_slots = self._sizes.zero_().view(self.policy.local, tiles.num_tiles)
+        for frame in held:
+            open_slots[self.policy.slot(frame) - self.policy.sink].copy_(tiles.sizes)
         return Reach(
             tiles=tiles,
             sink_rows=min(self.policy.sink, first + skip) * tokens,
             tiled_from=self.policy.sink * tokens,
             unseen=skip * tokens,
-            sizes=(open_slots * tiles.sizes).flatten(),
+            sizes=self._sizes,
             num_tiles=len(held) * tiles.num_tiles,
             means=self._means,
         )

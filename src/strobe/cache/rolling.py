@@ -32,6 +32,14 @@ class RollingStep:
     def reach(self) -> None:
         """All that `write` returns is attended."""
 
+    @property
+    def signature(self) -> None:
+        """A pass reads indices back from the device."""
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer `[B, window * N, H, D]`."""
+        return self.cache.keys[layer], self.cache.values[layer]
+
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep.write`. The result is always a fresh copy."""
         return self.cache.write(layer, k, v, end=self.positions[-1] + 1, keep_sink=self.keep_sink)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from strobe.cache.policy import SlotRun
-from strobe.core.errors import ShapeError
+from strobe.cache.rows import Signature, store
 
 if TYPE_CHECKING:
     from strobe.cache.kv import RingCache
@@ -60,7 +59,7 @@ class Reach:
         sink_rows: leading rows that are seen whole: frames of the sink that were there before this pass, in raster order.
         tiled_from: first row of the frames in tiles.
         unseen: leading tokens of the pass whose keys are not attended, because the sink stays in their place.
-        sizes: tokens of each tile from there on if it is history, else 0, int32 `[local * T]`.
+        sizes: tokens of each tile from there on if it is history, else 0, int32 `[local * T]`; the cache's, as `rows` are.
         num_tiles: how many are history.
         means: their coarse keys, float32 `[L, B, H, local * T, D]`.
     """
@@ -76,31 +75,25 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TiledStep:
-    """One pass over a ring with tiles: `runs` are the slots written."""
+    """One pass over a ring with tiles. `rows`, `skipped` and `signature` are those of a `strobe.cache.kv.RingStep`."""
 
     cache: RingCache
     positions: tuple[int, ...]
-    runs: tuple[SlotRun, ...]
+    rows: Tensor
+    skipped: int
     reach: Reach
+
+    @property
+    def signature(self) -> Signature:
+        return id(self.cache), len(self.positions), self.reach.sink_rows, self.reach.unseen, self.reach.num_tiles
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as they are kept, `[B, rows, H, D]`."""
+        return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is seen."""
-        buffers = self.cache.keys[layer], self.cache.values[layer]
+        buffers = self.buffers(layer)
         for buffer, new in zip(buffers, (k, v), strict=True):
-            self._store(buffer, new.detach())
+            store(buffer, self.rows, new.detach(), self.skipped)
         return buffers
-
-    def _store(self, buffer: Tensor, new: Tensor) -> None:
-        tokens, tiles, sink = self.cache.shape.tokens_per_frame, self.reach.tiles, self.cache.policy.sink
-        expected = (buffer.shape[0], len(self.positions) * tokens, *buffer.shape[2:])
-        if tuple(new.shape) != expected:
-            raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
-        frames = new.unflatten(1, (-1, tokens))
-        local = buffer[:, self.reach.tiled_from :].unflatten(1, (-1, tiles.num_rows))
-        for run in self.runs:
-            in_sink = min(run.length, max(0, sink - run.slot))
-            head = new[:, run.source * tokens : (run.source + in_sink) * tokens]
-            buffer[:, run.slot * tokens : (run.slot + in_sink) * tokens] = head
-            if in_sink < run.length:
-                slots = local[:, run.slot + in_sink - sink : run.slot + run.length - sink]
-                slots.index_copy_(2, tiles.rows, frames[:, run.source + in_sink : run.source + run.length])

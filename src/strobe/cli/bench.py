@@ -9,6 +9,7 @@ from cyclopts import App
 from rich.table import Table
 
 from strobe.cli.bench_attention import attention
+from strobe.cli.bench_soak import soak
 from strobe.cli.bench_tree import scaling, tree
 from strobe.cli.console import Output
 from strobe.cli.report import GATE_FAILED
@@ -20,6 +21,7 @@ bench = App(name="bench", help="Measure what the package ships.")
 bench.command(attention)
 bench.command(tree)
 bench.command(scaling)
+bench.command(soak)
 
 
 @bench.command

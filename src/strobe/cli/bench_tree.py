@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.markup import escape
@@ -64,6 +64,9 @@ class Measurement:
         cell_timeout: of a whole cell, seconds.
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
+        executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
+            each (needs strobe[ray] here and there).
+        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
     """
 
     strategies: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
@@ -75,6 +78,8 @@ class Measurement:
     cell_timeout: float = 600.0
     what_if: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (2.0, 10.0)
     delay: tuple[int, float] | None = None
+    executor: Literal["local", "ray"] = "local"
+    address: str | None = None
 
 
 def tree(
@@ -126,6 +131,7 @@ def scaling(
 
     ```
     strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096
+    strobe bench scaling --executor ray --address head:6379
     strobe bench scaling --out tree-scaling --render
     ```
 
@@ -183,9 +189,11 @@ def _how(flags: Measurement) -> How:
 
 def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> Outcome:
     with output.progress("tree") as progress:
+        from strobe.bench.executor import open_executor
         from strobe.bench.tree.run import run_cells
 
-        return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout)
+        executor = open_executor(flags.executor, flags.address)
+        return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout, executor=executor)
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:

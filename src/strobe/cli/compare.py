@@ -74,7 +74,7 @@ def compare(
     """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
 
     ```
-    strobe compare baseline balanced turbo ultra
+    strobe compare baseline balanced turbo
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json
     ```
 

@@ -144,7 +144,7 @@ def predict_memory(preset: str, model: str, size: str | None, samples: int, devi
     if samples < 1:
         raise ConfigError(f"--samples {samples}: give 1 or more")
     where, parts = resolve_device(device), model_parts(model, parse_size(size))
-    found = memory.predict(parts, resolve(find_preset(preset), parts.defaults, where), samples)
+    found = memory.predict(parts, resolve(replace(find_preset(preset), simulate=True), parts.defaults, where), samples)
     free = memory.free_bytes(where) if where.type == "cuda" else None
     return {
         "preset": preset,

@@ -11,8 +11,10 @@ from cyclopts import Parameter
 
 from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags
+from strobe.cli.ranks import follows, joined, said_by_rank_0
 
 if TYPE_CHECKING:
+    from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
     from strobe.engine.stream import FrameBlock
@@ -46,14 +48,14 @@ class Engine(ModelFlags):
     decode_device: str | None = None
     image: Path | None = None
 
-    def open(self, prompt: str) -> Session:
-        """A session as the flags say, which begins with a picture if there is one."""
+    def open(self, prompt: str, device: str | DeviceGroup) -> Session:
+        """A session as the flags say, on the device of the flags or several; begins with a picture if there is one."""
         from strobe.engine.session import Session
         from strobe.engine.video import read_image
 
         config, model = replace(self.config(self.preset), decode_device=self.decode_device), self.load()
         start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
-        return Session(prompt, preset=config, model=model, seed=self.seed, device=self.device, start=start)
+        return Session(prompt, preset=config, model=model, seed=self.seed, device=device, start=start)
 
 
 def generate(
@@ -74,6 +76,7 @@ def generate(
     strobe generate "a red circle moving left" -o clip.mp4
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
         --switch block=12:"a green star moving right" --preset turbo -o clip.gif
+    torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"
     ```
 
     Args:
@@ -84,7 +87,8 @@ def generate(
         blocks: length of the clip in frame blocks.
         out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations.
     """
-    with output.progress("frame blocks") as advance:
+    output = said_by_rank_0(output)
+    with joined(engine.device) as device, output.progress("frame blocks") as advance:
         from strobe.core.errors import ConfigError
         from strobe.engine.prompts import blocks_for, parse_switch
         from strobe.engine.video import check_video_path
@@ -93,11 +97,15 @@ def generate(
             raise ConfigError("give --seconds or --blocks, not both")
         check_video_path(out)
         clip = Clip(path=out)
-        with engine.open(prompt) as session:
+        with engine.open(prompt, device) as session:
             defaults, first = session.model.defaults, session.config.first_block
             length = 10.0 if seconds is None else seconds
             total = blocks if blocks is not None else blocks_for(length, defaults, first_block=first)
             switches = [parse_switch(text, defaults, mode=mode, first_block=first) for text in switch]
+            if follows():
+                for _ in session.stream(total, switches=switches):
+                    pass
+                return
             try:
                 clip.record(session, total, switches, advance)
             finally:
@@ -142,6 +150,7 @@ class Clip:
             "preset": session.config.name,
             "model": session.model.name,
             "device": str(session.config.device),
+            "devices": session.num_devices,
             "work_ns": self.work_ns,
             "pixel_fps": self.frames * 1e9 / self.work_ns if self.frames else None,
             "prompts": self.prompts,
@@ -151,7 +160,8 @@ class Clip:
         """The same in a line, if anything was made."""
         if self.frames:
             made = self.document(session)
-            who = f"{made['preset']}, {made['model']}, {made['device']}"
+            where = f"{made['devices']} x {session.config.device.type}" if made["devices"] > 1 else made["device"]
+            who = f"{made['preset']}, {made['model']}, {where}"
             yield (
                 f"{self.path}: {self.frames} frames, {self.frames / made['fps']:.1f} s at {made['fps']} FPS, made in "
                 f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({who})"

@@ -24,6 +24,7 @@ from strobe.cli.lint import lint
 from strobe.cli.log import log
 from strobe.cli.presets import presets
 from strobe.cli.profile import profile
+from strobe.cli.ranks import says
 from strobe.cli.report import report
 from strobe.cli.speedup import speedup
 from strobe.cli.trace import trace
@@ -76,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in tokens:
             traceback.print_exc()
         code, message = explain(error)
-        console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        console.print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
+        if says(code, error):
+            console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+            console.print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
         return code
 
 

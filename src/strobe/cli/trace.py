@@ -22,13 +22,15 @@ Format = Literal["html", "md", "json"]
 _MB: Final = 1_000_000
 _SHOWN: Final = {
     "overview": (0,), "activity": (1,), "kernels": (0,), "roofline": (0,), "operators": (0, 1), "steps": (0,), "sections": (0,),
-    "collectives": (0, 2),
+    "breakdown": (0,), "collectives": (0, 2),
 }  # fmt: skip
 """Which tables of a section are printed: devices, causes of idle time, kernels of the first device, operators against its peaks,
-threads and operators, steps, sections, exposed communication and, across ranks, who waits for whom."""
+threads and operators, steps, sections, pieces of a frame block, exposed communication and, across ranks, who waits for whom."""
 _NOTED: Final = ("steps", "sections", "collectives", "roofline")
 """Sections whose remarks are printed too: they say what could not be found."""
 _ROWS: Final = 15
+_LONG: Final = {"breakdown": 60}
+"""Tables that are printed whole."""
 
 
 @Parameter(name="*", group="Analysis")
@@ -155,7 +157,9 @@ def _summary(report: model.Report) -> Iterator[str]:
     for section in report.sections:
         tables = [block for block in section.blocks if isinstance(block, Table)]
         yield from (
-            table_text(tables[at], _ROWS, notes=section.id in _NOTED) for at in _SHOWN.get(section.id, ()) if at < len(tables)
+            table_text(tables[at], _LONG.get(section.id, _ROWS), notes=section.id in _NOTED)
+            for at in _SHOWN.get(section.id, ())
+            if at < len(tables)
         )
         if section.id in _NOTED:
             said = [f"* {escape(clean(item))}" for block in section.blocks if isinstance(block, Notes) for item in block.items]

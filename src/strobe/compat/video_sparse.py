@@ -63,7 +63,9 @@ def video_sparse_attn(
     scores = block_scores(queries, keys, q_sizes, kv_sizes, block, scale, Estimator())
     chosen = budget(min(topk, len(kv_sizes)), None, q.shape[1], len(kv_sizes))
     indices, counts = select_blocks(scores, chosen, None)
-    selection = BlockSelection(indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes)
+    selection = BlockSelection(
+        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, uniform_count=chosen[0]
+    )
     fine = block_sparse_attention(queries, keys, values, selection, softmax_scale=scale).out.transpose(1, 2)
     coarse = coarse_attention(scores, values, kv_sizes, block).to(fine.dtype).repeat_interleave(block, dim=2)
     return fine + (coarse if compress_attn_weight is None else coarse * compress_attn_weight)

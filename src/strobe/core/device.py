@@ -39,6 +39,12 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the CPU to a device. Nobody waits: it goes to a GPU from pinned memory, which torch does not hand out
+    again before it has arrived."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for all work on the device; nothing on a CPU."""
     import torch

@@ -12,19 +12,25 @@ class Settings:
 
     Args:
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
+        local_world_size: `LOCAL_WORLD_SIZE`: processes that torchrun has started on this machine; 1 without it.
         nccl_blocking_wait: `TORCH_NCCL_BLOCKING_WAIT` is on: waiting for NCCL stops the CPU, and so can have a timeout.
         no_color: `NO_COLOR` is set.
         multicast_disabled: `TORCH_SYMM_MEM_DISABLE_MULTICAST` is on: torch's symmetric memory does not set up NVLink multicast.
         triton_interpret: `TRITON_INTERPRET` is on: Triton kernels run on the CPU, slowly, for tests.
+        rank: `RANK`: number of this process among those that torchrun has started; 0 without it.
+        torchrun: `TORCHELASTIC_RUN_ID` is set: torchrun has started this process.
         profile_dir: `STROBE_PROFILE_DIR`: where `strobe profile` writes unless it is told; empty if not set.
         profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
     launch_blocking: bool
+    local_world_size: int
     nccl_blocking_wait: bool
     no_color: bool
     multicast_disabled: bool
     triton_interpret: bool
+    rank: int
+    torchrun: bool
     profile_dir: str
     profile_regions: tuple[str, ...]
 
@@ -33,10 +39,13 @@ def read_settings() -> Settings:
     """Read the environment once, now."""
     return Settings(
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         nccl_blocking_wait=os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0"),
         no_color="NO_COLOR" in os.environ,
         multicast_disabled=os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
+        rank=int(os.environ.get("RANK", "0")),
+        torchrun="TORCHELASTIC_RUN_ID" in os.environ,
         profile_dir=os.environ.get("STROBE_PROFILE_DIR", ""),
         profile_regions=split_list(os.environ.get("STROBE_PROFILE_REGIONS", "")),
     )

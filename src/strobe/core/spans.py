@@ -7,8 +7,8 @@ run and a profiler recorder for a traced run; nobody else sets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol
 
 from strobe.core.errors import unknown_choice
@@ -29,6 +29,63 @@ ATTENTION_SELECT: Final = "attention_select"
 ATTENTION_FINISH: Final = "attention_finish"
 CROSS_ATTENTION: Final = "cross_attention"
 FFN: Final = "ffn"
+PATCH_EMBEDDING: Final = "patch_embedding"
+CONDITIONS: Final = "conditions"
+MODULATED_NORM: Final = "modulated_norm"
+QKV_PROJECTION: Final = "qkv_projection"
+QK_NORM_ROPE: Final = "qk_norm_rope"
+KV_WRITE: Final = "kv_write"
+KV_CLONE: Final = "kv_clone"
+KV_ROLL: Final = "kv_roll"
+KV_UPDATE: Final = "kv_update"
+KV_SINK: Final = "kv_sink"
+KV_OPEN: Final = "kv_open"
+QUANTISE: Final = "quantise"
+DEQUANTISE: Final = "dequantise"
+OUTPUT_PROJECTION: Final = "output_projection"
+GATED_RESIDUAL: Final = "gated_residual"
+CROSS_NORM: Final = "cross_norm"
+CROSS_PROJECTION: Final = "cross_projection"
+CROSS_ATTENTION_KERNEL: Final = "cross_attention_kernel"
+CROSS_RESIDUAL: Final = "cross_residual"
+FFN_UP: Final = "ffn_up"
+FFN_ACTIVATION: Final = "ffn_activation"
+FFN_DOWN: Final = "ffn_down"
+HEAD: Final = "head"
+RENOISE: Final = "renoise"
+TEXT_KV: Final = "text_kv"
+
+PIECES: Final[dict[str, str]] = {
+    PATCH_EMBEDDING: "latents to tokens",
+    CONDITIONS: "modulation and rotations, as far as a pass works them out",
+    MODULATED_NORM: "layer norm, scale and shift; with what is fused into it",
+    QKV_PROJECTION: "queries, keys and values of self-attention",
+    QK_NORM_ROPE: "RMS norms of queries and keys, RoPE; with what is fused into it",
+    KV_WRITE: "new keys and values into the cache, and what attention is given of it",
+    KV_CLONE: "a temporary copy of the cached keys and values, and the copy that attention is given",
+    KV_ROLL: "the window shifted, new keys and values inserted, in the temporary copy",
+    KV_UPDATE: "the same update once more, of the stored keys and values",
+    KV_SINK: "keys of the sink turned to their place",
+    KV_OPEN: "once per frame block: slots chosen, sink turned, coarse keys of finished frames",
+    QUANTISE: "values into fewer bits, where no other kernel does it on the way",
+    DEQUANTISE: "values out of fewer bits, where no other kernel does it on the way",
+    OUTPUT_PROJECTION: "output projection of self-attention",
+    CROSS_NORM: "norms of cross-attention",
+    CROSS_PROJECTION: "query and output projections of cross-attention",
+    CROSS_ATTENTION_KERNEL: "attention to the text alone",
+    CROSS_RESIDUAL: "x + y of cross-attention; with what is fused into it",
+    FFN_UP: "first matrix of the feed-forward",
+    FFN_ACTIVATION: "GELU; with what is fused into it",
+    FFN_DOWN: "second matrix of the feed-forward",
+    GATED_RESIDUAL: "x + y * gate; with what is fused into it",
+    HEAD: "modulated norm and projection back to latents",
+    RENOISE: "flow to clean latents, fresh noise mixed in",
+    TEXT_KV: "cross-attention keys and values of a prompt: appended once, dropped with the prompt",
+}
+"""Pieces of a pass and of a cache, a dozen in a layer. They are marked in a traced run that asks for them and nowhere else.
+
+Where their cost follows from the shapes they have the names of `strobe.core.costs.transformer_pass`.
+"""
 
 NAMES: Final[dict[str, str]] = {
     E2E: "one clip: from the call to the last pixel frame handed over",
@@ -47,6 +104,7 @@ NAMES: Final[dict[str, str]] = {
     ATTENTION_FINISH: "video-sparse attention: coarse output weighed and added, tokens back in their order",
     CROSS_ATTENTION: "cross-attention to the text, with its norm and residual",
     FFN: "feed-forward, with its norm and gated residual",
+    **PIECES,
 }
 
 
@@ -91,3 +149,13 @@ def set_recorder(recorder: Recorder | None) -> Recorder | None:
     global _recorder
     previous, _recorder = _recorder, recorder
     return previous
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Record nothing meanwhile: what is recorded to be replayed later would name regions of no time."""
+    previous = set_recorder(None)
+    try:
+        yield
+    finally:
+        set_recorder(previous)

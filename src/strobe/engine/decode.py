@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from strobe.core.errors import SessionError
 from strobe.core.spans import VAE_DECODE, span
 from strobe.engine.config import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
@@ -98,8 +99,13 @@ class FrameDecoder:
         """A state that a decoder on another device or in another dtype, or a file may have left, made ready for this one.
 
         Memories get the layout that this decoder leaves them in, so that nothing is compiled again.
+
+        Raises:
+            SessionError: it has no memories, for it is that of a device that does not decode.
         """
         started, memories = state
+        if len(memories) != len(self.state()[1]):
+            raise SessionError("this snapshot has no memory of its frames: another device decoded them; take that of rank 0")
         layout = self._vae.memory_format if isinstance(self._vae, WanVAE) else torch.contiguous_format
         return started, tuple(None if memory is None else self._own(memory, layout) for memory in memories)
 

@@ -8,15 +8,19 @@ from typing import Final
 import torch
 from torch import nn
 
+from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
-from strobe.core.shapes import TokenGrid
+from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.engine.caches import cache_shape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
 from strobe.engine.load import Parts
+from strobe.engine.quantize import LINEARS
 from strobe.engine.sparsity import frame_tiles
 from strobe.engine.stream import latent_shape
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
+from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
 GIB: Final = 1 << 30
@@ -39,21 +43,21 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     dit, size = parts.dit, config.dtype.itemsize
     latents = latent_shape(parts.defaults, dit)
     grid = latents.token_grid(dit.patch)
-    with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in CausalWan(dit).parameters())
     beside = 0 if parts.lora is None or config.asked.knobs.merge_lora else parts.lora.num_params
-    token = batch * dit.dim * dit.num_layers
+    text = 2 * batch * dit.text_len * dit.dim * dit.num_layers * size
+    timestep = (6 * dit.num_layers + 2) * dit.dim * size
     steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     if config.decode_device != config.device:
         vae_bytes = memories = 0
     return (
-        MemoryPart(name="transformer weights", num_bytes=(weights + beside) * size, exact=True),
-        MemoryPart(name="keys and values", num_bytes=token * _cached(grid, config), exact=True),
-        MemoryPart(name="text keys and values", num_bytes=2 * batch * dit.text_len * dit.dim * dit.num_layers * size, exact=True),
-        MemoryPart(name="modulation tables", num_bytes=steps * (6 * dit.num_layers + 2) * dit.dim * size, exact=True),
+        MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
+        MemoryPart(name="keys and values", num_bytes=_cached(dit, grid, config, batch), exact=True),
+        MemoryPart(name="text keys and values", num_bytes=text, exact=True),
+        MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
+        MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch, text + timestep), exact=True),
         MemoryPart(name="largest pass", num_bytes=_activations(parts, config, batch), exact=False),
     )
 
@@ -81,15 +85,38 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
-def _cached(grid: TokenGrid, config: ResolvedConfig) -> int:
-    """Bytes of a channel of the cache's keys and values, of the ring's copy of the sink keys, and of coarse keys, in float32."""
-    policy, size = config.policy, config.dtype.itemsize
+def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
+    """Bytes of the transformer; of linear layers in eight bits, a byte per weight and a float32 scale per output."""
+    with torch.device("meta"):
+        bare = CausalWan(dit)
+    num_bytes = sum(parameter.numel() for parameter in bare.parameters()) * config.dtype.itemsize
+    for layer in bare.layers if config.linear_format != "native" else ():
+        for name in LINEARS:
+            weight = layer.get_parameter(f"{name}.weight")
+            num_bytes += weight.numel() * (1 - config.dtype.itemsize) + weight.shape[0] * SCALE_BYTES
+    return num_bytes
+
+
+def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, conditions: int) -> int:
+    """Bytes of what recorded passes read: of their text and timestep, and for each number of frames latents and rotations."""
+    if not config.knobs.cuda_graphs:
+        return 0
+    frames = sum({config.first_block, config.frame_block, config.policy.window})
+    rotations = latents.token_grid(dit.patch).tokens_per_frame * dit.head_dim
+    return conditions + frames * (batch * latents.channels * latents.height * latents.width + rotations) * 4
+
+
+def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
+    """Bytes of the cache's keys and values, of the ring's copy of the sink keys, and of coarse keys, in float32."""
+    if config.kv_format != "native":
+        return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
+    policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
     copies = 3 if config.knobs.ring_cache else 2
     sink = copies * policy.sink * grid.tokens_per_frame * size
     if not config.sparsity:
-        return sink + 2 * policy.local * grid.tokens_per_frame * size
+        return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
-    return sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4)
+    return channels * (sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
 
 
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:

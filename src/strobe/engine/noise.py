@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strobe.core.device import upload
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockNoise:
@@ -43,6 +45,7 @@ def draw_block(
 ) -> BlockNoise:
     """Draw all noise of one frame block for `samples`; `shape` is [F, C, Y, X]. Drawn on the CPU, then moved to `device`."""
     initial, *renoise = (
-        torch.stack([draw(seed, sample, frame_block, step, shape) for sample in samples]).to(device) for step in range(num_steps)
+        upload(torch.stack([draw(seed, sample, frame_block, step, shape) for sample in samples]), device)
+        for step in range(num_steps)
     )
     return BlockNoise(initial=initial, renoise=tuple(renoise))

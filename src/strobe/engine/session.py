@@ -19,11 +19,15 @@ from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.load import Model, load
 from strobe.engine.memory import check, free_bytes, predict
+from strobe.engine.parallel.group import DeviceGroup
+from strobe.engine.parallel.memory import predict_rank
+from strobe.engine.parallel.share import Share
+from strobe.engine.parallel.transformer import without_graphs
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity, Snapshot, read_snapshot
-from strobe.engine.stream import FrameBlock, Stream
+from strobe.engine.stream import FrameBlock, Stream, latent_shape
 from strobe.models.lora import Lora
 
 
@@ -55,13 +59,16 @@ class Session:
         model: "shapes", a folder, or a loaded model.
         seed: of all noise.
         samples: numbers of the streams that run in lockstep; each draws noise of its own.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N"; or the processes that share the session, one device each, which all open it
+            (`strobe.engine.parallel`).
         start: what the stream begins with, for all samples: frames uint8 [1 + 4 n, Y, X, 3] (one is an image), or clean latents
             [F, C, Y, X]. They fill the first frame blocks; what does not fill whole ones goes into the first.
 
     Raises:
         ShapeError: `start` has another shape.
-        ConfigError: unknown preset, model or word, or an impossible window (names the nearest that is allowed).
+        ConfigError: unknown preset, model or word, or an impossible window or number of devices (names the nearest that is
+            allowed).
+        CollectiveError: not all processes open the same session.
         ImplUnavailableError: the device is not on this machine.
         WeightsError: the model's weights cannot be read.
         StrobeError: the GPU has too little free memory; says how much, and what to lower.
@@ -75,21 +82,27 @@ class Session:
         model: str | Path | Model = "shapes",
         seed: int = 0,
         samples: Sequence[int] = (0,),
-        device: str | torch.device = "auto",
+        device: str | torch.device | DeviceGroup = "auto",
         start: Tensor | None = None,
     ) -> None:
         asked = find_preset(preset) if isinstance(preset, str) else preset
         if isinstance(samples, int) or not samples or len(set(samples)) != len(samples):
             raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
-        where = resolve_device(device)
+        where = device.device if isinstance(device, DeviceGroup) else resolve_device(device)
         loaded = model if isinstance(model, Model) else load(model)
         given = None if start is None else start_latents(start, loaded, len(samples))
         if given is not None:
             asked = with_first_block(asked, given.shape[1], loaded.defaults)
         config = resolve(asked, loaded.defaults, where)
+        share, parts = None, loaded.parts
+        if isinstance(device, DeviceGroup):
+            config = without_graphs(config)
+            share = Share.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
         if where.type == "cuda":
-            check(predict(loaded.parts, config, len(samples)), free_bytes(where), where)
-        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given))
+            batch = len(samples)
+            held = predict(parts, config, batch) if share is None else predict_rank(parts, config, share.layout, batch)
+            check(held, free_bytes(where), where)
+        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         if prompt is not None:
             self.prompt(prompt)
 
@@ -112,6 +125,12 @@ class Session:
     def config(self) -> ResolvedConfig:
         """What really runs, with nothing left to fill in."""
         return self._stream.config
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share the session."""
+        share = self._stream.share
+        return 1 if share is None else share.devices.size
 
     @property
     def next_block(self) -> int:
@@ -148,6 +167,19 @@ class Session:
         with self._prompting:
             self._pending = Change(prompts=prompts, mode=mode, over=over)
             return PromptAck(prompts=prompts, mode=mode, frame_block=self._open_block)
+
+    def prepare(self) -> None:
+        """Do now what a prompt that has not taken effect needs before its frame block, while frames made before are shown.
+
+        A hard switch then stalls nothing. What is streamed is the same, bit by bit, whether this was called or not and whatever
+        prompt comes after. Keys and values are held twice until that frame block.
+
+        Raises:
+            SessionError: the session is closed or working, runs on several devices, or its last frame block failed half-way.
+        """
+        with self._exclusive():
+            if self._pending is not None:
+                self._stream.prepare(self._pending)
 
     def stream(
         self, num_blocks: int | None = None, *, seconds: float | None = None, switches: Sequence[Switch] = ()
@@ -234,7 +266,7 @@ class Session:
         path: str | Path,
         *,
         model: str | Path | Model | None = None,
-        device: str | torch.device = "auto",
+        device: str | torch.device | DeviceGroup = "auto",
         decode_device: str | None = None,
     ) -> Self:
         """Open a session that goes on from a file that `Snapshot.save` wrote.
@@ -249,8 +281,8 @@ class Session:
             DataError: the file cannot be read.
             SessionError: the weights are not those of the snapshot.
         """
-        where = resolve_device(device)
-        snapshot = read_snapshot(path, where)
+        where = device if isinstance(device, DeviceGroup) else resolve_device(device)
+        snapshot = read_snapshot(path, where.device if isinstance(where, DeviceGroup) else where)
         identity = snapshot.identity
         session = cls(
             preset=replace(identity.config, decode_device=decode_device),

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import count
 from time import perf_counter_ns
 
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, KVCache, RingCache
-from strobe.cache.rolling import RollingCache
+from strobe.cache.kv import CacheState
+from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, RECACHE, TEXT, span
+from strobe.engine.caches import new_cache
 from strobe.engine.config import ModelDefaults, ResolvedConfig
-from strobe.engine.decode import Decoded, FrameDecoder
+from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit, denoise
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
+from strobe.engine.parallel.share import Share
 from strobe.engine.prompts import Blend, Change
-from strobe.engine.sparsity import history_tiles
 from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer
+from strobe.engine.underway import Ahead, Decoding
 from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.rope import rotate_temporal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,16 +67,6 @@ class FrameBlock:
         return "\n".join(dict.fromkeys(self.prompts))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Decoding:
-    """A frame block whose frames are not there yet. `finish` waits for them; None: decoding failed, and is begun again."""
-
-    index: int
-    latents: Tensor
-    prompts: tuple[str, ...]
-    finish: Callable[[], Decoded] | None
-
-
 class Stream:
     """One stream of frame blocks, or several in lockstep. Between two frame blocks it is its `state` and its cache.
 
@@ -91,6 +82,10 @@ class Stream:
         samples: numbers of the streams in lockstep; each draws noise of its own.
         start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
+        share: this process's of a stream on several devices.
+
+    Raises:
+        CollectiveError: the processes of a stream on several devices do not open the same; while it runs: one of them is gone.
     """
 
     def __init__(
@@ -102,38 +97,68 @@ class Stream:
         samples: Sequence[int],
         start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
+        share: Share | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.seed = seed
         self.samples = tuple(samples)
+        self.share = share
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
-        self._dit, self._decoder = parts or (
-            Transformer(model.dit, config, block_tokens, model.lora),
-            FrameDecoder(model.vae, config),
-        )
+        if parts is not None:
+            self._dit, self._decoder = parts
+        elif share is not None:
+            self._dit, self._decoder = share.parts(model, config, block_tokens)
+        else:
+            self._dit, self._decoder = Transformer(model.dit, config, block_tokens, model.lora), FrameDecoder(model.vae, config)
         if parts is None:
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
-        self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples))
+        self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
         self._text: tuple[Blend, TextContext] | None = None
         self._half_way = False  # the cache has moved on from `state`
-        self._decoding: _Decoding | None = None  # of the last frame block made; `state.decoder` is that before it
+        self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
         self._stale = False  # what the cache holds was made with other weights
+        self._ahead: Ahead | None = None  # a change made ready before its frame block
+        self._drawn: tuple[int, BlockNoise] | None = None  # noise of the frame block to come
+        self._draws_ahead = config.device.type == "cuda"  # the CPU draws it while the GPU is at the one before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
         history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=config.device)
         start = start if start is None else start.to(config.device)
         decoder = self._decoder.state()
         self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
+        if share is not None:
+            share.open(model, config, f"seed {seed}, samples {self.samples}")
+        if parts is None and config.knobs.cuda_graphs:
+            self.rehearse()
 
     @property
     def next_block(self) -> int:
         """Number of the frame block that is handed out next; `state.next_block` is that which is made next."""
         return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Record now what would be recorded amid a stream: its passes until the window is full, and the recache of a full one.
+
+        Only before the first frame block.
+        """
+        text = self._dit.read(torch.zeros(len(self.samples), 1, self.model.dit.config.text_dim))
+        made, window = torch.zeros_like(self.state.history), self.config.policy.window
+        for index in count():
+            frames = self.config.latents_of(index)
+            cache, latents = self._cache.at(frames.start, len(frames)), self._draw(index).initial
+            self._dit.flow(latents, self.config.schedule.warped[0], text, cache)
+            self._dit.write(latents, text, cache)
+            made = torch.cat([made, latents], dim=1)[:, -window:]
+            if frames.start >= window:
+                break
+        self._dit.write(made, text, self._cache.rewrite(keep_sink=self.config.keep_sink))
+        self._cache.reset()
 
     @torch.inference_mode()
     def advance(self, change: Change | None = None) -> None:
@@ -145,12 +170,14 @@ class Stream:
         began, index = perf_counter_ns(), self.state.next_block
         assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
+            if self.share is not None:
+                change = self.share.follow(index, self.weights_hash, change)
             blend, text = self._read(change)
             self._half_way = True
             frames = self.config.latents_of(index)
             given, cache = self.state.start, self._cache.at(frames.start, len(frames))
             if given is None:
-                latents = denoise(self._dit, self._draw(index), text, cache, self.config.schedule)
+                latents = denoise(self._dit, self._noise(index), text, cache, self.config.schedule)
             else:
                 latents, given = given[:, : len(frames)], given[:, len(frames) :]
             self._settle()  # its memory goes into this one's
@@ -160,11 +187,44 @@ class Stream:
             history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
             start = None if given is None or not given.shape[1] else given
             self.state = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start)
-            self._decoding = _Decoding(index=index, latents=latents, prompts=prompts, finish=finish)
+            self._decoding = Decoding(index=index, latents=latents, prompts=prompts, finish=finish)
             self._half_way = False
+            if self._draws_ahead:
+                self._drawn = index + 1, self._draw(index + 1)
             if not self.config.knobs.late_frames:
                 self._settle()
         self._worked_ns += perf_counter_ns() - began
+
+    @torch.inference_mode()
+    def prepare(self, change: Change) -> None:
+        """Do now what the next frame block does for a change before anything else: read the text, derive the window again.
+
+        `advance` with the same change then begins with its first denoise step, and the stream goes on bit-equal to one that was
+        not prepared; so it does with another change. Until then the cache is held twice: as it was, and under the new prompt.
+
+        Raises:
+            SessionError: the last frame block failed half-way, or the stream runs on several devices.
+        """
+        began = perf_counter_ns()
+        if self.share is not None:
+            raise SessionError("a session on several devices makes no prompt ready ahead; it takes effect at its frame block")
+        if self._ahead is not None and self._ahead.change is change and self._ahead.ready is not None:
+            return
+        self._put_back()
+        self._whole()
+        switched = change.mode == "recache" and self.state.next_block > 0
+        kept = self._cache.snapshot() if switched or self._stale else None
+        self._ahead = Ahead(change=change, kept=kept, stale=self._stale)
+        self._ahead = replace(self._ahead, ready=self._derive(change))
+        self._half_way = False
+        self._worked_ns += perf_counter_ns() - began
+
+    def _put_back(self) -> None:
+        """Undo what `prepare` did."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.kept is not None:
+            self._cache.restore(ahead.kept)
+            self._stale, self._half_way = ahead.stale, False
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
@@ -193,15 +253,18 @@ class Stream:
         Raises:
             SessionError: the last frame block failed half-way, so the cache is not that of `state`.
         """
-        if self._half_way:
-            raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then take the snapshot")
+        self._whole()
         self._settle()
         frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
-        return replace(self.state, undelivered=frames), self._cache.snapshot()
+        return replace(self.state, undelivered=frames), (self._ahead and self._ahead.kept) or self._cache.snapshot()
+
+    def _whole(self) -> None:
+        if self._half_way:
+            raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
         """Return to a snapshot of a stream with the same model and configuration, maybe on another device."""
-        self._half_way = True
+        self._half_way, self._ahead = True, None
         self._cache.restore(cache)
         device = self.config.device
         self._decoding = None  # what is under way is of no more use, and nobody waits for it
@@ -226,6 +289,7 @@ class Stream:
         """
         if self._shared:
             raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
+        self._put_back()
         self._dit.use_lora(lora, strength)
         what = "no LoRA" if lora is None else f"{lora.weights_hash} at {strength}"
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
@@ -237,15 +301,16 @@ class Stream:
         Raises: see `snapshot`.
         """
         state, cache = self.snapshot()
-        parts = (self._dit, self._decoder.share())
-        other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts)
+        parts = (self._dit.share(), self._decoder.share())
+        other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts, share=self.share)
         other.restore(state, cache)
         other.weights_hash, other._stale, self._shared = self.weights_hash, self._stale, True
         return other
 
     def close(self) -> None:
-        """Let the decoder's worker go."""
+        """Let the decoder's worker and recorded passes go."""
         self._decoder.close()
+        self._dit.runner.reset()
 
     def _undelivered(self, state: StreamState) -> FrameBlock | None:
         """The frame block of a snapshot that was made and not handed out."""
@@ -261,6 +326,10 @@ class Stream:
         shape = self.latent_shape
         return shape.channels, shape.height, shape.width
 
+    def _noise(self, index: int) -> BlockNoise:
+        drawn, self._drawn = self._drawn, None
+        return drawn[1] if drawn is not None and drawn[0] == index else self._draw(index)
+
     def _draw(self, index: int) -> BlockNoise:
         with span(DRAW):
             num_steps = len(self.config.schedule.timesteps)
@@ -268,6 +337,15 @@ class Stream:
             return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
 
     def _read(self, change: Change | None) -> tuple[Blend, TextContext]:
+        """What `prepare` did for this change, or else what this does now."""
+        ahead = self._ahead
+        if ahead is not None and ahead.ready is not None and ahead.change is change:
+            self._ahead = None
+            return ahead.ready
+        self._put_back()
+        return self._derive(change)
+
+    def _derive(self, change: Change | None) -> tuple[Blend, TextContext]:
         """Work out this frame block's text; after a hard switch, the past under it too."""
         with span(TEXT):
             blend = self._blend(change)
@@ -290,7 +368,7 @@ class Stream:
             if before is None:
                 raise SessionError("there is no prompt yet; call prompt(...) first")
             return before if before.finished else before.advance()
-        target = self.model.text.encode(change.prompts).to(self.config.device)
+        target = upload(self.model.text.encode(change.prompts), self.config.device)
         if change.mode == "interpolate" and before is not None:
             return Blend(start=before.text, target=target, done=1, total=change.over)
         return Blend(start=target, target=target, done=1, total=1)
@@ -300,24 +378,3 @@ def latent_shape(defaults: ModelDefaults, config: WanConfig) -> LatentShape:
     """Latents of one frame block of a model, the first of a stream perhaps excepted."""
     height, width = defaults.stride.latent_size(*defaults.frame_size)
     return LatentShape(frames=defaults.frame_block, channels=config.latent_channels, height=height, width=width)
-
-
-def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int) -> KVCache:
-    """An empty cache for `batch` streams."""
-    grid = latents.token_grid(dit.patch)
-    shape = CacheShape(
-        num_layers=dit.num_layers,
-        batch=batch,
-        tokens_per_frame=grid.tokens_per_frame,
-        num_heads=dit.num_heads,
-        head_dim=dit.head_dim,
-    )
-    kind = partial(RingCache, tiles=history_tiles(grid, config)) if config.knobs.ring_cache else RollingCache
-    return kind(
-        shape,
-        config.policy,
-        device=config.device,
-        dtype=config.dtype,
-        positions=config.positions,
-        rotate=partial(rotate_temporal, dit),
-    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from strobe.cache.kv import CacheStep
+from strobe.core.device import upload
 from strobe.engine.config import ResolvedConfig
+from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Runner
+from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
 from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
 from strobe.models.wan.dit import CausalWan, Modulation, TextKV
@@ -48,43 +52,71 @@ class Transformer:
     def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, lora: Lora | None = None) -> None:
         self.knobs = config.knobs
         self._base, self._config = dit, config
+        compiled = config.knobs.compile and not config.knobs.fused_kernels
+        self._compiled_graphs = compiled and config.compile_mode == "reduce-overhead"
+        self.runner: Runner = CudaGraphs(config.device) if config.knobs.cuda_graphs else Eager()
         self.dit = copied(dit, config.device, config.dtype)
         self.lora: Lora | None = None
+        self._quantized = False
         self._rope: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: dict[float, Modulation] = {}
         self.use_lora(lora)
-        if self.knobs.compile:
+        if config.linear_format != "native":
+            quantize_linears(self.dit, config)
+            self._quantized = True
+        if self.knobs.fused_kernels:
+            self.dit.use_kernels()
+        if compiled:
             for layer in self.dit.layers:
-                layer.compile_pieces(block_tokens)
+                layer.compile_pieces(block_tokens, config.compile_mode)
+
+    def share(self, runner: Runner | None = None) -> Transformer:
+        """Return a transformer with the same weights for another stream.
+
+        Args:
+            runner: of its passes; None: one of the same kind as here.
+        """
+        other = copy.copy(self)
+        other.runner = self.runner.fresh() if runner is None else runner
+        return other
 
     @torch.no_grad()
     def use_lora(self, lora: Lora | None, strength: float = 1.0) -> None:
-        """Run with a LoRA, with another or with none; merged weights are worked out from the originals and keep their addresses.
+        """Run with a LoRA, with another or with none; merged weights are worked out from the originals and keep their addresses,
+        so that recorded passes go on with them. With a LoRA beside the weights passes are recorded again.
 
         What was made under other weights is stale afterwards: texts read and frames in a cache.
 
         Raises:
+            ConfigError: it would stand beside eight-bit weights.
             WeightsError: the LoRA is not one of this model's; what runs stays as it is.
         """
         if lora is not None:
+            check_lora(self._config)
             lora.check(self._base)
         if not self._config.asked.knobs.merge_lora:
             attach(self.dit, lora, strength)
+            self.runner.reset()
         elif lora is not None or self.lora is not None:
-            merge(self.dit, lora, self._base, strength)
+            if self._quantized:
+                requantize_linears(self.dit, self._base, lora, strength)
+            else:
+                merge(self.dit, lora, self._base, strength)
         self.lora = lora
-        if self.knobs.fused_qkv:
+        if self.knobs.fused_qkv and not self._quantized:
             self.dit.fuse_qkv()
         if self.knobs.modulation_table:
             self._rows = {timestep: self._modulation(timestep, 1) for timestep in (*self._config.schedule.warped, CLEAN)}
 
     def read(self, text: Tensor) -> TextContext:
         """Prepare a prompt: text encoder's output [B, L, text_dim] to keys and values."""
-        text = text.to(self.dit.device)
+        text = upload(text, self.dit.device) if text.device.type == "cpu" else text.to(self.dit.device)
         return TextContext(text=text, kv=self.dit.text_kv(text))
 
     def flow(self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep) -> Tensor:
         """Predict the flow [B, F, C, Y, X] of noisy latents; writes their keys and values into the cache.
+
+        The next call may overwrite the result.
 
         Args:
             latents: [B, F, C, Y, X], float32.
@@ -92,13 +124,21 @@ class Transformer:
             text: the prompt.
             cache: where the frames go.
         """
-        flow: Tensor = self.dit(latents, *self.conditions(latents, timestep, text, cache), cache)
+        flow = self._run("flow", latents, self.conditions(latents, timestep, text, cache), cache)
+        assert flow is not None
         return flow
 
     def write(self, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
         """Write the keys and values of clean latents [B, F, C, Y, X] into the cache."""
-        run = self.dit.commit if self.knobs.commit_kv_only else self.dit
-        run(latents, *self.conditions(latents, CLEAN, text, cache), cache)
+        self._run("write", latents, self.conditions(latents, CLEAN, text, cache), cache)
+
+    def _run(self, mode: Mode, latents: Tensor, conditions: tuple[Modulation, TextKV, Tensor], cache: CacheStep) -> Tensor | None:
+        modulation, text, rotations = conditions
+        inputs = PassInputs(latents=latents, modulation=modulation, text=text, rope=rotations)
+        if self._compiled_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        body = self.dit.commit if mode == "write" and self.knobs.commit_kv_only else self.dit
+        return self.runner.run(mode, body, inputs, cache)
 
     def conditions(
         self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep
@@ -117,9 +157,11 @@ class Transformer:
         grid = self.dit.grid(latents)
         if not self.knobs.rope_table:
             return rope.table(self.dit.config, positions, grid.height, grid.width).to(self.dit.device)  # complex128
-        held = self._rope  # read once: forks share this object, each maybe in a thread of its own
+        held = self._rope
         if held is None or held[0] != positions:
-            held = self._rope = positions, self.dit.rope(positions, grid)
+            dit = self.dit
+            turns = rope.table(dit.config, positions, grid.height, grid.width, dit.device)
+            held = self._rope = positions, rope.device_table(turns, dit.dtype, dit.device)
         return held[1]
 
 

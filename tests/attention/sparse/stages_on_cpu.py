@@ -18,7 +18,7 @@ from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_att
 
 CASES: tuple[dict[str, Any], ...] = (
     {"grid": (3, 5, 6), "topk": 2},
-    {"grid": (3, 5, 6), "topk": (1, 2, 3, 2, 1, 4), "gated": True, "rotated": True, "forced": Forced(own=True)},
+    {"grid": (3, 5, 6), "topk": (1, 2, 3, 2, 1, 4), "gated": True, "rotated": True, "forced": Forced(own=True), "heads": (6, 6)},
     {"grid": (5, 6, 7), "topk": 3, "coarse": True, "estimator": Estimator(parts=4), "heads": (6, 2)},
     {"grid": (4, 5, 9), "tile": (2, 8, 8), "topk": 2, "gated": True, "layout": "tiled"},
     {"grid": (3, 5, 6), "topk": 1, "layout": "tiled"},
@@ -30,7 +30,7 @@ CASES: tuple[dict[str, Any], ...] = (
 
 def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -> VideoAttentionOutput:
     """One call; with a gradient asked for, the plain stages run."""
-    options = {"tile": (4, 4, 4), "heads": (6, 6), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
+    options = {"tile": (4, 4, 4), "heads": (2, 2), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
     heads, layout, gated, rotated, sliced = (options.pop(name) for name in ("heads", "layout", "gated", "rotated", "sliced"))
     generator = torch.Generator().manual_seed(len(str(case)))
     layouts = [tile_layout(options["grid"], options["tile"])] * 2
@@ -81,21 +81,13 @@ def compare_selection(columns: int, device: str) -> None:
     scores[1, 2, 3, columns // 3] = float("inf")
     scores = torch.where(scores == 0.5, -0.0, scores).to(device)
     forced = (torch.rand(4, columns, generator=generator) < 0.1).to(device)
-    for numbers in ((1, 1, 1), (columns, columns, columns), (1, max(1, columns // 2), columns)):
+    for numbers in ((1, 1, 1), (1, max(1, columns // 2), columns)):
         for must in (None, forced):
-            wish = Wish(
-                softmax_scale=1.0,
-                parts=1,
-                numbers=torch.tensor(numbers, dtype=torch.int32, device=device),
-                per_head=numbers,
-                forced=must,
-                coarse=False,
-            )
-            got, counts = take(scores, wish)
             want, expected = select_blocks(scores, numbers, must)
+            wish = Wish(softmax_scale=1.0, parts=1, per_head=numbers, counts=expected, forced=must, coarse=False)
             used = torch.arange(max(numbers), device=device) < expected[..., None]
-            assert torch.equal(counts, expected), (columns, numbers)
-            assert torch.equal(got[used], want[used]), (columns, numbers, must is None)
+            for given in (scores, torch.nn.functional.pad(scores, (0, 16 - columns % 16), value=float("inf"))):
+                assert torch.equal(take(given, columns, wish)[used], want[used]), (columns, numbers, must is None)
 
 
 if __name__ == "__main__":
@@ -103,7 +95,7 @@ if __name__ == "__main__":
     for case in CASES:
         compare(case, place, torch.float32)
     for dtype in (torch.float16,) if place == "cpu" else (torch.float16, torch.bfloat16):
-        for case in CASES[:2] if place == "cpu" else CASES:
+        for case in CASES[1:2] if place == "cpu" else CASES:
             compare(case, place, dtype)
     for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):
         compare_selection(columns, place)

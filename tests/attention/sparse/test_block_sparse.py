@@ -189,10 +189,28 @@ def test_a_mask_and_its_indices_say_the_same() -> None:
         assert torch.equal(block_sparse_attention(q, k, v, garbage, impl=impl).out, expected.out)
 
 
-def test_custom_operators_are_clean() -> None:
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_one_count_for_all_rows_may_be_told_but_not_wrongly(impl: str) -> None:
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
+    two = replace(selection, counts=torch.full_like(selection.counts, 2))
+    expected, grads = _gradients((q, k, v, two), impl)
+    found, same = _gradients((q, k, v, replace(two, uniform_count=2)), impl)
+    assert torch.equal(found.out, expected.out) and all(map(torch.equal, same, grads))
+    for counts in (selection.counts, torch.full_like(two.counts, 1)):
+        with pytest.raises(ShapeError, match=r"uniform_count: got 2, but counts holds [01] to [123]; leave uniform_count out"):
+            block_sparse_attention(q, k, v, replace(two, counts=counts, uniform_count=2), impl=impl)
+    for told in (-1, 4):
+        with pytest.raises(ShapeError, match=f"uniform_count: got {told}, expected 0 to 3, the entries of a row, or None"):
+            block_sparse_attention(q, k, v, replace(two, uniform_count=told), impl=impl)
+
+
+@pytest.mark.parametrize("told", [None, 2])
+def test_custom_operators_are_clean(told: int | None) -> None:
     q, k, v, selection = _case((1, 2, 1, 2, 3, 8))
+    if told is not None:
+        selection = replace(selection, counts=torch.full_like(selection.counts, told))
     q, k, v = (tensor.nan_to_num(0).requires_grad_() for tensor in (q, k, v))
-    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, False, 0.3, "cpu")
+    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, False, told, 0.3, "cpu")
     torch.library.opcheck(block_sparse_forward, (q, k, v, *where))
     out, lse = (tensor.detach() for tensor in block_sparse_forward(q, k, v, *where))
     plain = [tensor.detach() for tensor in (q, k, v)]

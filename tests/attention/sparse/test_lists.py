@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.lists import key_lists, query_lists
-from strobe.attention.sparse.padding import aligned, cleared, empty_padding_, finite
+from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
 
 SIZES = torch.tensor([64, 0, 10, 64, 63, 1], dtype=torch.int32)
@@ -60,10 +60,26 @@ def test_padding_is_cleared_only_where_it_could_matter() -> None:
     assert cleared(rows_kv, None, 64) is rows_kv
     assert torch.equal(finite(rows_kv, SIZES, made), clean)
     assert finite(rows_kv, SIZES, replace(made, finite_padding=True)) is rows_kv
+
+
+def test_a_result_keeps_the_contract() -> None:
+    """Padding rows are empty rows; where a row sees a key, an lse of -inf was a NaN."""
+    padding = (torch.arange(64) >= SIZES[:, None]).flatten()
     out, lse = torch.ones(2, 384, 3, 8), torch.ones(2, 3, 384)
-    empty_padding_(out, lse, SIZES, 64)
-    assert not out[:, padding].any() and (out[:, ~padding] == 1).all()
-    assert lse[..., padding].isneginf().all() and (lse[..., ~padding] == 1).all()
+    hidden = torch.zeros(2, 3, 384, dtype=torch.bool)
+    hidden[0, 1, ::5], hidden[1, 2, 130:134] = True, True
+    seen = torch.ones(2, 3, 6, dtype=torch.int32)
+    seen[1, 2] = 0
+    lse[hidden] = float("-inf")
+    for first, second in ((seen, torch.zeros_like(seen)), (torch.zeros_like(seen), seen)):
+        settled = out.clone(), lse.clone()
+        settle_(*settled, SIZES, 64, (first, second))
+        assert not settled[0][:, padding].any() and (settled[0][:, ~padding] == 1).all()
+        valid = ~padding.expand(2, 3, -1)
+        assert settled[1][~valid].isneginf().all() and (settled[1][valid & ~hidden] == 1).all()
+        assert settled[1][0][(valid & hidden)[0]].isnan().all() and settled[1][1][(valid & hidden)[1]].isneginf().all()
+    settle_(out, lse, None, 64)
+    assert (out == 1).all() and torch.equal(lse.isneginf(), hidden)
 
 
 def test_only_what_a_descriptor_cannot_address_is_copied() -> None:

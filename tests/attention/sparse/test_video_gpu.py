@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
+from strobe.core.errors import ImplUnavailableError
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +22,31 @@ def operands() -> tuple[Tensor, ...]:
 def call(inputs: tuple[Tensor, ...]) -> Tensor:
     q, k, v, gate, cos, sin = inputs
     return video_sparse_attention(q, k, v, grid=(5, 9, 10), topk=4, gate=gate, rope=(cos, sin), impl="triton").out
+
+
+@pytest.mark.parametrize("impl", ["cudnn", "fa4", "triton"])
+@pytest.mark.parametrize("tile", [(4, 4, 4), (2, 8, 8)])
+@pytest.mark.parametrize("layout", ["raster", "tiled"])
+def test_every_impl_of_the_fine_stage_gives_the_same(layout: str, tile: tuple[int, int, int], impl: str) -> None:
+    """Twice, so that the second call's launches are those that were kept; from other memory, and with the lse."""
+    cut = tile_layout((5, 9, 10), tile)
+    results = []
+    for name in (impl, impl, "reference"):
+        torch.manual_seed(0)
+        q, k, v, gate = (torch.randn(2, 5 * 9 * 10, 3, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+        if layout == "tiled":
+            q, k, v, gate = (cut.to_tiles(tensor) for tensor in (q, k, v, gate))
+        options = {"q_layout": layout, "kv_layout": layout, "grid": (5, 9, 10), "tile": tile, "gate": gate, "topk": 4}
+        try:
+            found = video_sparse_attention(q, k, v, **options, impl=name, return_lse=True)  # type: ignore[arg-type]
+        except ImplUnavailableError as error:
+            pytest.skip(f"{name}: {error.reason}")
+        results.append(found)
+    first, second, expected = results
+    assert torch.equal(first.out, second.out) and torch.equal(first.lse, second.lse)
+    assert torch.equal(first.selection.indices, expected.selection.indices) and first.selection.uniform_count == 4
+    torch.testing.assert_close(first.out.float(), expected.out.float(), atol=4e-2, rtol=4e-2)
+    torch.testing.assert_close(first.lse, expected.lse, atol=5e-3, rtol=5e-3)
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -69,6 +69,7 @@ def test_the_operator_is_its_definition(impl: str, tile: Any, gated: bool) -> No
     found = video_sparse_attention(q, k, v, grid=GRID, tile=tile, topk=topk, gate=gate, impl=impl)
     torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=1e-6, rtol=1e-6)
     assert (found.selection.counts == topk).all() and found.lse is None and found.recall is None
+    assert found.selection.uniform_count == topk and found.q_tiles == found.kv_tiles == layout
 
 
 @given(st.tuples(*[st.integers(1, 6)] * 3), st.sampled_from([(4, 4, 4), (2, 8, 8), (2, 2, 2), "auto"]))

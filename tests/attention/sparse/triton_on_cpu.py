@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.impl.triton import queries_of_keys
+from strobe.attention.sparse.padding import settle_
 from strobe.attention.sparse.selection import BlockSelection
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -31,6 +33,7 @@ class Shape:
     width: int = 32
     scale: float | None = None
     strided: bool = False
+    uniform: bool = False
 
 
 def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
@@ -43,6 +46,8 @@ def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
         tensors.append(wide.transpose(1, 2) if shape.strided else wide.transpose(1, 2).contiguous())
     mask = torch.rand(2, heads[0], 3, 4, generator=generator) < 0.5
     mask[0, 0, 0] = False
+    if shape.uniform:
+        mask = torch.rand(2, heads[0], 3, 4, generator=generator).argsort(-1) < 3
     sizes = (
         [torch.tensor(valid, dtype=torch.int32) for valid in ((block, 10, 0), (block, 1, 0, 33))] if shape.ragged else [None] * 2
     )
@@ -51,7 +56,9 @@ def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
             tensor[:, (torch.arange(block) >= valid[:, None]).flatten()] = 3.0 if shape.finite else float("nan")
     valid = [size if size is None else size.to(device) for size in sizes]
     built = BlockSelection.from_mask(mask.to(device), block=block, q_sizes=valid[0], kv_sizes=valid[1])
-    return [tensor.to(device) for tensor in tensors], replace(built, finite_padding=shape.finite)
+    return [tensor.to(device) for tensor in tensors], replace(
+        built, finite_padding=shape.finite, uniform_count=3 if shape.uniform else None
+    )
 
 
 def check(shape: Shape, device: str) -> None:
@@ -82,8 +89,26 @@ def check_turned(device: str) -> None:
         assert queries[begins[entry] : begins[entry + 1]].tolist() == seen_by.nonzero().flatten().tolist()
 
 
+def check_settled(device: str) -> None:
+    """The launch against the plain operations, with and without padding, with and without hidden NaN."""
+    generator = torch.Generator().manual_seed(2)
+    for sizes in (None, torch.tensor([64, 0, 17], dtype=torch.int32)):
+        for hides in (False, True):
+            out, lse = torch.randn(2, 192, 2, 24, generator=generator), torch.randn(2, 2, 192, generator=generator)
+            lse[torch.rand(2, 2, 192, generator=generator) < 0.1] = float("-inf")
+            counts = torch.randint(0, 2, (2, 2, 2, 3), generator=generator, dtype=torch.int32)
+            expected = out.clone(), lse.clone()
+            settle_(*expected, sizes, 64, (counts[0], counts[1]) if hides else None)
+            given = [tensor.to(device) for tensor in (out, lse, counts)]
+            seen = (given[2][0], given[2][1]) if hides else None
+            settle_on_gpu_(given[0], given[1], None if sizes is None else sizes.to(device), 64, seen)
+            assert torch.equal(given[0].cpu(), expected[0]), (sizes, hides)
+            torch.testing.assert_close(given[1].cpu(), expected[1], equal_nan=True, atol=0, rtol=0)
+
+
 CASES = (
     Shape(heads=(4, 2)),
+    Shape(heads=(2, 1), uniform=True, dtype=torch.float16),
     Shape(ragged=False, heads=(1, 1), scale=-0.3),
     Shape(dtype=torch.float16, scale=0.7),
     Shape(block=128, heads=(1, 1), finite=True, strided=True),
@@ -106,8 +131,12 @@ ON_A_GPU = tuple(
     )
 )
 
+UNIFORM = tuple(Shape(block=block, dtype=torch.bfloat16, width=128, ragged=ragged, uniform=True)
+                for block in (64, 128) for ragged in (False, True))  # fmt: skip
+
 if __name__ == "__main__":
     place = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     check_turned(place)
-    for shape in CASES if place == "cpu" else CASES + ON_A_GPU:
+    check_settled(place)
+    for shape in CASES if place == "cpu" else CASES + ON_A_GPU + UNIFORM:
         check(shape, place)

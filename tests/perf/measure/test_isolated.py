@@ -1,27 +1,21 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from strobe.core.errors import ConfigError
+from strobe.perf.measure import isolated
 from strobe.perf.measure.isolated import time_isolated
 
 CPU = torch.device("cpu")
 
 
-def test_every_call_is_a_sample_and_warm_up_is_none() -> None:
-    calls: list[float] = []
-
-    def run() -> None:
-        calls.append(time.perf_counter())
-        time.sleep(0.002 if len(calls) > 2 else 0.05)
-
-    found = time_isolated(run, iterations=5, device=CPU, warmup=2)
-    assert len(calls) == 7 and len(found.times_ns) == 5
-    assert all(ns >= 2_000_000 for ns in found.times_ns)
-    assert min(found.times_ns) < 50_000_000  # the slow calls of the warm-up are not among them
+def test_every_call_is_a_sample_and_warm_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only the calls move: the first by 1 ns, the second by 2, and so on."""
+    calls: list[int] = []
+    monkeypatch.setattr(isolated.time, "perf_counter_ns", lambda: sum(calls))
+    found = time_isolated(lambda: calls.append(len(calls) + 1), iterations=5, device=CPU, warmup=2)
+    assert found.times_ns == (3, 4, 5, 6, 7)
     assert (found.clock, found.cold, found.queued) == ("perf_counter", False, False)
 
 

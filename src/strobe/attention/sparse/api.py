@@ -88,5 +88,6 @@ def _spec(
         block=selection.block,
         most_selected=selection.indices.shape[3],
         ragged=selection.q_sizes is not None or selection.kv_sizes is not None,
+        uniform=bool(selection.uniform_count),
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )

@@ -55,34 +55,38 @@ def check_parts(estimator: Estimator, block: int) -> None:
         raise ConfigError(f"estimator: got {estimator.parts} parts, expected a divisor of the block's {block} rows")
 
 
-def pool(tiled: Tensor, sizes: Tensor, block: int, parts: int = 1) -> Tensor:
+def pool(tiled: Tensor, sizes: Tensor | None, block: int, parts: int = 1) -> Tensor:
     """Mean of the valid tokens of each tile, or of each of `parts` runs of rows; 0 where there are none.
 
     Args:
         tiled: `[B, N * block, H, D]`; what padding rows hold does not matter.
-        sizes: valid tokens of each tile, int32 `[N]`.
+        sizes: valid tokens of each tile, int32 `[N]`; None if all are whole.
 
     Returns:
         float32 (float64 for float64) `[B, H, N * parts, D]`.
     """
     batch, rows, heads, width = tiled.shape
     step = block // parts
-    valid = (torch.arange(block, device=tiled.device) < sizes[:, None]).view(-1, step)  # [N * parts, step]
     wide = torch.promote_types(tiled.dtype, torch.float32)
     cells = tiled.view(batch, rows // step, step, heads, width)
+    if sizes is None:
+        return cells.mean(dim=2, dtype=wide).transpose(1, 2)
+    valid = (torch.arange(block, device=tiled.device) < sizes[:, None]).view(-1, step)  # [N * parts, step]
     kept = cells.masked_fill(~valid[:, :, None, None], 0).sum(dim=2, dtype=wide)
     means = kept / valid.sum(dim=1).clamp(min=1)[:, None, None]  # [B, N * parts, H, D]
     return means.transpose(1, 2)
 
 
 def block_scores(
-    q: Tensor, k: Tensor, q_sizes: Tensor, kv_sizes: Tensor, block: int, softmax_scale: float, estimator: Estimator
+    q: Tensor, k: Tensor, q_sizes: Tensor | None, kv_sizes: Tensor | None, block: int, softmax_scale: float, estimator: Estimator
 ) -> Tensor:
     """Score every query tile against every key tile, float32 `[B, H, N_q, N_kv]`; -inf for key tiles without a token.
 
     Args:
         q: `[B, N_q * block, H, D]` in tile order.
         k: `[B, N_kv * block, H_kv, D]` in tile order.
+        q_sizes: valid tokens of each tile of queries, int32 `[N_q]`; None if all are whole.
+        kv_sizes: likewise of keys.
 
     Raises:
         ConfigError: the estimator's parts do not divide the block.
@@ -93,28 +97,35 @@ def block_scores(
 
 
 def pooled_scores(
-    queries: Tensor, keys: Tensor, sizes: tuple[Tensor, Tensor], block: int, softmax_scale: float, estimator: Estimator
+    queries: Tensor,
+    keys: Tensor,
+    sizes: tuple[Tensor | None, Tensor | None],
+    block: int,
+    softmax_scale: float,
+    estimator: Estimator,
 ) -> Tensor:
     """`block_scores` of what is pooled already.
 
     Args:
         queries: of `pool`, `[B, H, N_q * parts, D]`.
         keys: of `pool`, `[B, H_kv, N_kv * parts, D]`; those of key tiles without a token may be anything.
-        sizes: valid tokens of each tile of queries and of keys, int32 `[N_q]` and `[N_kv]`.
+        sizes: valid tokens of each tile of queries and of keys, int32 `[N_q]` and `[N_kv]`; None if all are whole.
     """
     parts, keys = estimator.parts, keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
     scores: Tensor = queries @ keys.transpose(-1, -2) * softmax_scale  # [B, H, N_q * parts, N_kv * parts]
     starts = torch.arange(0, block, block // parts, device=queries.device)
-    q_has, kv_has = ((starts < each[:, None]).flatten() for each in sizes)  # runs that hold a token
-    scores = scores.masked_fill(~kv_has, float("-inf"))
+    q_sizes, kv_sizes = sizes
+    if kv_sizes is not None:  # runs that hold no token
+        scores = scores.masked_fill((starts >= kv_sizes[:, None]).flatten(), float("-inf"))
     if parts == 1:
         return scores
-    scores = scores.masked_fill(~q_has[:, None], float("-inf"))
+    if q_sizes is not None:
+        scores = scores.masked_fill((starts >= q_sizes[:, None]).flatten()[:, None], float("-inf"))
     runs = scores.unflatten(-1, (-1, parts)).unflatten(-3, (-1, parts))  # [B, H, N_q, parts, N_kv, parts]
     return torch.logsumexp(runs, dim=(-3, -1))
 
 
-def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor, block: int) -> Tensor:
+def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor | None, block: int) -> Tensor:
     """Attention of tile over tile: `softmax(scores) V`, one row per query tile.
 
     Args:

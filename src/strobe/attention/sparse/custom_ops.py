@@ -7,6 +7,7 @@ operators, straight to the impl: their dispatch costs more host time than some k
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -27,8 +28,35 @@ class _Kernels(Protocol):
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
+@cache
 def _kernels(impl: str) -> _Kernels:
     return import_module(HOMES[impl])
+
+
+_Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+_Options = tuple[int, bool, int | None]
+
+
+def _tensors(selection: BlockSelection) -> _Tensors:
+    return selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes
+
+
+def _options(selection: BlockSelection) -> _Options:
+    return selection.block, selection.finite_padding, selection.uniform_count
+
+
+def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
+    indices, counts, q_sizes, kv_sizes = tensors
+    block, finite_padding, uniform_count = options
+    return BlockSelection(
+        indices=indices,
+        counts=counts,
+        block=block,
+        q_sizes=q_sizes,
+        kv_sizes=kv_sizes,
+        finite_padding=finite_padding,
+        uniform_count=uniform_count,
+    )
 
 
 @torch.library.custom_op("strobe::block_sparse_forward", mutates_args=())
@@ -42,13 +70,12 @@ def block_sparse_forward(
     kv_sizes: Tensor | None,
     block: int,
     finite_padding: bool,
+    uniform_count: int | None,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
-    selection = BlockSelection(
-        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, finite_padding=finite_padding
-    )
+    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
     out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
     return out.contiguous(), lse.contiguous()
 
@@ -74,13 +101,12 @@ def block_sparse_backward(
     kv_sizes: Tensor | None,
     block: int,
     finite_padding: bool,
+    uniform_count: int | None,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    selection = BlockSelection(
-        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, finite_padding=finite_padding
-    )
+    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
     dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
@@ -98,7 +124,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-    return dq, dk, dv, *(None,) * 8
+    return dq, dk, dv, *(None,) * 9
 
 
 block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
@@ -111,27 +137,15 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, selection, softmax_scale, impl = inputs
         out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
-        ctx.save_for_backward(q, k, v, out, lse, selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes)
-        ctx.block, ctx.finite_padding, ctx.softmax_scale, ctx.impl = (
-            selection.block,
-            selection.finite_padding,
-            softmax_scale,
-            impl,
-        )
+        ctx.save_for_backward(q, k, v, out, lse, *_tensors(selection))
+        ctx.options, ctx.softmax_scale, ctx.impl = _options(selection), softmax_scale, impl
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, indices, counts, q_sizes, kv_sizes = ctx.saved_tensors
-        selection = BlockSelection(
-            indices=indices,
-            counts=counts,
-            block=ctx.block,
-            q_sizes=q_sizes,
-            kv_sizes=kv_sizes,
-            finite_padding=ctx.finite_padding,
-        )
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        selection = _selection(tuple(tensors), ctx.options)
         found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
         return *found, None, None, None
 
@@ -139,19 +153,7 @@ class _Eager(torch.autograd.Function):
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
     """Run one impl: as a custom operator where something looks at operators, else directly."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
-        out, lse = block_sparse_forward(
-            q,
-            k,
-            v,
-            selection.indices,
-            selection.counts,
-            selection.q_sizes,
-            selection.kv_sizes,
-            selection.block,
-            selection.finite_padding,
-            spec.softmax_scale,
-            impl,
-        )
+        out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:
         out, lse = _Eager.apply(q, k, v, selection, spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
     else:

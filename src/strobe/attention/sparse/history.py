@@ -120,7 +120,8 @@ def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: fl
         scores = pooled_scores(
             means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
         )  # closed tiles score -inf
-        indices, counts = select_blocks(scores, budget(None, sparsity, tiled.shape[2], history.num_tiles), None)
+        per_head = budget(None, sparsity, tiled.shape[2], history.num_tiles)
+        indices, counts = select_blocks(scores, per_head, None)
     return BlockSelection(
         indices=indices,
         counts=counts,
@@ -128,6 +129,7 @@ def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: fl
         q_sizes=None if q_tiles.whole else sizes,
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
+        uniform_count=per_head[0],
     )
 
 

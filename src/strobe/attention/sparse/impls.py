@@ -119,11 +119,11 @@ def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
     """The implementations, the fastest for this call first, as measured on an H200 (benchmarks/attention-h200).
 
     Blocks of 64: cuDNN, but for gradients with padding, which it must clear first. Blocks of 128: FA4 where every block is whole,
-    else Triton; gradients by cuDNN.
+    else cuDNN for one number of key blocks that the host knows and Triton for any; gradients by cuDNN.
     """
     best = "cudnn"
     if spec.block == 128 and not spec.needs_grad:
-        best = "triton" if spec.ragged else "fa4"
+        best = "fa4" if not spec.ragged else "cudnn" if spec.uniform else "triton"
     elif spec.block == 64 and spec.needs_grad and spec.ragged:
         best = "triton"
     return tuple(sorted(IMPLS, key=lambda impl: impl.name != best))

@@ -23,21 +23,32 @@ def finite(tensor: Tensor, sizes: Tensor | None, selection: BlockSelection) -> T
     return tensor if selection.finite_padding else cleared(tensor, sizes, selection.block)
 
 
-def empty_padding_(out: Tensor, lse: Tensor, sizes: Tensor | None, block: int) -> None:
-    """Make the padding rows of a result empty rows, in place: contiguous out `[B, S, H, D]` 0, lse `[B, H, S]` -inf.
+def settle_(out: Tensor, lse: Tensor, sizes: Tensor | None, block: int, seen: tuple[Tensor, Tensor] | None = None) -> None:
+    """Make a library's result keep our contract, in place: its padding rows empty, no NaN hidden.
 
-    On a GPU only the padding rows are touched.
+    On a GPU one launch, which touches only what changes.
+
+    Args:
+        out: contiguous `[B, S, H, D]`; 0 in padding rows afterwards.
+        lse: contiguous `[B, H, S]`; -inf in padding rows afterwards.
+        sizes: valid rows of each block, int32 `[N]`; None if all are whole.
+        seen: two numbers of keys' blocks per row, int32 `[B, H, N]`, of a library that hides a NaN: where their sum is not 0, an
+            lse of -inf stands for one and becomes it.
     """
-    if sizes is None:
+    if sizes is None and seen is None:
         return
     if out.is_cuda:
-        from strobe.attention.sparse.impl.padding_triton import empty_padding_on_gpu_
+        from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 
-        empty_padding_on_gpu_(out, lse, sizes, block)
+        settle_on_gpu_(out, lse, sizes, block, seen)
         return
-    padding = padding_rows(sizes, block)
-    out.masked_fill_(padding[:, None, None], 0)
-    lse.masked_fill_(padding, float("-inf"))
+    if seen is not None:
+        rows = lse.unflatten(2, (-1, block))
+        rows.masked_fill_(rows.isneginf() & (seen[0] + seen[1] > 0).unsqueeze(-1), float("nan"))
+    if sizes is not None:
+        padding = padding_rows(sizes, block)
+        out.masked_fill_(padding[:, None, None], 0)
+        lse.masked_fill_(padding, float("-inf"))
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ class BlockSelection:
         kv_sizes: likewise of the key blocks, int32 `[N_kv]`.
         finite_padding: padding rows of q, k and v hold finite numbers, as `TileLayout.to_tiles` leaves them, and need not be
             cleared first; by default they may hold anything, NaN included.
+        uniform_count: what every entry of `counts` is, where the host knows it: some kernels are faster for it. None if it is
+            not known, or rows differ.
     """
 
     indices: Tensor
@@ -35,6 +37,7 @@ class BlockSelection:
     q_sizes: Tensor | None = None
     kv_sizes: Tensor | None = None
     finite_padding: bool = False
+    uniform_count: int | None = None
 
     @classmethod
     def from_mask(
@@ -99,4 +102,16 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
         if tuple(found.shape) != expected or found.dtype != torch.int32 or found.device != q.device:
             given = f"{tuple(found.shape)} {found.dtype} on {found.device}"
             raise ShapeError(f"{name}: got {given}, expected {expected} torch.int32 on {q.device}")
+    if selection.uniform_count is not None and not 0 <= selection.uniform_count <= shape[3]:
+        raise ShapeError(f"uniform_count: got {selection.uniform_count}, expected 0 to {shape[3]}, the entries of a row, or None")
     return num_q, num_kv
+
+
+def check_counts(selection: BlockSelection) -> None:
+    """Raise ShapeError if `uniform_count` is not what `counts` says. Looked at on a CPU alone: elsewhere it would wait."""
+    told, counts = selection.uniform_count, selection.counts
+    if told is None or counts.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return
+    if bool((counts != told).any()):
+        low, high = counts.aminmax()
+        raise ShapeError(f"uniform_count: got {told}, but counts holds {int(low)} to {int(high)}; leave uniform_count out")

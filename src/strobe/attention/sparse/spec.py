@@ -16,12 +16,14 @@ class SparseSpec(AttentionSpec):
         block: tokens of a block.
         most_selected: key blocks that a query block may see at most.
         ragged: some blocks may hold fewer valid tokens than `block`.
+        uniform: every query block sees the same number of key blocks, at least one, and the host knows it.
         deterministic: gradients must be the same bits in every run.
     """
 
     block: int
     most_selected: int
     ragged: bool
+    uniform: bool
     deterministic: bool
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from operator import index
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -44,15 +44,19 @@ class VideoAttentionOutput:
     Args:
         out: `[B, S_q, H, D]` in the layout and dtype of q.
         lse: of the fine stage, float32 `[B, H, S_q]` in the layout of q; None unless it was asked for.
-        selection: what the coarse stage took.
+        selection: what the coarse stage took; its counts belong to every call of this kind and are not to be written to.
         recall: share of the dense attention's mass that the selected tiles hold, float32 `[B, H]`, mean over the probed queries;
             None unless it was asked for.
+        q_tiles: how the grid of q was cut, such as what `tile="auto"` took; its `padding` is the share of rows that costs.
+        kv_tiles: likewise the grid of k and v.
     """
 
     out: Tensor
     lse: Tensor | None
     selection: BlockSelection
     recall: Tensor | None
+    q_tiles: TileLayout
+    kv_tiles: TileLayout
 
 
 def video_sparse_attention(
@@ -113,29 +117,28 @@ def video_sparse_attention(
         ImplUnavailableError: the named impl cannot run this call.
     """
     call = _Call(
-        q=Face.of(q),
-        k=Face.of(k),
-        v=Face.of(v),
-        grid=tuple(grid),
-        kv_grid=None if kv_grid is None else tuple(kv_grid),
-        tile=tile if isinstance(tile, (int, str)) else tuple(tile),
-        kv_tile=kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else tuple(kv_tile),
-        topk=None if topk is None else tuple(topk) if isinstance(topk, Iterable) else index(topk),
-        sparsity=sparsity,
-        gated=gate is not None,
-        coarse=coarse,
-        forced=forced,
-        estimator=estimator,
-        rotated=rope is not None,
-        softmax_scale=None if softmax_scale is None else float(softmax_scale),
-        q_layout=q_layout,
-        kv_layout=kv_layout,
-        impl=impl,
-        return_lse=return_lse or probe > 0,
-        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v, *(rope or ()))),
-        plain=torch.is_grad_enabled()
-        and any(tensor.requires_grad for tensor in (q, k, v, gate, *(rope or ())) if tensor is not None),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        Face.of(q),
+        Face.of(k),
+        Face.of(v),
+        forced,
+        estimator,
+        tuple(grid),
+        None if kv_grid is None else tuple(kv_grid),
+        tile if isinstance(tile, (int, str)) else tuple(tile),
+        kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else tuple(kv_tile),
+        None if topk is None else index(topk) if not isinstance(topk, Iterable) else tuple(topk),
+        sparsity,
+        gate is not None,
+        coarse,
+        rope is not None,
+        None if softmax_scale is None else float(softmax_scale),
+        q_layout,
+        kv_layout,
+        impl,
+        return_lse or probe > 0,
+        _graded(q, k, v, *(rope or ())),
+        _graded(q, k, v, gate, *(rope or ())),
+        torch.are_deterministic_algorithms_enabled(),
     )
     if probe < 0:
         raise ConfigError(f"probe: got {probe}, expected 0 for none or a number of queries")
@@ -145,10 +148,10 @@ def video_sparse_attention(
     with ambient(q):
         out, fine, selection, tiled = _run(plan, (q, k, v), rope, None if gate is None else _spread(gate, q))
         recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, plan, probe)
-        lse = fine.lse if return_lse else None
-        if lse is not None and not plan.q_rows.tiled:
-            lse = lse.index_select(2, plan.q_rows.rows)
-    return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=recall)
+        lse = None if fine.lse is None or not return_lse else _in_order(fine.lse, plan.q_rows)
+    return VideoAttentionOutput(
+        out=out, lse=lse, selection=selection, recall=recall, q_tiles=plan.q_tiles, kv_tiles=plan.kv_tiles
+    )
 
 
 def _run(
@@ -156,24 +159,39 @@ def _run(
 ) -> tuple[Tensor, AttentionOutput, BlockSelection, Tiled]:
     """Return the output in the order of the queries, the fine stage's result, what it saw, and its operands."""
     fused = plan.fused and not torch.compiler.is_compiling()  # a compiler fuses the plain ones itself
-    stages, wish, q_rows, kv_rows = _stages(fused), plan.wish, plan.q_rows, plan.kv_rows
+    stages, wish, q_rows, kv_rows = _fused_stages() if fused else reference, plan.wish, plan.q_rows, plan.kv_rows
     with span(ATTENTION_TILE):
         tiled = stages.tile(*tensors, q_rows, kv_rows, rope, wish)
     with span(ATTENTION_SELECT):
         chosen = stages.select(tiled, q_rows, kv_rows, wish)
-    selection = BlockSelection(
-        indices=chosen.indices,
-        counts=chosen.counts,
-        block=q_rows.block,
-        q_sizes=plan.q_sizes,
-        kv_sizes=plan.kv_sizes,
-        finite_padding=True,
-    )
+    selection = _selection(plan, chosen, q_rows.ragged_sizes)
+    # padding queries that the last stage drops are 0 here, and need no masking
+    seen = selection if not fused or q_rows.tiled or q_rows.ragged_sizes is None else _selection(plan, chosen, None)
     with span(ATTENTION_KERNEL):
-        fine = RUN[plan.impl](tiled.q, tiled.k, tiled.v, selection, plan.spec)
+        fine = RUN[plan.impl](tiled.q, tiled.k, tiled.v, seen, plan.spec)
     with span(ATTENTION_FINISH):
         out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
     return out, fine, selection, tiled
+
+
+def _graded(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _in_order(lse: Tensor, q_rows: Grid) -> Tensor:
+    return lse if q_rows.tiled else lse.index_select(2, q_rows.rows)
+
+
+def _selection(plan: _Plan, chosen: Selected, q_sizes: Tensor | None) -> BlockSelection:
+    return BlockSelection(
+        indices=chosen.indices,
+        counts=chosen.counts,
+        block=plan.q_rows.block,
+        q_sizes=q_sizes,
+        kv_sizes=plan.kv_rows.ragged_sizes,
+        finite_padding=True,
+        uniform_count=plan.uniform_count,
+    )
 
 
 class _Call(NamedTuple):
@@ -208,15 +226,16 @@ class _Plan:
     """What a call comes to.
 
     Args:
-        q_sizes, kv_sizes: valid rows of each tile; None if all are whole.
+        uniform_count: key tiles of every query tile; None if heads have numbers of their own.
         spec, impl: the fine stage.
         fused: the stages around it run fused; they have no gradients, and the compiler fuses the plain ones itself.
     """
 
+    q_tiles: TileLayout
+    kv_tiles: TileLayout
     q_rows: Grid
     kv_rows: Grid
-    q_sizes: Tensor | None
-    kv_sizes: Tensor | None
+    uniform_count: int | None
     wish: Wish
     spec: SparseSpec
     impl: str
@@ -243,27 +262,33 @@ def _planned(call: _Call) -> _Plan:
         block=q_tiles.block,
         most_selected=max(per_head),
         ragged=not (q_tiles.whole and kv_tiles.whole),
+        uniform=min(per_head) == max(per_head),
         needs_grad=call.needs_grad,
         deterministic=call.deterministic,
     )
     wish = Wish(
         softmax_scale=spec.softmax_scale,
         parts=call.estimator.parts,
-        numbers=torch.tensor(per_head, dtype=torch.int32).to(device),
         per_head=per_head,
+        counts=_counts(per_head, spec.batch, q_tiles.num_tiles).to(device),
         forced=None if must is None else must.to(device),
         coarse=call.gated if call.coarse is None else call.coarse,
     )
     return _Plan(
+        q_tiles=q_tiles,
+        kv_tiles=kv_tiles,
         q_rows=q_rows,
         kv_rows=q_rows if same else kv_rows,
-        q_sizes=None if q_tiles.whole else q_rows.sizes,
-        kv_sizes=None if kv_tiles.whole else kv_rows.sizes,
+        uniform_count=per_head[0] if sparse.uniform else None,
         wish=wish,
         spec=sparse,
         impl=choose(sparse, call.impl).impl.name if spec.batch else reference_impl.IMPL.name,
         fused=not call.plain and spec.batch > 0 and _fuses(spec.device, spec.dtype, spec.head_dim),
     )
+
+
+def _counts(per_head: tuple[int, ...], batch: int, num_q: int) -> Tensor:
+    return torch.tensor(per_head, dtype=torch.int32)[:, None].expand(batch, -1, num_q).contiguous()
 
 
 def _plan_of(call: _Call, keep: bool) -> _Plan:
@@ -294,8 +319,9 @@ class _Stages(Protocol):
     finish: Callable[..., Tensor]
 
 
-def _stages(fused: bool) -> _Stages:
-    return import_module("strobe.attention.sparse.stages.impl.triton") if fused else reference
+@cache
+def _fused_stages() -> _Stages:
+    return import_module("strobe.attention.sparse.stages.impl.triton")
 
 
 def _fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -323,7 +349,10 @@ def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch
         )
     return Grid(
         block=layout.block,
+        num_tiles=layout.num_tiles,
+        num_tokens=layout.num_tokens,
         sizes=layout.sizes(device),
+        ragged_sizes=None if layout.whole else layout.sizes(device),
         tokens=layout.tokens(device),
         rows=layout.rows(device),
         tiled=order == "tiled",
@@ -333,6 +362,8 @@ def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch
 def _spread(gate: Tensor, q: Tensor) -> Tensor:
     if gate.device != q.device or not gate.dtype.is_floating_point:
         raise ShapeError(f"gate: got {gate.dtype} on {gate.device}, expected a floating-point dtype on {q.device} like q")
+    if gate.shape == q.shape:
+        return gate
     try:
         return gate.expand(q.shape)
     except RuntimeError as error:

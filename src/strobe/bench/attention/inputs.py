@@ -86,7 +86,9 @@ class Inputs:
         indices = best.sort(dim=-1).values.to(torch.int32)
         sizes = None if self.tiles.whole else self.tiles.sizes(self.device)
         counts = indices.new_full(indices.shape[:3], count)
-        return BlockSelection(indices=indices, counts=counts, block=self.tiles.block, q_sizes=sizes, kv_sizes=sizes)
+        return BlockSelection(
+            indices=indices, counts=counts, block=self.tiles.block, q_sizes=sizes, kv_sizes=sizes, uniform_count=count
+        )
 
     @cached_property
     def pairs(self) -> int:

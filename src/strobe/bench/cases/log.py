@@ -59,8 +59,10 @@ def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, devi
     Raises:
         ConfigError: a preset that there is not, or nothing to measure.
     """
-    named = tuple(presets) if presets or knobs else tuple(
-        name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device)
+    named = (
+        tuple(presets)
+        if presets or knobs
+        else tuple(name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device))
     )
     factor = Factor(name="preset", values=named)
     found = [*one_at_a_time(base, [factor] if named else [], defaults), *(one_in(base, defaults, device) if knobs else ())]

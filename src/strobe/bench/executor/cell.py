@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
 
 from strobe.core.errors import ConfigError
 
-Status = Literal["done", "failed", "timeout", "cancelled"]
+Status = Literal["done", "failed", "timeout", "cancelled", "lost"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,18 +18,28 @@ class Resources:
     """What a cell occupies while it runs.
 
     Args:
-        cpus: cores.
-        gpus: whole GPUs.
-        exclusive: it takes times, so nothing else may run on its machine.
+        cpus: cores of each machine.
+        gpus: whole GPUs of each machine.
+        exclusive: it takes times, so no other cell may run on its machine.
+        nodes: machines, all at once; its command runs on each, and `torchrun` without `--standalone` joins them into one world.
     """
 
     cpus: int = 1
     gpus: int = 0
     exclusive: bool = True
+    nodes: int = 1
 
     def __post_init__(self) -> None:
-        if self.cpus < 1 or self.gpus < 0:
-            raise ConfigError(f"resources: got {self.cpus} cores and {self.gpus} GPUs, expected 1 or more, and 0 or more")
+        if self.cpus < 1 or self.gpus < 0 or self.nodes < 1:
+            raise ConfigError(
+                f"resources: got {self.cpus} cores and {self.gpus} GPUs on {self.nodes} machines, "
+                "expected 1 or more, 0 or more, and 1 or more"
+            )
+
+    def __str__(self) -> str:
+        """In words."""
+        alone = ", nothing else there" if self.exclusive else ""
+        return f"{self.nodes} machine{'s' * (self.nodes > 1)} of {self.cpus} CPU and {self.gpus} GPU{alone}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +47,17 @@ class Cell:
     """One command in processes of its own.
 
     Args:
-        argv: the command; nothing is looked at by a shell.
-        env: set in addition to the environment of the caller.
+        argv: the command; nothing is looked at by a shell. It runs in a folder of its own. A first word that is this Python
+            becomes that of the machine where it runs.
+        env: set in addition to the environment of whoever starts it there.
+        files: put into the folder before, by relative path.
         resources: what it occupies.
         timeout_s: it is ended when it has run that long.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     resources: Resources = Resources()
     timeout_s: float
 
@@ -54,8 +67,9 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """The same for the same command, environment and resources."""
-        what = [self.argv, sorted(self.env.items()), self.resources.cpus, self.resources.gpus, self.resources.exclusive]
+        """The same for the same command, environment, files and resources."""
+        files = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(self.files.items())]
+        what = [self.argv, sorted(self.env.items()), files, asdict(self.resources)]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
@@ -64,11 +78,15 @@ class Finished:
     """What became of a cell.
 
     Args:
-        status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended.
-        code: of the process; None if it never began.
+        status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
+            `lost`: the machine it ran on was, more often than is retried, and stderr says so.
+        code: of the process; None if it never began, or nobody knows.
         wall_s: from its start to its end.
         stdout, stderr: the last 64 kB of each.
         swept: processes of the cell that outlived its first one, and were ended.
+        files: what it left in its folder, by relative path, without the files that were given and are as they were.
+        node: the machine it ran on, as the executor names it; empty: this one.
+        lost: machines that were lost while it ran there, before it ran on `node`.
     """
 
     status: Status
@@ -77,6 +95,9 @@ class Finished:
     stdout: str
     stderr: str
     swept: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    node: str = ""
+    lost: tuple[str, ...] = ()
 
 
 class Handle(Protocol):
@@ -91,12 +112,16 @@ class Handle(Protocol):
 class Executor(Protocol):
     """Runs cells, here or elsewhere."""
 
+    def at_once(self, resources: Resources) -> int:
+        """How many cells like this to submit before waiting for the first."""
+        ...
+
     def submit(self, cell: Cell) -> Handle:
         """Start a cell, or queue it."""
         ...
 
     def wait(self, handle: Handle) -> Finished:
-        """Wait for its end, at most its timeout and a few seconds; a second call gives the same answer."""
+        """Wait for its end, once it runs at most its timeout and a few seconds; a second call gives the same answer."""
         ...
 
     def cancel(self, handle: Handle) -> Finished:

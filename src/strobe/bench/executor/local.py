@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import IO, Final
 from uuid import uuid4
 
-from strobe.bench.executor import leash
-from strobe.bench.executor.cell import Cell, Finished, Handle, Status
-from strobe.bench.executor.processes import MARK, end
+from strobe.bench.executor import leash, processes
+from strobe.bench.executor.cell import Cell, Finished, Handle, Resources, Status
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.environment import cpu_cores
 
 GRACE_S: Final = 3.0
 KEPT_BYTES: Final = 65_536
+_BARE: Final = (sys.executable, "-I", "-S")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,11 +29,15 @@ class Running:
 
     Args:
         mark: in the environment of all its processes.
-        process: the first of them.
+        folder: where it runs.
+        keeper: ends the cell and removes its folder when its standard input closes.
+        process: the first of the cell.
     """
 
     cell: Cell
     mark: str
+    folder: Path
+    keeper: subprocess.Popen[bytes]
     process: subprocess.Popen[bytes]
     output: tuple[IO[bytes], IO[bytes]]
     started: float = field(default_factory=time.monotonic)
@@ -42,8 +47,8 @@ class Running:
 class LocalExecutor:
     """Runs cells on this machine, one at a time if they take times.
 
-    Every cell has a session of its own and a mark in its environment. When it ends, for whatever reason, all processes with the
-    mark are ended, also those that left the session; when this process ends, so does the cell.
+    Every cell has a folder and a session of its own and a mark in its environment. When it ends, for whatever reason, all
+    processes with the mark are ended, also those that left the session; when this process ends, so do they.
 
     Args:
         grace_s: between asking a cell to end and ending it.
@@ -53,46 +58,57 @@ class LocalExecutor:
         self._grace_s = grace_s
         self._running: list[Running] = []
 
+    def at_once(self, resources: Resources) -> int:
+        """One if it takes times, else as many as have cores."""
+        return 1 if resources.exclusive else max(1, cpu_cores() // resources.cpus)
+
     def submit(self, cell: Cell) -> Running:
         """Start a cell now.
 
         Raises:
-            ConfigError: it needs the machine for itself and another is running, or the other way round, or more cores than there
-                are.
+            ConfigError: it needs the machine for itself and another is running, or the other way round, or more cores or machines
+                than there are.
             StrobeError: the command cannot be started.
         """
         if self._running and (cell.resources.exclusive or any(each.cell.resources.exclusive for each in self._running)):
             raise ConfigError("a cell that takes times runs alone on its machine; wait for the one that is running")
         if cell.resources.cpus > cpu_cores():
             raise ConfigError(f"cell: got {cell.resources.cpus} cores, this machine has {cpu_cores()}; ask for fewer")
-        mark = uuid4().hex
-        output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  # closed when the cell is
-        settings = [f"{name}={value}" for name, value in {**cell.env, MARK: mark}.items()]
-        leashed = [sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid())]
+        if cell.resources.nodes > 1:
+            raise ConfigError(f"cell: got {cell.resources.nodes} machines, this executor has one; use the executor ray")
+        mark, folder, running = uuid4().hex, Path(tempfile.mkdtemp(prefix="strobe-cell-")), None
+        keeper = subprocess.Popen(
+            [*_BARE, str(Path(processes.__file__)), mark, str(self._grace_s), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
-            process = subprocess.Popen(
-                [*leashed, "env", *settings, *cell.argv],
-                stdin=subprocess.DEVNULL,
-                stdout=output[0],
-                stderr=output[1],
-                start_new_session=True,
-            )
+            running = _start(cell, mark, folder, keeper)
+            self._running.append(running)
         except OSError as error:
             raise StrobeError(f"cannot start {cell.argv[0]}: {error.strerror}") from error
-        running = Running(cell=cell, mark=mark, process=process, output=output)
-        self._running.append(running)
+        finally:
+            if running is None:
+                _dismiss(keeper, folder)
         return running
 
     def wait(self, handle: Handle) -> Finished:
         """Wait for the end of a cell; at its timeout it is ended. On Ctrl-C it is ended too."""
         running = _own(handle)
+        while (found := self.poll(running, running.cell.timeout_s)) is None:
+            pass
+        return found
+
+    def poll(self, running: Running, seconds: float) -> Finished | None:
+        """Wait for the end of a cell, but no longer than this; None: it is still running."""
         if running.finished is not None:
             return running.finished
-        left = running.started + running.cell.timeout_s - time.monotonic()
+        left = max(0.0, running.started + running.cell.timeout_s - time.monotonic())
         try:
-            code = running.process.wait(max(0.0, left))
+            code = running.process.wait(min(left, seconds))
         except subprocess.TimeoutExpired:
-            return self._close(running, "timeout")
+            return self._close(running, "timeout") if left <= seconds else None
         except KeyboardInterrupt:
             self._close(running, "cancelled")
             raise
@@ -105,13 +121,50 @@ class LocalExecutor:
 
     def _close(self, running: Running, status: Status) -> Finished:
         wall_s = time.monotonic() - running.started
-        swept = end(running.mark, self._grace_s)
+        swept = processes.end(running.mark, self._grace_s)
         running.process.kill()  # one that is so young that it has no mark yet
         code = running.process.wait()
         texts = [_tail(file) for file in running.output]
-        running.finished = Finished(status=status, code=code, wall_s=wall_s, stdout=texts[0], stderr=texts[1], swept=swept)
+        files = _left(running.folder, running.cell)
+        _dismiss(running.keeper, running.folder)
+        running.finished = Finished(
+            status=status, code=code, wall_s=wall_s, stdout=texts[0], stderr=texts[1], swept=swept, files=files
+        )
         self._running.remove(running)
         return running.finished
+
+
+def _start(cell: Cell, mark: str, folder: Path, keeper: subprocess.Popen[bytes]) -> Running:
+    for name, content in cell.files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  # closed when the cell is
+    settings = [f"{name}={value}" for name, value in {**cell.env, processes.MARK: mark}.items()]
+    process = subprocess.Popen(
+        [*_BARE, str(Path(leash.__file__)), str(os.getpid()), "env", *settings, *cell.argv],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=output[0],
+        stderr=output[1],
+        start_new_session=True,
+    )
+    return Running(cell=cell, mark=mark, folder=folder, keeper=keeper, process=process, output=output)
+
+
+def _dismiss(keeper: subprocess.Popen[bytes], folder: Path) -> None:
+    """The keeper looks once more and goes; so does the folder."""
+    assert keeper.stdin is not None
+    keeper.stdin.close()
+    keeper.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(folder: Path, cell: Cell) -> dict[str, bytes]:
+    """Contents of the plain files that a cell left or changed."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {name: content for name, content in found.items() if cell.files.get(name) != content}
 
 
 def _own(handle: Handle) -> Running:

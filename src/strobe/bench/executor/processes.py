@@ -1,9 +1,16 @@
-"""The processes of a cell, found by a mark in their environment, which children inherit whatever session they move to."""
+"""The processes of a cell, found by a mark in their environment, which children inherit whatever session they move to.
+
+Run as a file, by an interpreter that imports nothing else, it is the keeper of a cell: `python -I -S processes.py MARK GRACE_S
+FOLDER` leaves a process behind, child of nobody, which ends all processes of the mark and removes the folder when its standard
+input is closed: by whoever started it, or by their death.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -49,3 +56,13 @@ def send(processes: list[int], number: signal.Signals) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)
+
+
+if __name__ == "__main__":
+    if os.fork():  # what ends with its parent's children does not end the keeper
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end(sys.argv[1], float(sys.argv[2]))
+    shutil.rmtree(sys.argv[3], ignore_errors=True)

@@ -17,6 +17,8 @@ CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
 TASK: Final = "task.json"
+TOPOLOGY: Final = "topology.txt"
+BUSY: Final = "busy.txt"
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):

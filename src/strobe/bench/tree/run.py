@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -15,27 +15,27 @@ import torch
 from strobe.bench.attention.run import Outcome, finished
 from strobe.bench.case import Progress
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
+from strobe.bench.executor.spread import Job, spread
 from strobe.bench.runner import end_line
 from strobe.bench.tree.lines import lines, quality
-from strobe.bench.tree.machine import busy_cores, topology
-from strobe.bench.tree.request import TASK, How, RankResult, Shape, Task
+from strobe.bench.tree.request import BUSY, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.measure.machine import describe_run
+from strobe.perf.records.record import Quality
 from strobe.perf.records.store import RunWriter, rotate
-from strobe.perf.report.tree_bench.names import CELLS, FOREIGN, MACHINE
+from strobe.perf.report.tree_bench.names import CELLS, FOREIGN, LOST, MACHINE
 
 REQUEST: Final = "request.json"
-START_S: Final = 60.0
-"""For the ranks to be there."""
 
 
-def cell_of(place: Path, task: Task, timeout_s: float) -> Cell:
-    """The command that runs a cell's ranks in `place`, under torchrun with a port that it finds itself."""
+def cell_of(task: Task, timeout_s: float) -> Cell:
+    """The command that runs a cell's ranks, under torchrun with a port that it finds itself."""
     shape = task.shape
-    launch = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
+    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
     return Cell(
-        argv=(sys.executable, *launch, "-m", "strobe.bench.tree.rank", str(place.resolve())),
+        argv=(sys.executable, "-m", "strobe.bench.tree.launch", *launch, "-m", "strobe.bench.tree.rank", "."),
         env={"OMP_NUM_THREADS": str(task.how.threads)},
+        files={TASK: msgspec.json.encode(task)},
         resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
         timeout_s=timeout_s,
     )
@@ -64,59 +64,76 @@ def run_cells(
     executor = LocalExecutor() if executor is None else executor
     _claim(folder, how)
     measured, kept, failed = [], [], []
-    for number, shape in enumerate(shapes):
-        place = folder / CELLS / shape.name
-        if finished(place):
-            kept.append(shape.name)
-            continue
-        progress(number, len(shapes), shape.name)
-        if place.exists():
-            rotate(place)
-        reason = _measure(Task(shape=shape, how=how), place, executor, cell_timeout_s)
+
+    def jobs() -> Iterator[Job[tuple[str, str]]]:
+        for number, shape in enumerate(dict.fromkeys(shapes)):
+            place = folder / CELLS / shape.name
+            if finished(place):
+                kept.append(shape.name)
+                continue
+            progress(number, len(shapes), shape.name)
+            if place.exists():
+                rotate(place)
+            yield _measure(Task(shape=shape, how=how), place, cell_timeout_s)
+
+    for name, reason in spread(jobs(), executor):
         if reason:
-            failed.append(f"{shape.name}: {reason}")
+            failed.append(f"{name}: {reason}")
         else:
-            measured.append(shape.name)
+            measured.append(name)
     return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
 
 
-def _measure(task: Task, place: Path, executor: Executor, timeout_s: float) -> str:
-    """Run one cell and write its records; why it failed, or nothing."""
+def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
+    """Have one cell run and write its records; its name, and why it failed, or nothing."""
     order = task.how.contestants
     with RunWriter(place) as writer:
         reason = ""
         try:
             with end_line(writer):
-                ranks = place / "ranks"
-                ranks.mkdir()
-                (ranks / TASK).write_bytes(msgspec.json.encode(task))
-                (place / "topology.txt").write_text(topology(task.shape.device), encoding="utf-8")
-                busy = busy_cores(0.25)
-                done = executor.wait(executor.submit(cell_of(ranks, task, timeout_s)))
-                found = _read(ranks)
+                done, refusal = None, ""
+                try:
+                    done = yield cell_of(task, timeout_s)
+                except StrobeError as error:
+                    refusal = str(error)
+                found = _read(done) if done else []
                 header = next((each.header for each in found if each.header is not None), None)
                 header = header or describe_run(place, torch.device("cpu"), order, task.how.rounds)
                 header = msgspec.structs.replace(header, run=place.name, argv=tuple(sys.argv), world_size=task.shape.world_size)
-                writer.append(header, quality(MACHINE, FOREIGN, busy, "cores", "busy before the ranks began, mean of 0.25 s"))
-                reason = _failure(task, done, found, timeout_s)
+                writer.append(header, *(_surroundings(done, place) if done else ()))
+                reason = refusal if done is None else _failure(task, done, found, timeout_s)
                 if reason:
                     raise StrobeError(reason)
                 writer.append(*lines(task, found))
-                shutil.rmtree(ranks)
         except StrobeError as error:
             if str(error) != reason:
                 raise
-    return reason
+    return place.name, reason
 
 
-def _read(folder: Path) -> list[RankResult]:
+def _surroundings(done: Finished, place: Path) -> Iterator[Quality]:
+    """What the machine of a cell was like before its ranks began, and the machines that were lost on the way."""
+    if TOPOLOGY in done.files:
+        (place / TOPOLOGY).write_bytes(done.files[TOPOLOGY])
+    if BUSY in done.files:
+        busy = float(done.files[BUSY])
+        yield quality(MACHINE, FOREIGN, busy, "cores", "busy before the ranks began, mean of 0.25 s")
+    if done.lost:
+        yield quality(
+            MACHINE, LOST, len(done.lost), "machines", "lost while the cell ran there, before it was measured on another"
+        )
+
+
+def _read(done: Finished) -> list[RankResult]:
     """What the ranks wrote, in rank order; a rank that was killed wrote nothing."""
-    found = [msgspec.json.decode(path.read_bytes(), type=RankResult) for path in folder.glob("rank*.json")]
-    return sorted(found, key=lambda each: each.rank)
+    written = [content for name, content in done.files.items() if fnmatch(name, "rank*.json")]
+    return sorted((msgspec.json.decode(each, type=RankResult) for each in written), key=lambda each: each.rank)
 
 
 def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s: float) -> str:
     """Why a cell has no result: the rank that failed first by its own words, a rank that is gone, or the launcher's."""
+    if done.status == "lost":
+        return done.stderr
     if done.status == "timeout":
         return f"ended after {timeout_s:g} s; give more with --cell-timeout"
     said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
@@ -126,9 +143,10 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
     if said:
         return said[0]
     if done.status != "done" or gone:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word on stderr"]
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word on stderr"]
+        errors = [line.partition("Error: ")[2] for line in lines if "Error: " in line]
         who = f"; rank {', '.join(map(str, gone))} left no word" if gone else ""
-        return f"the launcher ended with code {done.code}{who}: {last[0].strip()}"
+        return f"the launcher ended with code {done.code}{who}: {(errors or lines)[-1]}"
     return ""
 
 

@@ -20,6 +20,7 @@ from strobe.core.settings import read_settings, split_list
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
     from strobe.engine.config import EngineConfig
+    from strobe.engine.load import Model
     from strobe.perf.measure.profile import Capture
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.model import Report
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
 _SPARSITY: Final = 0.8
 """Of a preset that is dense itself, as of the preset `sparse`."""
+_PIECES: Final = 60
+"""Rows of a breakdown's table, at most."""
 
 
 @Parameter(name="*", group="Clip")
@@ -77,9 +80,12 @@ class Traced:
         wait: frame blocks before the profiler is switched on; by default it is where caches are full and no prompt switches.
         warmup: frame blocks under the profiler that are thrown away.
         active: frame blocks that are recorded.
+        breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
+            is then run without them as well: its graphs are taken apart by that run.
     """
 
     trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+    breakdown: Annotated[bool, Parameter(negative="")] = False
     regions: str | None = None
     wait: int | None = None
     warmup: int = 1
@@ -119,6 +125,7 @@ def stream(
     ```
     strobe profile stream --preset balanced --blocks 8 --regions dit_forward,attention -o traces
     strobe profile stream --preset balanced --preset turbo --no-compile --rounds 4
+    strobe profile stream --preset balanced --preset turbo_fp8 --breakdown
     strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30
     ```
 
@@ -132,6 +139,8 @@ def stream(
         raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
     if what.attention not in ATTENTIONS:
         raise unknown_choice("attention", what.attention, ATTENTIONS)
+    if traced.breakdown and not traced.trace:
+        raise ConfigError("--breakdown reads a trace; leave --no-trace out")
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("profile"):
@@ -141,8 +150,11 @@ def stream(
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
-        case = StreamCase(_configs(what), script=script, model=model, device=what.device)
-        plan = _plan(what, traced, attributed)
+        configs = _configs(what)
+        if traced.breakdown:
+            configs += _without_graphs(configs, model, what.device)
+        case = StreamCase(configs, script=script, model=model, device=what.device)
+        plan = _plan(what, traced, attributed, alone=len(configs) == 1)
     with closing(case), output.progress("profile") as advance:
         from strobe.bench.runner import run_case
 
@@ -152,6 +164,8 @@ def stream(
     for name, reason in red.items():
         output.note(f"{name} is left out: {reason}")
     code, document = write([folder], folder, [], output)
+    if traced.breakdown:
+        _show_breakdown(folder, output)
     paths = _attribution(folder, attributed, output)
     output.emit(document | {"red": red, "kept": [str(path) for path in kept], "attribution": paths})
     return GATE_FAILED if outcome.red else code
@@ -180,11 +194,38 @@ def _configs(what: Profiled) -> list[EngineConfig]:
     return found
 
 
-def _plan(what: Profiled, traced: Traced, attributed: Attributed) -> Plan:
+def _without_graphs(configs: list[EngineConfig], model: Model, device: str) -> list[EngineConfig]:
+    """Twins of the configurations that run as CUDA graphs on this device: the same, launched kernel by kernel."""
+    from strobe.core.device import resolve_device
+    from strobe.engine.config import replace_knobs, resolve
+
+    return [
+        replace(config, name=f"{config.name}-launched", knobs=replace_knobs(config.knobs, cuda_graphs=False))
+        for config in configs
+        if resolve(config, model.defaults, resolve_device(device)).knobs.cuda_graphs
+    ]
+
+
+def _show_breakdown(folder: Path, output: Output) -> None:
+    """Print the tables of the breakdown."""
+    with output.progress("breakdown"):
+        from strobe.perf.report.model import Table
+        from strobe.perf.report.sections.breakdown import breakdown_section
+        from strobe.perf.report.study import load_study
+
+        found = breakdown_section(load_study([folder]))
+    tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
+    output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
+
+
+def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
     from strobe.bench.case import Plan
+    from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
     regions = read_settings().profile_regions if traced.regions is None else split_list(traced.regions)
+    if traced.breakdown:
+        regions = (*regions, *PIECES) if regions else TRACEABLE
     if traced.wait is not None and traced.wait < 0:
         raise ConfigError(f"--wait {traced.wait}: give 0 or more frame blocks")
     if traced.active < 1:
@@ -196,7 +237,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed) -> Plan:
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=_attribution_capture(attributed, regions),
         review=False,
-        alone=len(_configs(what)) == 1,
+        alone=alone,
     )
 
 

@@ -13,6 +13,8 @@ from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.core.spans import DIT_FORWARD, span
 from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
+from strobe.models.wan.fused import FusedPass
+from strobe.models.wan.kernels.api import KernelImpl, check_impl
 from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate
 
 TextKV = tuple[tuple[Tensor, Tensor], ...]
@@ -68,6 +70,7 @@ class CausalWan(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(WanLayer(config) for _ in range(config.num_layers))
         self.head = Head(config)
+        self.kernels: KernelImpl | None = None
 
     @property
     def layers(self) -> list[WanLayer]:
@@ -86,6 +89,22 @@ class CausalWan(nn.Module):
         """Keep Q, K and V of every layer as one matrix for inference."""
         for layer in self.layers:
             layer.self_attn.fuse()
+
+    def use_kernels(self, impl: KernelImpl = "triton") -> None:
+        """Run passes without a mask through the fused kernels of `strobe.models.wan.kernels` from now on; inference only.
+
+        `Transformer` calls it once with knob `fused_kernels` on, in place of `compile_pieces`: what the kernels leave over are
+        matrix products, whose bias and GELU are part of them, and attention.
+
+        Args:
+            impl: "triton", or "reference" (plain PyTorch, any device).
+
+        Raises:
+            ConfigError: no impl has that name.
+            ImplUnavailableError: it does not run on the device that the weights are on.
+        """
+        check_impl(impl, self.device)
+        self.kernels = impl
 
     def grid(self, latents: Tensor) -> TokenGrid:
         """Token grid of latents `[B, F, C, Y, X]`."""
@@ -141,6 +160,13 @@ class CausalWan(nn.Module):
         """Tokens `[B, F * N, dim]` to the flow `[B, F, C, Y, X]`."""
         return self.unpatchify(self.head.head(modulate(x, head[..., 0, :], head[..., 1, :], self.config.eps)), grid)
 
+    def fused(self, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep | None) -> FusedPass | None:
+        """A pass with fused kernels, if they are in use."""
+        if self.kernels is None:
+            return None
+        mods, head = modulation.layers, modulation.head
+        return FusedPass(layers=self.layers, impl=self.kernels, mods=mods, head=head, text=text, rope=rope, kv=kv)
+
     def forward(
         self,
         latents: Tensor,
@@ -165,6 +191,10 @@ class CausalWan(nn.Module):
         """
         grid = self.grid(latents)
         x = self.patchify(latents)
+        if mask is None and (fused := self.fused(modulation, text, rope, kv)):
+            with span(DIT_FORWARD):
+                x = fused.run(x)
+            return self.unpatchify(self.head.head(x), grid)
         with span(DIT_FORWARD):
             for index, layer in enumerate(self.layers):
                 x = layer.section(x, modulation.layers[index], rope, index, kv, mask)
@@ -174,6 +204,9 @@ class CausalWan(nn.Module):
     def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""
         x = self.patchify(latents)
+        if fused := self.fused(modulation, text, rope, kv):
+            with span(DIT_FORWARD):
+                return fused.commit(x)
         *before, last = self.layers
         with span(DIT_FORWARD):
             for index, layer in enumerate(before):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,19 @@ class KeyValueStep(Protocol):
     @property
     def reach(self) -> Reach | None:
         """What is attended of what `write` returns; None: everything."""
+        ...
+
+
+Attend = Callable[[Tensor, KeyValues, KeyValues, Reach | None, int], Tensor]
+"""`WanLayer.attend_kept`."""
+
+
+@runtime_checkable
+class SharedKeyValueStep(KeyValueStep, Protocol):
+    """A step that other devices share: it sends where to attend, and gets the results back."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+        """q, k, v of this device's tokens, all heads; stores k and v, and returns attention over all that is kept."""
         ...
 
 
@@ -84,7 +97,8 @@ class SelfAttention(nn.Module):
         self.o = nn.Linear(config.dim, config.dim)
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
-        self.fused: tuple[Tensor, Tensor] | None = None
+        self.fused: nn.Module | None = None  # Q, K and V as one matrix
+        self.fused_kv: nn.Module | None = None  # its part for K and V
 
     def fuse(self) -> None:
         """Keep Q, K and V as one matrix for inference; theirs become views of it, so that nothing is held twice.
@@ -94,22 +108,20 @@ class SelfAttention(nn.Module):
         layers = (self.q, self.k, self.v)
         if not all(isinstance(layer, nn.Linear) for layer in layers):
             raise ConfigError("Q, K and V cannot be fused with a LoRA beside them; turn knob merge_lora on or fused_qkv off")
-        both: tuple[Tensor, ...] = ()
-        for index, name in enumerate(("weight", "bias")):
-            parts = [getattr(layer, name).detach() for layer in layers]
-            fused = torch.cat(parts) if self.fused is None else self.fused[index].copy_(torch.cat(parts))
-            both = (*both, fused)
-            for layer, piece in zip(layers, fused.chunk(3), strict=True):
+        dim = self.norm_q.weight.shape[0]
+        if self.fused is None:
+            self.fused, self.fused_kv = (nn.Linear(dim, number * dim, device="meta") for number in (3, 2))
+        for name in ("weight", "bias"):
+            new = torch.cat([getattr(layer, name).detach() for layer in layers])
+            held: Tensor = getattr(self.fused, name).detach()
+            whole = new if held.is_meta else held.copy_(new)
+            pieces = (*whole.chunk(3), whole, whole[dim:])
+            for layer, piece in zip((*layers, self.fused, self.fused_kv), pieces, strict=True):
                 setattr(layer, name, nn.Parameter(piece, requires_grad=False))
-        self.fused = both[0], both[1]
 
     def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys after RoPE and values, each `[B, S, H, D]`."""
-        if self.fused is None:
-            k, v = self.k(x), self.v(x)
-        else:
-            dim = x.shape[-1]
-            k, v = F.linear(x, self.fused[0][dim:], self.fused[1][dim:]).chunk(2, dim=-1)
+        k, v = (self.k(x), self.v(x)) if self.fused_kv is None else self.fused_kv(x).chunk(2, dim=-1)
         heads = (self.num_heads, -1)
         return rotate(self.norm_k(k).unflatten(-1, heads), rope), v.unflatten(-1, heads)
 
@@ -117,7 +129,7 @@ class SelfAttention(nn.Module):
         """Queries, keys and values `[B, S, dim]` as the matrices give them."""
         if self.fused is None:
             return self.q(x), self.k(x), self.v(x)
-        q, k, v = F.linear(x, *self.fused).chunk(3, dim=-1)
+        q, k, v = self.fused(x).chunk(3, dim=-1)
         return q, k, v
 
     def turned(self, q: Tensor, k: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,15 +224,18 @@ class WanLayer(nn.Module):
         q_tiles = tile_layout((q.shape[1] // per_frame, *tiles.grid), "auto", tiles.block)
         return history_attention(q, (sink, own), history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
 
+    def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: KeyValueStep) -> Tensor:
+        """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""
+        if isinstance(kv, SharedKeyValueStep):
+            return kv.attend(index, q, k, v, self.attend_kept)
+        return self.attend_kept(q, (k, v), kv.write(index, k, v), kv.reach, index)
+
     def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
         """The attention section: `x + gate * attention(modulated norm of x)`."""
         with span(ATTENTION):
             q, k, v = self.before(x, mod, rope)
             assert kv is None or mask is None
-            if kv is None:
-                out = self.attend(q, k, v, mask)
-            else:
-                out = self.attend_kept(q, (k, v), kv.write(index, k, v), kv.reach, index)
+            out = self.attend(q, k, v, mask) if kv is None else self.attend_new(q, k, v, index, kv)
             return self.after(x, out, mod)
 
     def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
@@ -244,16 +259,17 @@ class WanLayer(nn.Module):
         with span(FFN):
             return self.feed_forward(x, mod)
 
-    def compile_pieces(self, num_tokens: int | None = None) -> None:
+    def compile_pieces(self, num_tokens: int | None = None, mode: str = "default") -> None:
         """Replace the pieces around the kernel and the cache by compiled ones. Regions of time stay outside of them.
 
         Args:
             num_tokens: compile for passes of this many tokens and leave others eager, so that rare sizes (the window of a prompt
                 switch) neither stall a stream nor use up the compiler's limit; None: compile for every size that comes.
+            mode: of `torch.compile`.
         """
         for name in ("before", "after", "cross", "feed_forward"):
             eager = getattr(self, name)
-            compiled = torch.compile(eager, dynamic=False)
+            compiled = torch.compile(eager, dynamic=False, mode=mode)
             setattr(self, name, compiled if num_tokens is None else partial(_by_size, num_tokens, compiled, eager))
 
 

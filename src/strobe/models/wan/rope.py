@@ -18,30 +18,38 @@ from strobe.models.wan.config import WanConfig
 THETA = 10_000.0
 
 
-def frequencies(pairs: int) -> Tensor:
+def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
     """Frequencies of one axis, float64 `[pairs]`."""
-    return THETA ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    return THETA ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
 
 
-def table(config: WanConfig, positions: Sequence[int], height: int, width: int) -> Tensor:
+def table(config: WanConfig, positions: Sequence[int], height: int, width: int, device: torch.device | None = None) -> Tensor:
     """Complex rotations of the tokens of frames at `positions`.
 
     Args:
         positions: temporal index of each frame.
         height, width: tokens per frame.
+        device: where it is worked out, None: on the CPU. Consecutive positions are not copied there, so that nothing waits.
 
     Returns:
-        complex128 `[F * height * width, head_dim / 2]` on the CPU.
+        complex128 `[F * height * width, head_dim / 2]`.
     """
     axes = []
-    spans = (torch.tensor(list(positions), dtype=torch.float64), torch.arange(height).double(), torch.arange(width).double())
+    spans = (_numbers(positions, device), _numbers(range(height), device), _numbers(range(width), device))
     for axis, (pairs, index) in enumerate(zip(config.rope_pairs, spans, strict=True)):
-        angles = torch.outer(index, frequencies(pairs))
+        angles = torch.outer(index, frequencies(pairs, device))
         shape = [1, 1, 1, pairs]
         shape[axis] = len(index)
         axes.append(angles.view(shape).expand(len(spans[0]), height, width, pairs))
     angles = torch.cat(axes, dim=-1).flatten(0, 2)  # [F*h*w, pairs]
     return torch.polar(torch.ones_like(angles), angles)
+
+
+def _numbers(numbers: Sequence[int], device: torch.device | None) -> Tensor:
+    consecutive = range(numbers[0], numbers[0] + len(numbers))
+    if tuple(numbers) == tuple(consecutive):
+        return torch.arange(consecutive.start, consecutive.stop, dtype=torch.float64, device=device)
+    return torch.tensor(list(numbers), dtype=torch.float64, device=device)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
@@ -70,7 +78,7 @@ def device_table(rotations: Tensor, dtype: torch.dtype, device: torch.device) ->
 def rotate_temporal(config: WanConfig, k: Tensor, frames: int) -> Tensor:
     """Move already rotated keys `k [B, S, H, D]` by `frames` in time; height and width are left alone."""
     pairs = config.rope_pairs[0]
-    angles = (frequencies(pairs) * frames).to(k.device)
+    angles = frequencies(pairs, k.device) * frames
     turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     moved = torch.view_as_complex(k[..., : 2 * pairs].float().unflatten(-1, (-1, 2)).contiguous()) * turns
     return torch.cat((torch.view_as_real(moved).flatten(-2).to(k.dtype), k[..., 2 * pairs :]), dim=-1)

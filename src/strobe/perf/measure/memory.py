@@ -1,10 +1,10 @@
-"""Peak memory of a clip: device memory on a GPU, resident set on a CPU."""
+"""Memory of this process: the peak of a clip, and what is held at a moment."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +33,32 @@ def peak_bytes(device: torch.device) -> int:
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+    peak = _status("VmHWM:")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
+
+
+class Held(NamedTuple):
+    """What a process holds: on the host, and of a GPU in tensors and in torch's allocator. None: not known, or no GPU."""
+
+    resident_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+def held(device: torch.device) -> Held:
+    """Return what this process holds now; nothing waits for the device."""
+    resident = _status("VmRSS:")
+    if device.type != "cuda":
+        return Held(resident, None, None)
+    import torch
+
+    return Held(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+
+def _status(name: str) -> int | None:
+    """A line of the kernel's account of this process, bytes."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.spans import FRAME_BLOCK, check_regions
+from strobe.core.spans import FRAME_BLOCK, PIECES, check_regions
 from strobe.perf.measure.timing import recording
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Capture:
 
     Args:
         warmup: frame blocks that run under the profiler and are thrown away, right before those that are kept; at least 1.
-        regions: regions to mark, names of `strobe.core.spans.TRACEABLE`; empty: all. Frame blocks are always marked. All work of
-            the kept frame blocks is in the trace, whatever is marked.
+        regions: regions to mark, names of `strobe.core.spans.TRACEABLE`; empty: all but `PIECES`.
+            Frame blocks are always marked. All work of the kept frame blocks is in the trace, whatever is marked.
         with_stack: Python frames and module calls.
         profile_memory: every allocation; then only the thread that makes the frame blocks is recorded.
         record_shapes: input sizes of every operator.
@@ -80,7 +80,7 @@ class _Regions:
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         from torch.profiler import record_function
 
-        if self._chosen is not None and name not in self._chosen:
+        if name in PIECES if self._chosen is None else name not in self._chosen:
             return nullcontext()
         return record_function(PREFIX + name if index is None else f"{PREFIX}{name}#{index}")
 

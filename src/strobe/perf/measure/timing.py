@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 FINE: Final = frozenset({spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN})
-"""Regions inside a pass: left to the traced run, so that timing does not change what it times."""
+"""Regions inside a pass: left to the traced run, so that timing does not change what it times. `spans.PIECES` are never timed."""
 
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
 
@@ -64,7 +64,7 @@ class TimingRecorder:
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
-        if name in FINE and not self._fine:
+        if name in spans.PIECES or (name in FINE and not self._fine):
             return _NULL
         if self._device.type == "cuda" and name != spans.E2E:
             return _CudaRegion(self, name, index)

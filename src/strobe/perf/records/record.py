@@ -237,6 +237,17 @@ class Clip(_Line, frozen=True, kw_only=True):
     clocks: Annotated[Clocks | None, Meta(description="clocks while the clip ran (then with `samples`), or at its end")] = None
 
 
+class Memory(_Line, frozen=True, kw_only=True):
+    """What the process holds right after a frame block was handed over, in a soak."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
+    frame_block: Annotated[int, Meta(description="number of the frame block")]
+    resident_bytes: Annotated[int | None, Meta(description="resident set of the process on the host; null: not known")]
+    allocated_bytes: Annotated[int | None, Meta(description="bytes torch holds in tensors on the GPU; null on a CPU")] = None
+    reserved_bytes: Annotated[int | None, Meta(description="bytes torch's allocator holds on the GPU; null on a CPU")] = None
+
+
 class Trace(_Line, frozen=True, kw_only=True):
     """A profiler trace of one traced clip, taken in a run of its own."""
 
@@ -307,5 +318,5 @@ class End(_Line, frozen=True, kw_only=True):
     message: Annotated[str, Meta(description="what stopped it; empty when complete")] = ""
 
 
-Record = Header | Variant | Span | Clip | Trace | Video | Quality | Gate | Excluded | End
-LINES: Final = (Header, Variant, Span, Clip, Trace, Video, Quality, Gate, Excluded, End)
+Record = Header | Variant | Span | Clip | Memory | Trace | Video | Quality | Gate | Excluded | End
+LINES: Final = (Header, Variant, Span, Clip, Memory, Trace, Video, Quality, Gate, Excluded, End)

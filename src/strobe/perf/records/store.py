@@ -23,6 +23,7 @@ from strobe.perf.records.record import (
     Excluded,
     Gate,
     Header,
+    Memory,
     Quality,
     Record,
     Span,
@@ -183,6 +184,7 @@ class RunRecords:
     end: End | None
     truncated: bool
     bad_lines: tuple[int, ...]
+    memory: tuple[Memory, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """Return the settings of a variant.
@@ -262,4 +264,5 @@ def _sort(folder: Path, records: list[Record], *, truncated: bool, bad: list[int
         end=ends[-1] if ends else None,
         truncated=truncated,
         bad_lines=tuple(bad),
+        memory=_of(records, Memory),
     )

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.report.attention_profile import attention_report, is_attention_run
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.sections.attention import attention_sections
+from strobe.perf.report.sections.breakdown import breakdown_section
 from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
 from strobe.perf.report.sections.kernels import kernels_section
 from strobe.perf.report.sections.latency import latency_section
@@ -21,6 +23,7 @@ from strobe.perf.report.sections.roofline import roofline_section
 from strobe.perf.report.sections.settings import banners, settings_section
 from strobe.perf.report.sections.stages import stages_section
 from strobe.perf.report.sections.timeline import timeline_section
+from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import Study, load_study
 
 
@@ -34,10 +37,10 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, gives the page of that command.
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, and a soak give the page of their command.
 
     Raises:
-        DataError: no folder, a folder without readable records, or a run of attention calls among others.
+        DataError: no folder, a folder without readable records, or a run of attention calls or a soak among others.
         ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
@@ -47,6 +50,11 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
     if alone:
         return attention_report(alone[0], pair)
+    soaks = [run.folder for run in study.runs if is_soak(run)]
+    if soaks and len(folders) > 1:
+        raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
+    if soaks:
+        return soak_report(soaks[0])
     findings, found_latencies = find(study), find_latencies(study)
     sections = (
         headline_section(study, findings),
@@ -57,6 +65,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         _ledger_section(findings) if findings else None,
         timeline_section(study),
         *attention_sections(study),
+        breakdown_section(study),
         kernels_section(study),
         stages_section(study, findings),
         roofline_section(study),

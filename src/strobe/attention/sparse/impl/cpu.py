@@ -1,7 +1,8 @@
-"""Block-sparse attention on a CPU: gather the selected key blocks of a few query blocks, then batched matrix products.
+"""Block-sparse attention on a CPU: gather the selected key blocks of a few query blocks, then torch's own kernel over them.
 
-The chunks are small enough that gathered keys, values and scores stay in the cache, so skipped blocks cost nothing: the time is
-proportional to the selected blocks. Query blocks are taken in order of their counts, so unequal counts waste little.
+The chunks are small enough that gathered keys and values stay in the cache, so skipped blocks cost nothing: the time is
+proportional to the selected blocks. Query blocks are taken in order of their counts, so unequal counts waste little. Gradients
+are batched matrix products over the same chunks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.padding import cleared, padding_rows
+from strobe.attention.sparse.selection import BlockSelection, check_counts
 
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 1 << 20
 """Gathered keys of one chunk; a few times this should fit the last-level cache."""
 
 
@@ -43,24 +45,30 @@ class _Chunk(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
+    check_counts(selection)
     blocks = _split(q, k, v, selection)
     out = torch.zeros_like(blocks.q)
     lse = blocks.q.new_full(blocks.q.shape[:2], float("-inf"))
     for chunk in _chunks(selection, blocks):
-        values = _gathered(blocks.v, chunk)
-        scores = _scores(blocks, chunk, softmax_scale)
-        top = scores.amax(dim=-1, keepdim=True)
-        top = top.masked_fill(top.isneginf(), 0)  # a row of padding keys only
-        weights = scores.sub_(top).exp_()
-        total = weights.sum(dim=-1, keepdim=True)
-        lse[chunk.rows] = (top + total.log()).squeeze(-1)
-        out[chunk.rows] = torch.bmm(weights, values) / total.masked_fill(total == 0, 1)
+        keys, values = (_gathered(each, chunk).unsqueeze(1) for each in (blocks.k, blocks.v))  # [n, 1, K * block, D]
+        bias = None
+        if chunk.hidden is not None:
+            bias = torch.zeros_like(chunk.hidden, dtype=keys.dtype).masked_fill_(chunk.hidden, float("-inf")).unsqueeze(1)
+        queries = blocks.q[chunk.rows].unsqueeze(1)
+        found, denominators = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, attn_mask=bias, scale=softmax_scale
+        )
+        found, denominators = found.squeeze(1), denominators.squeeze(1)
+        if chunk.hidden is not None:
+            nothing = chunk.hidden.all(dim=-1)  # [n, 1]: padding keys only
+            found = found.masked_fill(nothing.unsqueeze(-1), 0)
+            denominators = denominators.masked_fill(nothing, float("-inf"))
+        out[chunk.rows], lse[chunk.rows] = found, denominators.to(lse.dtype)
     batch, q_len, heads, _ = q.shape
     lse = lse.view(batch, heads, q_len)
-    padding = _padding(selection.q_sizes, selection.block)
-    if padding is not None:
-        lse = lse.masked_fill(padding, float("-inf"))
-    return _joined(out, q, padding), lse.float()
+    if selection.q_sizes is not None:
+        lse = lse.masked_fill(padding_rows(selection.q_sizes, selection.block), float("-inf"))
+    return _joined(out, q, selection.q_sizes, selection.block), lse.float()
 
 
 def backward(
@@ -74,8 +82,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, given those of `(out, lse)` and `(out, lse)` itself; the same in every run."""
     blocks = _split(q, k, v, selection)
-    cleared = (_cleared(tensor, selection.q_sizes, selection.block) for tensor in (grads[0], state[0]))
-    d_out, out = (_rows_of_blocks(tensor, selection.block).to(blocks.q.dtype) for tensor in cleared)
+    clean = (cleared(tensor, selection.q_sizes, selection.block) for tensor in (grads[0], state[0]))
+    d_out, out = (_rows_of_blocks(tensor, selection.block).to(blocks.q.dtype) for tensor in clean)
     empty = state[1].isneginf()
     lse = state[1].masked_fill(empty, float("inf")).to(blocks.q.dtype).view(-1, selection.block, 1)  # exp(score - inf) = 0
     d_lse = grads[1].masked_fill(empty, 0).to(blocks.q.dtype).view(-1, selection.block, 1)
@@ -89,14 +97,14 @@ def backward(
         dq[rows] = torch.bmm(d_scores, _gathered(blocks.k, chunk))
         dk.index_add_(0, chunk.gather, torch.bmm(d_scores.transpose(1, 2), blocks.q[rows]).view(size))
         dv.index_add_(0, chunk.gather, torch.bmm(weights.transpose(1, 2), d_out[rows]).view(size))
-    padding = [_padding(sizes, selection.block) for sizes in (selection.q_sizes, selection.kv_sizes)]
-    return _joined(dq, q, padding[0]), _joined(dk, k, padding[1]), _joined(dv, v, padding[1])
+    q_sizes, kv_sizes, block = selection.q_sizes, selection.kv_sizes, selection.block
+    return _joined(dq, q, q_sizes, block), _joined(dk, k, kv_sizes, block), _joined(dv, v, kv_sizes, block)
 
 
 def _split(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> _Blocks:
     wide = torch.promote_types(q.dtype, torch.float32)
-    queries = _cleared(q, selection.q_sizes, selection.block)
-    keys, values = (_cleared(tensor, selection.kv_sizes, selection.block) for tensor in (k, v))
+    queries = cleared(q, selection.q_sizes, selection.block)
+    keys, values = (cleared(tensor, selection.kv_sizes, selection.block) for tensor in (k, v))
     blocks = [_rows_of_blocks(tensor, selection.block).to(wide) for tensor in (queries, keys, values)]
     return _Blocks(blocks[0], blocks[1], blocks[2], q.shape[2] // k.shape[2])
 
@@ -106,21 +114,10 @@ def _rows_of_blocks(tensor: Tensor, block: int) -> Tensor:
     return tensor.transpose(1, 2).reshape(-1, block, tensor.shape[-1])
 
 
-def _joined(blocks: Tensor, like: Tensor, padding: Tensor | None) -> Tensor:
+def _joined(blocks: Tensor, like: Tensor, sizes: Tensor | None, block: int) -> Tensor:
     """`[B*H*N, block, D]` back to `[B, S, H, D]`, dtype as `like`, padding rows 0."""
     batch, length, heads, width = like.shape
-    joined = blocks.view(batch, heads, length, width).transpose(1, 2).to(like.dtype)
-    return joined if padding is None else joined.masked_fill(padding[:, None, None], 0)
-
-
-def _padding(sizes: Tensor | None, block: int) -> Tensor | None:
-    """Which rows are padding, boolean `[S]`."""
-    return None if sizes is None else (torch.arange(block, device=sizes.device) >= sizes[:, None]).flatten()
-
-
-def _cleared(tensor: Tensor, sizes: Tensor | None, block: int) -> Tensor:
-    padding = _padding(sizes, block)
-    return tensor if padding is None else tensor.masked_fill(padding[:, None, None], 0)
+    return cleared(blocks.view(batch, heads, length, width).transpose(1, 2).to(like.dtype), sizes, block)
 
 
 def _scores(blocks: _Blocks, chunk: _Chunk, softmax_scale: float) -> Tensor:

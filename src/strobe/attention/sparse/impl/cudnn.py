@@ -1,9 +1,10 @@
 """Block-sparse attention by the CuTe DSL kernels of nvidia-cudnn-frontend, on compute capability 9.0.
 
 The forward kernels are compiled here, once per variant and for any shape, and called with torch tensors through TVM FFI: the
-library's own wrapper costs several times as much host time per call. They mask padding keys, but multiply padding values by 0:
-values are cleared first. The backward goes through the library's public function. It takes the gradient of the output only, adds
-the gradient of q with atomics, and reads padding rows of everything: all of them are cleared first.
+library's own wrapper costs several times as much host time per call. Where the host knows one number of key blocks for every
+row, the kernels that need no other are taken; for blocks of 128 they are far faster. They mask padding keys, but multiply
+padding values by 0: values are cleared first. The backward goes through the library's public function. It takes the gradient of
+the output only, adds the gradient of q with atomics, and reads padding rows of everything: all of them are cleared first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.padding import aligned, cleared, empty_padding_, finite
+from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
 
 
@@ -28,7 +29,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
     lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
     block, sizes = selection.block, selection.kv_sizes
     queries, keys, values = aligned(q), aligned(k), aligned(finite(v, sizes, selection))
-    kernel = _forward_kernel(block, width, heads // k.shape[2], q.dtype, sizes is not None, q.device.index)
+    count = selection.uniform_count or 0
+    kernel = _forward_kernel(block, width, heads // k.shape[2], q.dtype, sizes is not None, count > 0, q.device.index)
     kernel(
         queries.permute(1, 3, 2, 0),
         keys.permute(1, 3, 2, 0),
@@ -39,8 +41,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
         selection.counts.contiguous().permute(2, 1, 0),
         sizes,
         softmax_scale,
+        count,
     )
-    empty_padding_(out, lse, selection.q_sizes, block)
+    settle_(out, lse, selection.q_sizes, block)
     return out, lse
 
 
@@ -67,9 +70,9 @@ def backward(
         aligned(state[0]),
         state[1].masked_fill(state[1].isneginf(), float("inf")),  # exp(score - inf) = 0: an empty row has no gradient
         selection.indices.contiguous(),
-        None,
+        selection.uniform_count,
         kv_sizes,
-        selection.counts.contiguous(),
+        selection.counts.contiguous() if selection.uniform_count is None else None,
         softmax_scale=softmax_scale,
         sparse_block_size=block,
         layout="bshd",
@@ -79,12 +82,12 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _forward_kernel(
-    block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, device_index: int | None
+    block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, counted: bool, device_index: int | None
 ) -> Callable[..., None]:
-    """Compile one variant for every shape: `(q, k, v, out, lse, indices, counts, sizes or None, softmax_scale)`.
+    """Compile one variant for every shape: `(q, k, v, out, lse, indices, counts, sizes or None, softmax_scale, count)`.
 
     q, k and out are `[S, D, H, B]`, v `[D, S, H, B]`, lse `[S, H, B]`, indices `[K, N_q, H, B]`, counts `[N_q, H, B]`; it runs on
-    torch's current stream. `device_index` keeps devices apart.
+    torch's current stream. `counted`: every row sees `count` key blocks, at least one. `device_index` keeps devices apart.
     """
     import cutlass
     from cudnn.block_sparse_attention import _interface
@@ -98,12 +101,12 @@ def _forward_kernel(
     if block == 128:
         from cudnn.block_sparse_attention.csrc.fwd.sm90_blk128.bsa_fwd_sm90 import BlockSparseAttnForwardSm90Blk128
 
-        wide = BlockSparseAttnForwardSm90Blk128(width, width, groups, variable_count=True, block_sizes_mode=int(ragged))
+        wide = BlockSparseAttnForwardSm90Blk128(width, width, groups, variable_count=not counted, block_sizes_mode=int(ragged))
         sizes = _any(cutlass.Int32, 1, 0, 4) if ragged else tensors[5]
         compiled = cute.compile(wide, *tensors, sizes, scale, cutlass.Int32(0), stream, options=options)
 
         def run_128(*given: Any) -> None:
-            compiled(*given[:7], given[7] if ragged else given[5], given[8], 0)
+            compiled(*given[:7], given[7] if ragged else given[5], given[8], given[9])
 
         return run_128
 
@@ -113,7 +116,7 @@ def _forward_kernel(
         value_dim=width,
         dtype=element,
         has_block_sizes=ragged,
-        allow_empty_block_nums=True,
+        allow_empty_block_nums=ragged or not counted,  # a row may see nothing but empty blocks
     )
     sizes = _any(cutlass.Int32, 3, 0, 4)
     compiled = cute.compile(kernel, *tensors, sizes, tensors[6], scale, stream, options=options)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.lists import Lists, key_lists, query_lists
-from strobe.attention.sparse.padding import aligned, cleared, empty_padding_, finite
+from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
 
 
@@ -36,10 +36,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
         return_lse=True,
         **_mask_arguments(sizes, block),
     )
-    # the library hides a NaN: where a row sees a key, an lse of -inf stands for one
-    seen = (lists.full_counts + lists.partial_counts > 0).unsqueeze(-1)
-    lse = lse.masked_fill((lse.unflatten(2, (-1, block)).isneginf() & seen).flatten(2), float("nan"))
-    empty_padding_(out, lse, selection.q_sizes, block)
+    settle_(out, lse, selection.q_sizes, block, (lists.full_counts, lists.partial_counts))
     return out, lse
 
 

@@ -8,7 +8,7 @@ so they are the same bits in every run. No launch depends on a count: nothing sy
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
 
 _LOG2E: Final = 1.4426950408889634
@@ -55,10 +57,10 @@ def _hide(scores, first, sizes_ptr, block: tl.constexpr, rows: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_desc, v_desc, out_desc, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, num_heads, groups, num_q, most, scale_log2,
-    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
+    k_desc, v_desc, out_desc, q_ptr, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
+    q_batch, q_row, q_head, num_heads, groups, num_q, most, uniform_count, scale_log2,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    stages: tl.constexpr, ragged_q: tl.constexpr, uniform: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the selected key blocks of one run of queries. `scale_log2` is positive."""
     steps: tl.constexpr = block // rows
@@ -75,8 +77,12 @@ def _forward_kernel(
     acc = tl.zeros([rows, width], tl.float32)
     entry = row_of_heads.to(tl.int64) * num_q + query_block
     row = indices_ptr + entry * most
-    last = tl.load(counts_ptr + entry) * steps - 1
-    first = tl.load(row, mask=last >= 0, other=0) * block
+    if uniform:  # the first index need not wait for the count
+        last = uniform_count * steps - 1
+        first = tl.load(row) * block
+    else:
+        last = tl.load(counts_ptr + entry) * steps - 1
+        first = tl.load(row, mask=last >= 0, other=0) * block
     scores = tl.dot(q, _tile(k_desc, batch, first, kv_head, rows, width).T, input_precision=precision)
     if ragged_kv:
         scores = _hide(scores, first, kv_sizes_ptr, block, rows)
@@ -119,10 +125,10 @@ def _d_scores(q, d_out, keys, values, lse, delta, first, sizes_ptr, scale, block
 
 @triton.jit
 def _d_query_kernel(
-    q_ptr, k_desc, v_desc, d_out_ptr, lse_ptr, delta_ptr, d_q_desc, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
+    k_desc, v_desc, d_q_desc, q_ptr, d_out_ptr, lse_ptr, delta_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
     q_batch, q_row, q_head, o_batch, o_row, o_head, num_heads, groups, num_q, most, scale,
-    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-    ragged_q: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    stages: tl.constexpr, ragged_q: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one run of queries. `scale` is positive."""
     steps: tl.constexpr = block // rows
@@ -162,10 +168,10 @@ def _d_query_kernel(
 
 @triton.jit
 def _d_key_kernel(
-    q_desc, k_ptr, v_ptr, d_out_desc, lse_ptr, delta_ptr, d_k_desc, d_v_desc, begins_ptr, queries_ptr, kv_sizes_ptr,
+    q_desc, d_out_desc, d_k_desc, d_v_desc, k_ptr, v_ptr, lse_ptr, delta_ptr, begins_ptr, queries_ptr, kv_sizes_ptr,
     k_batch, k_row, k_head, v_batch, v_row, v_head, num_heads, groups, num_q, num_kv, scale,
-    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-    ragged_kv: tl.constexpr, precision: tl.constexpr, stages: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
+    stages: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one run of keys and values: over every query head of the group, every query block that sees them.
 
@@ -255,22 +261,35 @@ def _list_kernel(marks_ptr, counts_ptr, begins_ptr, queries_ptr, words, columns:
         tl.store(counts_ptr + entry, found)
 
 
+_FORWARD: Final = Launcher(_forward_kernel)
+_D_QUERY: Final = Launcher(_d_query_kernel)
+_D_KEY: Final = Launcher(_d_key_kernel)
+_DELTA: Final = Launcher(_delta_kernel)
+_MARK: Final = Launcher(_mark_kernel)
+_LIST: Final = Launcher(_list_kernel)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
     q, softmax_scale = _positive(q, softmax_scale)
     q = q if q.stride(3) == 1 else q.contiguous()
-    k, v = _aligned(k), _aligned(_cleared(v, selection.kv_sizes, selection))
+    q_sizes, kv_sizes, block, count = selection.q_sizes, selection.kv_sizes, selection.block, selection.uniform_count or 0
+    k, v = aligned(k), aligned(finite(v, kv_sizes, selection))
     batch, q_len, heads, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
+    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
     if q_len == 0 or k.shape[1] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    _forward_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
-        q, _descriptor(k), _descriptor(v), _descriptor(out), lse,
-        selection.indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        *q.stride()[:3], heads, heads // k.shape[2], q_len // selection.block, selection.indices.shape[3], softmax_scale * _LOG2E,
-        num_warps=4, **_constants(q, selection, 3), ragged_q=selection.q_sizes is not None,
-    )  # fmt: skip
+    indices = selection.indices.contiguous()
+    _FORWARD(
+        (q_len // _ROWS[q.dtype], batch * heads, 1),
+        (q, lse, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
+        (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, indices.shape[3], count),
+        (*_constants(q, selection, 3), q_sizes is not None, count > 0),
+        num_warps=4,
+        floats=(softmax_scale * _LOG2E,),
+        descriptors=(_descriptor(k), _descriptor(v), _descriptor(out)),
+    )
     return out, lse
 
 
@@ -284,35 +303,45 @@ def backward(
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, given those of `(out, lse)` and `(out, lse)` itself."""
-    given = softmax_scale
+    given, q_sizes, kv_sizes, block = softmax_scale, selection.q_sizes, selection.kv_sizes, selection.block
     q, softmax_scale = _positive(q, softmax_scale)
-    q = _aligned(_cleared(q, selection.q_sizes, selection))
-    k, v = (_aligned(_cleared(tensor, selection.kv_sizes, selection)) for tensor in (k, v))
-    d_out = _aligned(_cleared(grads[0], selection.q_sizes, None))
-    batch, q_len, heads, _ = q.shape
+    q = aligned(finite(q, q_sizes, selection))
+    k, v = (aligned(finite(tensor, kv_sizes, selection)) for tensor in (k, v))
+    d_out = aligned(cleared(grads[0], q_sizes, block))
+    batch, q_len, heads, width = q.shape
     kv_len, kv_heads, lse = k.shape[1], k.shape[2], state[1].contiguous()
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     if q_len == 0 or kv_len == 0:
         return d_q.zero_(), d_k.zero_(), d_v.zero_()
-    out, delta, d_lse = state[0], torch.empty_like(lse), grads[1].contiguous()
-    _delta_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
-        d_out, out, d_lse, lse, delta, *d_out.stride()[:3], *out.stride()[:3], heads, q_len,
-        rows=_ROWS[q.dtype], width=q.shape[3], num_warps=4,
-    )  # fmt: skip
-    num_q, num_kv, groups, indices = q_len // selection.block, kv_len // selection.block, heads // kv_heads, selection.indices
-    _d_query_kernel[(q_len // _ROWS[q.dtype], batch * heads)](
-        q, _descriptor(k), _descriptor(v), d_out, lse, delta, _descriptor(d_q),
-        indices.contiguous(), selection.counts.contiguous(), selection.q_sizes, selection.kv_sizes,
-        *q.stride()[:3], *d_out.stride()[:3], heads, groups, num_q, indices.shape[3], softmax_scale,
-        num_warps=4, **_constants(q, selection, 3), ragged_q=selection.q_sizes is not None,
-    )  # fmt: skip
+    out, delta, rows = state[0], torch.empty_like(lse), _ROWS[q.dtype]
+    _DELTA(
+        (q_len // rows, batch * heads, 1),
+        (d_out, out, grads[1].contiguous(), lse, delta),
+        (*d_out.stride()[:3], *out.stride()[:3], heads, q_len),
+        (rows, width),
+        num_warps=4,
+    )
+    num_q, num_kv, groups, indices = q_len // block, kv_len // block, heads // kv_heads, selection.indices.contiguous()
+    _D_QUERY(
+        (q_len // rows, batch * heads, 1),
+        (q, d_out, lse, delta, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
+        (*q.stride()[:3], *d_out.stride()[:3], heads, groups, num_q, indices.shape[3]),
+        (*_constants(q, selection, 3), q_sizes is not None),
+        num_warps=4,
+        floats=(softmax_scale,),
+        descriptors=(_descriptor(k), _descriptor(v), _descriptor(d_q)),
+    )
     begins, queries = queries_of_keys(selection, num_kv)
-    _d_key_kernel[(kv_len // _ROWS[q.dtype], batch * kv_heads)](
-        _descriptor(q), k, v, _descriptor(d_out), lse, delta, _descriptor(d_k), _descriptor(d_v), begins, queries,
-        selection.kv_sizes, *k.stride()[:3], *v.stride()[:3], heads, groups, num_q, num_kv, softmax_scale,
-        num_warps=4, **_constants(q, selection, 2),
-    )  # fmt: skip
+    _D_KEY(
+        (kv_len // rows, batch * kv_heads, 1),
+        (k, v, lse, delta, begins, queries, kv_sizes),
+        (*k.stride()[:3], *v.stride()[:3], heads, groups, num_q, num_kv),
+        _constants(q, selection, 2),
+        num_warps=4,
+        floats=(softmax_scale,),
+        descriptors=(_descriptor(q), _descriptor(d_out), _descriptor(d_k), _descriptor(d_v)),
+    )
     if given <= 0:  # d_q is that of the q which the kernels saw, `given / softmax_scale` times the caller's
         d_q = d_q * (given / softmax_scale)
     return d_q, d_k, d_v
@@ -331,10 +360,10 @@ def queries_of_keys(selection: BlockSelection, num_kv: int) -> tuple[Tensor, Ten
     counts, begins = (torch.zeros(number, dtype=torch.int64, device=device) for number in (entries, entries + 1))
     queries = torch.empty(batch * heads * num_q * most, dtype=torch.int32, device=device)
     indices, seen = selection.indices.contiguous(), selection.counts.contiguous()
-    _mark_kernel[(batch * heads * num_q,)](indices, seen, marks, num_q, num_kv, most, words, columns=128, num_warps=1)
-    _list_kernel[(entries,)](marks, counts, begins, queries, words, columns=512, listed=False, num_warps=1)
+    _MARK((batch * heads * num_q, 1, 1), (indices, seen, marks), (num_q, num_kv, most, words), (128,), num_warps=1)
+    _LIST((entries, 1, 1), (marks, counts, begins, queries), (words,), (512, False), num_warps=1)
     torch.cumsum(counts, 0, out=begins[1:])
-    _list_kernel[(entries,)](marks, counts, begins, queries, words, columns=512, listed=True, num_warps=1)
+    _LIST((entries, 1, 1), (marks, counts, begins, queries), (words,), (512, True), num_warps=1)
     return begins, queries
 
 
@@ -343,33 +372,14 @@ def _descriptor(tensor: Tensor) -> TensorDescriptor:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS[tensor.dtype], 1, tensor.shape[3]])
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor as a descriptor can address it: last dimension contiguous, all else in steps of 16 bytes."""
-    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:3]))
-    if tensor.stride(3) == 1 and not any(step % 16 for step in steps):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _cleared(tensor: Tensor, sizes: Tensor | None, selection: BlockSelection | None) -> Tensor:
-    """The tensor with padding rows 0, unless they are known to be finite: 0 times what they hold must be 0."""
-    if sizes is None or (selection is not None and selection.finite_padding):
-        return tensor
-    block = tensor.shape[1] // sizes.shape[0]
-    return tensor.masked_fill((torch.arange(block, device=tensor.device) >= sizes[:, None]).flatten()[:, None, None], 0)
-
-
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
     """Queries and a positive scale that give the same scores: the largest scaled score is then that of the largest score."""
     return (q, softmax_scale) if softmax_scale > 0 else (q * (-1.0 if softmax_scale else 0.0), -softmax_scale or 1.0)
 
 
-def _constants(q: Tensor, selection: BlockSelection, stages: int) -> dict[str, Any]:
-    return {
-        "block": selection.block,
-        "rows": _ROWS[q.dtype],
-        "width": q.shape[-1],
-        "ragged_kv": selection.kv_sizes is not None,
-        "precision": "tf32x3" if q.dtype == torch.float32 else "tf32",  # 16-bit inputs have one precision
-        "stages": 1 if q.dtype == torch.float32 else stages,  # more tiles of float32 do not fit shared memory
-    }
+def _constants(q: Tensor, selection: BlockSelection, stages: int) -> tuple[int, int, int, bool, str, int]:
+    """Block, rows, width, whether key blocks hold padding, precision and stages."""
+    plain = q.dtype == torch.float32
+    precision = "tf32x3" if plain else "tf32"  # 16-bit inputs have one precision
+    stages = 1 if plain else stages  # more tiles of float32 do not fit shared memory
+    return selection.block, _ROWS[q.dtype], q.shape[3], selection.kv_sizes is not None, precision, stages

@@ -13,22 +13,23 @@ class Grid:
 
     Args:
         block: rows of a tile.
+        num_tiles: tiles, those at the edges included.
+        num_tokens: tokens of all tiles.
         sizes: valid rows of each tile, int32 `[N]`.
+        ragged_sizes: the same; None if all tiles are whole.
         tokens: token of each row in tile order, the number of tokens for padding, int64 `[N * block]`.
         rows: row in tile order of each token, int64.
         tiled: the rows are given in tile order, and go back so.
     """
 
     block: int
+    num_tiles: int
+    num_tokens: int
     sizes: Tensor
+    ragged_sizes: Tensor | None
     tokens: Tensor
     rows: Tensor
     tiled: bool
-
-    @property
-    def num_tiles(self) -> int:
-        """Tiles, those at the edges included."""
-        return self.sizes.shape[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,16 +39,16 @@ class Wish:
     Args:
         softmax_scale: of the scores.
         parts: runs of rows per tile that scores are taken over; see `Estimator`.
-        numbers: key tiles to take for each head, int32 `[H]`.
-        per_head: the same as plain integers.
+        per_head: key tiles to take for each head.
+        counts: the same for every query tile, int32 `[B, H, N_q]`.
         forced: tiles that are always taken, boolean `[N_q, N_kv]`; None for none.
         coarse: whether the coarse output is wanted.
     """
 
     softmax_scale: float
     parts: int
-    numbers: Tensor
     per_head: tuple[int, ...]
+    counts: Tensor
     forced: Tensor | None
     coarse: bool
 
@@ -73,7 +74,7 @@ class Selected:
 
     Args:
         indices: ascending, int32 `[B, H, N_q, K]`; those past a head's number are never read.
-        counts: int32 `[B, H, N_q]`.
+        counts: int32 `[B, H, N_q]`; those of the wish where the stages run fused.
         coarse: coarse output, one row per query tile, `[B, H, N_q, D]`; None if it is not wanted.
     """
 

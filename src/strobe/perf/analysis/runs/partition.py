@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.timeline import Call, Label, Overlap, Slice, clip, timeline_of
+from strobe.perf.analysis.runs.timeline import Call, DeviceTimeline, HostTimeline, Label, Overlap, Slice, clip, timeline_of
 from strobe.perf.trace.events import Trace
 
 
@@ -69,7 +69,11 @@ def partition(trace: Trace, *, device: int | None = None) -> Partition:
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
     """
-    timeline = timeline_of(trace, device)
+    return partition_of(timeline_of(trace, device))
+
+
+def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
+    """Cut a timeline into its frame blocks and labels."""
     owned: list[Counter[Label]] = [Counter() for _ in timeline.windows]
     exclusive: Counter[int] = Counter()
     for position, piece in clip(timeline.slices(), timeline.windows):

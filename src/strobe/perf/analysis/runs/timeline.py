@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from strobe.core.errors import DataError
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, E2E, FRAME_BLOCK
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DIT_FORWARD, E2E, FRAME_BLOCK
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.views import BUSY as RUNS
 from strobe.perf.analysis.device.views import NONE, device_work
@@ -30,6 +30,7 @@ KERNEL: Final = "kernel"
 BUSY: Final = frozenset({OP, KERNEL, "comm", "memset", "memcpy"})
 OUTSIDE: Final = ("outside spans",)
 NOT_LINKED: Final = ("launched before the trace",)
+Path: TypeAlias = tuple[str, ...]
 _PRIORITY: Final = {KERNEL: 2, "memset": 3, "comm": 4, "memcpy": 5}
 
 
@@ -95,15 +96,12 @@ class Window(NamedTuple):
 
 
 class _Paths:
-    """The path of our spans on each thread at each moment."""
+    """The path of our spans on each thread at each moment; with `layers` the number of the layer is part of it."""
 
-    def __init__(self, regions: Iterable[Region]) -> None:
+    def __init__(self, regions: Iterable[Region], *, layers: bool) -> None:
         self._steps: dict[int, tuple[list[int], list[tuple[str, ...]]]] = {}
-        of_thread: dict[int, list[Region]] = {}
-        for region in regions:
-            of_thread.setdefault(region.thread, []).append(region)
-        for thread, nested in of_thread.items():
-            paths = _nested_paths(nested)
+        for thread, nested in _by_thread(regions).items():
+            paths = nested_paths(nested, layers=layers)
             # the span that starts last is the innermost
             spans = [Span(region.start_ns, region.end_ns, (-i,), i) for i, region in enumerate(nested)]
             end = max(region.end_ns for region in nested)
@@ -124,10 +122,27 @@ class _Paths:
         return self._steps.get(thread, ([], []))[0]
 
 
-def _nested_paths(regions: Sequence[Region]) -> list[tuple[str, ...]]:
-    """Path of each span of one thread; the spans are in order of start."""
+def _by_thread(regions: Iterable[Region]) -> dict[int, list[Region]]:
+    found: dict[int, list[Region]] = {}
+    for region in regions:
+        found.setdefault(region.thread, []).append(region)
+    return found
+
+
+def region_paths(trace: Trace, *, layers: bool) -> Iterator[tuple[Region, Path]]:
+    """Yield every region with its path, thread by thread."""
+    for nested in _by_thread(trace.regions).values():
+        yield from zip(nested, nested_paths(nested, layers=layers), strict=True)
+
+
+def nested_paths(regions: Sequence[Region], *, layers: bool) -> list[tuple[str, ...]]:
+    """Path of each span of one thread; the spans are in order of start.
+
+    Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
+    """
     paths: list[tuple[str, ...]] = []
     enclosing: list[int] = []
+    begun: Counter[int] = Counter()
     for position, region in enumerate(regions):
         while enclosing and regions[enclosing[-1]].end_ns <= region.start_ns:
             enclosing.pop()
@@ -138,13 +153,19 @@ def _nested_paths(regions: Sequence[Region]) -> list[tuple[str, ...]]:
             path = OUTSIDE
         else:
             path = (*(above if above != OUTSIDE else ()), region.name)
+        if layers and enclosing and regions[enclosing[-1]].name == DIT_FORWARD:
+            begun[enclosing[-1]] += region.name == ATTENTION
+            path = (*path[:-1], f"layer {max(0, begun[enclosing[-1]] - 1)}", region.name)
         paths.append(path)
         enclosing.append(position)
     return paths
 
 
-def timeline_of(trace: Trace, device: int | None) -> HostTimeline | DeviceTimeline:
+def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
     """Return the timeline of a device if the trace has device events, else that of the thread that runs the frame blocks.
+
+    Args:
+        layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
 
     Raises:
         DataError: no frame blocks, frame blocks of more than one clip, or frame blocks that launched nothing on the device.
@@ -159,7 +180,7 @@ def timeline_of(trace: Trace, device: int | None) -> HostTimeline | DeviceTimeli
         raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
     starts = [region.start_ns for region in blocks]
     windows = _tiles(indices, starts, [region.end_ns for region in blocks])
-    host = HostTimeline(trace=trace, paths=_Paths(trace.regions), windows=windows, thread=threads.pop())
+    host = HostTimeline(trace=trace, paths=_Paths(trace.regions, layers=layers), windows=windows, thread=threads.pop())
     return _device_timeline(host, device) if len(trace.device_events) else host
 
 

@@ -128,7 +128,7 @@ def _plan(cells: Sequence[CellRun]) -> Section | None:
         return None
     notes = (
         "Gain: share of the time end to end that the change saves; of an optimisation that the base has, what it saves now. "
-        "Ranked where the interval proves it.",
+        "Ranked where the interval proves it, and where the pictures are the base's own or were judged.",
         f"Effort is declared, not measured. {SCALE}",
     )
     return Section("plan", "Optimisation plan", "", (tables.plan_table(own), Notes(notes)))

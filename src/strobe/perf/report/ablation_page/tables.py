@@ -84,24 +84,53 @@ def factor_table(title: str, cells: Sequence[CellRun], plan: Plan) -> Table:
 
 
 def batch_table(cells: Sequence[CellRun], base: Entry | None) -> Table:
-    """Streams in lockstep: what a frame block of all takes, and frames of all and of each."""
+    """Streams in lockstep: what a frame block of all takes, frames of all and of each, memory, and whether each plays."""
     columns = (
         Column("batch", numeric=True),
-        Column("SS mean", "ms", True),
+        Column("SS mean", "ms", True, "a frame block of every stream"),
         Column("SS max", "ms", True),
+        Column("PS mean", "ms", True, "first frame block under a new prompt"),
+        Column("time / batch 1", numeric=True, hint="SS mean; as many streams for less than as many times: lockstep pays"),
         Column("pixel FPS, all streams", numeric=True),
+        Column("pixel FPS, each", numeric=True),
+        Column("plays", hint="each stream gets the pixel frames per second that playback needs"),
         Column("peak memory", numeric=True),
+        Column("for each more", numeric=True, hint="(peak - that of batch 1) / more streams"),
     )
-    rows = [_batch_row(1, base, "the base was in no other cell")] if base is not None else []
-    rows += [_batch_row(int(cell.planned.value), cell.entry, cell.reason) for cell in cells]
-    note = "Each row is a run of its own: drift between them is unknown, and they have no ratio."
-    return Table("What more streams in lockstep cost.", columns, tuple(rows), (note,))
+    sides: list[tuple[int, Entry | None, str]] = [] if base is None else [(1, base, "")]
+    sides += [(int(cell.planned.value), cell.entry, cell.reason) for cell in cells]
+    one = next((entry for batch, entry, _ in sides if batch == 1), None)
+    rows = tuple(_batch_row(batch, entry, one, reason) for batch, entry, reason in sorted(sides, key=lambda side: side[0]))
+    note = (
+        "Streams in lockstep share every pass, so latency is that of all; SS: a steady frame block, delivered. Each row is a run "
+        "of its own: drift between them is unknown, and their ratio has no interval."
+    )
+    return Table("What more streams in lockstep cost.", columns, rows, (note,))
 
 
-def _batch_row(batch: int, entry: Entry | None, reason: str) -> Row:
-    peak = None if entry is None else entry.peak_bytes
+def _batch_row(batch: int, entry: Entry | None, one: Entry | None, reason: str) -> Row:
+    none = Missing(reason or "no steady frame blocks", "-")
+    found = None if entry is None or isinstance(entry.found, str) else entry.found
+    alone = None if one is None or isinstance(one.found, str) else one.found
+    ratio: Cell = none
+    plays: Cell = none
+    each: Cell = none
+    switched: Cell = none
+    more: Cell = none
+    if found is not None and found.block is not None and alone is not None and alone.block is not None:
+        ratio = Number(found.block.mean_ns / alone.block.mean_ns, 2, "x")
+    if found is not None and found.switch_block is not None:
+        switched = Time(found.switch_block.mean_ns)
+    work = None if entry is None else entry.run.header.workload
+    if found is not None and found.pixel_fps is not None and work is not None:
+        own = found.pixel_fps / batch
+        each, plays = Number(own, 2), Text("yes", "good") if own >= work.fps else Text(f"no, {work.fps} asked for", "muted")
+    peak, least = (None if side is None else side.peak_bytes for side in (entry, one))
     held = Missing(reason, "-") if peak is None else Number(peak / _GIB, 2, "GiB")
-    return Row((Count(batch), _block(entry, reason), _max(entry, reason), _fps(entry), held))
+    if peak is not None and least is not None and batch > 1:
+        more = Number((peak - least) / (batch - 1) / _GIB, 3, "GiB")
+    times = (_block(entry, reason), _max(entry, reason), switched, ratio)
+    return Row((Count(batch), *times, _fps(entry), each, plays, held, more))
 
 
 def switch_table(cells: Sequence[CellRun]) -> Table:
@@ -185,13 +214,14 @@ def advice_table(advice: Sequence[Advice]) -> Table:
 
 
 def plan_table(cells: Sequence[CellRun]) -> Table:
-    """What to do first: measured gain per declared effort. What is not proven comes last, without a rank."""
+    """What to do first: measured gain per declared effort. What is not proven, or of unknown quality, is last and has no rank."""
     ranked: list[tuple[CellRun, float | None, int | None]] = []
     rest: list[tuple[CellRun, float | None, int | None]] = []
     for cell in cells:
         gain, cost = gain_of(cell), effort(cell.planned.changes)
         proven = cell.entry is not None and not isinstance(cell.entry.e2e, str) and cell.entry.e2e.verdict in ("faster", "slower")
-        (ranked if proven and gain is not None and gain > 0 and cost else rest).append((cell, gain, cost))
+        known = cell.entry is not None and _is_judged(cell.entry)
+        (ranked if proven and known and gain is not None and gain > 0 and cost else rest).append((cell, gain, cost))
     ranked.sort(key=lambda row: -(row[1] or 0) / (row[2] or 1))
     columns = (
         Column("rank", numeric=True),
@@ -234,4 +264,11 @@ def _unranked(cell: CellRun, gain: float | None, cost: int | None) -> str:
         return "not measured"
     if cost is None:
         return "effort not declared"
-    return "it costs time" if gain <= 0 else "not proven"
+    if gain <= 0:
+        return "it costs time"
+    return "not proven" if cell.entry is None or _is_judged(cell.entry) else "other values, and their quality was not measured"
+
+
+def _is_judged(entry: Entry) -> bool:
+    """Whether it is known what a change does to the pictures: nothing, as its gate found, or what was measured."""
+    return entry.exact or entry.score is not None

@@ -69,7 +69,7 @@ def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.block for cell in own):
             same = [cell for cell in own if cell.block == block]
-            blocks += [figure for figure in (speedups(same), rates(same)) if figure is not None]
+            blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
         gradients = gradient_table(own, title)
         if any(cell.measured for cell in own):
             blocks.append(speed_table(own, title))

@@ -35,12 +35,15 @@ _NONE = Missing("not measured here", "-")
 
 
 def against_sparsity(
-    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, Entry], float | None]
+    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, Entry], float | None], group: str = ""
 ) -> Figure | None:
-    """One number of every contestant against the share of work left out; one block size, one direction, one shape."""
+    """One number of every contestant, or of those of one group, against the share of work left out.
+
+    One block size, one direction, one shape.
+    """
     named: dict[str, list[tuple[float, float]]] = {}
     for cell, entry in entries(cells):
-        found = value(cell, entry)
+        found = value(cell, entry) if group in ("", _group(entry)) else None
         if found is not None:
             named.setdefault(entry.name, []).append((cell.sparsity, found))
     if not named:
@@ -55,7 +58,8 @@ def against_sparsity(
         points = dict(named[name])
         rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
     first = cells[0]
-    title = f"{what}: {first.shape}, {first.direction}, blocks of {first.block}"
+    whose = f" of {group}" if group else ""
+    title = f"{what}{whose}: {first.shape}, {first.direction}, blocks of {first.block}"
     return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
 
 
@@ -85,18 +89,30 @@ def _ratio(found: Speedup) -> Ratio:
     return Ratio(found.ratio) if interval is None else Ratio(found.ratio, interval.low, interval.high)
 
 
-def rates(cells: Sequence[CellRun]) -> Figure | None:
-    """Useful rate."""
-    return against_sparsity(cells, "useful TFLOP/s", "", lambda cell, entry: entry.flops / entry.median_ns / 1e3)
+def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
+    """Useful rate: a picture for each group of contestants, because one with all of them has more lines than colours."""
+
+    def value(_: CellRun, entry: Entry) -> float:
+        return entry.flops / entry.median_ns / 1e3
+
+    for group in dict.fromkeys(_group(entry) for _, entry in entries(cells)):
+        figure = against_sparsity(cells, "useful TFLOP/s", "", value, group)
+        if figure is not None:
+            yield figure
+
+
+def _group(entry: Entry) -> str:
+    """`fine` of `fine:cudnn`."""
+    return entry.name.partition(":")[0]
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
-    """Temporary memory of sparse contestants against the blocks they were given."""
+    """Temporary memory of sparse contestants against the blocks they were given; one colour for each group."""
     named: dict[str, list[tuple[float, float]]] = {}
     for _, entry in entries(cells):
         found = entry.number(TEMPORARY)
         if found is not None and entry.kind != "dense":
-            named.setdefault(entry.name, []).append((entry.size("selected_blocks"), found / MEGA))
+            named.setdefault(_group(entry), []).append((entry.size("selected_blocks"), found / MEGA))
     if not named:
         return None
     names = tuple(named)

@@ -17,7 +17,8 @@ RULE: Final = (
     "The first of these that fits decides.",
     "Drop: it failed, or its gate was red.",
     "Open: it has no finished pair of clips, or no interval (one round).",
-    f"Keep: not proven faster, but on a GPU its peak memory is at least {100 * LIGHTER:g} % below its reference's.",
+    f"Keep: not proven faster, but on a GPU its peak memory is at least {100 * LIGHTER:g} % below its reference's, and its gate "
+    "found the values of the reference or its quality was measured; Open if neither.",
     f"Drop: not proven faster: the 95 % interval of its speedup does not exclude 1, or it is below {100 * FLOOR:g} %.",
     "Keep: faster, and its gate found the values of the reference.",
     "Open: faster, other values, and their quality was not measured.",
@@ -78,7 +79,10 @@ def _not_faster(entry: Entry, entries: Sequence[Entry]) -> Decision:
     peaks = entry.peak_bytes, reference.peak_bytes if reference else None
     on_gpu = entry.run.header.machine.device.startswith("cuda")
     if on_gpu and peaks[0] is not None and peaks[1] is not None and peaks[0] <= (1 - LIGHTER) * peaks[1]:
-        return Decision(word="Keep", why=f"for memory, {100 * (1 - peaks[0] / peaks[1]):.0f} % below its reference; {why}")
+        lighter = f"{100 * (1 - peaks[0] / peaks[1]):.0f} % below its reference; {why}"
+        if not entry.exact and entry.score is None:
+            return Decision(word="Open", why=f"memory {lighter}; but quality was not measured: {_reason(entry)}")
+        return Decision(word="Keep", why=f"for memory, {lighter}")
     return Decision(word="Drop", why=why)
 
 

@@ -112,7 +112,7 @@ def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         count, mean, where = measured
         dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
         spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
-        found = roofline(mean, spent, peaks, subject.settings.dtype, dense=dense)
+        found = roofline(mean, spent, peaks, cost.dtype or subject.settings.dtype, dense=dense)
         rows.append(Row((Code(cost.span), Text(where, "muted"), Count(count), Time(mean), *rate_cells(found))))
         if found.anomaly:
             anomalies.append(f"ANOMALY, {cost.span}: {found.anomaly}.")

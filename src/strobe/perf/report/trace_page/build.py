@@ -15,6 +15,7 @@ from strobe.perf.report.trace_page.launch import launch_section
 from strobe.perf.report.trace_page.memory import memory_section
 from strobe.perf.report.trace_page.operators import operators_section
 from strobe.perf.report.trace_page.overview import overview_section, trace_facts
+from strobe.perf.report.trace_page.pieces import pieces_section
 from strobe.perf.report.trace_page.ranges import ranges_section
 from strobe.perf.report.trace_page.roofline import roofline_section
 from strobe.perf.report.trace_page.sections import sections_section
@@ -34,6 +35,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     sections_section,
     gaps_section,
     launch_section,
+    pieces_section,
     ranges_section,
     collectives_section,
     memory_section,

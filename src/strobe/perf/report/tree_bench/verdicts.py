@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strobe.perf.report.tree_bench.cells import CellRun, Entry
-from strobe.perf.report.tree_bench.names import FOREIGN, LOCAL_PREDICTED
+from strobe.perf.report.tree_bench.names import FOREIGN, LOCAL_PREDICTED, LOST
 from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
@@ -131,4 +131,7 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     busy = cell.number(FOREIGN)
     if busy is not None and busy > 0.2:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
+    lost = cell.number(LOST)
+    if lost is not None:
+        found.append(f"{lost:.0f} machines were lost while it ran there; what is shown was measured on another, from the start")
     return tuple(found)

@@ -18,13 +18,13 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     """Score every tile against every tile and take the best; see `coarse`."""
-    sizes, scale = (q_grid.sizes, kv_grid.sizes), wish.softmax_scale
+    sizes, scale = (q_grid.ragged_sizes, kv_grid.ragged_sizes), wish.softmax_scale
     scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator(parts=wish.parts))
     indices, counts = select_blocks(scores, wish.per_head, wish.forced)
     if not wish.coarse:
         return Selected(indices=indices, counts=counts, coarse=None)
     means = scores if wish.parts == 1 else block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator())
-    return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, kv_grid.sizes, kv_grid.block))
+    return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, sizes[1], kv_grid.block))
 
 
 def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
@@ -37,12 +37,19 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
     """
     if coarse is None:
         return fine if grid.tiled else fine.index_select(1, grid.rows)
-    spread = coarse.to(fine.dtype).repeat_interleave(grid.block, dim=2).transpose(1, 2)  # [B, N * block, H, D]
+    rows = coarse.to(fine.dtype).transpose(1, 2)  # [B, N, H, D]
     if not grid.tiled:
-        fine, spread = fine.index_select(1, grid.rows), spread.index_select(1, grid.rows)
-    added = spread if gate is None else spread * gate.to(fine.dtype)
-    padding = (grid.tokens == len(grid.rows))[:, None, None]
-    return fine + (added.masked_fill(padding, 0) if grid.tiled else added)
+        fine, rows = fine.index_select(1, grid.rows), rows.index_select(1, grid.rows // grid.block)
+        return fine + (rows if gate is None else rows * gate.to(fine.dtype))
+    tiles = (grid.num_tiles, grid.block)
+    added = rows.unsqueeze(2)  # [B, N, 1, H, D]
+    if gate is not None:
+        added = added * gate.to(fine.dtype).unflatten(1, tiles)
+    if grid.ragged_sizes is not None:
+        padding = (grid.tokens == grid.num_tokens).view(*tiles, 1, 1)
+        added = added.masked_fill(padding, 0)
+    out: Tensor = (fine.unflatten(1, tiles) + added).flatten(1, 2)
+    return out
 
 
 def gather(tensor: Tensor, grid: Grid) -> Tensor:

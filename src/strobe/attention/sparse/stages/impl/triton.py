@@ -5,7 +5,7 @@ Without gradients. Sums are float32; nothing syncs, and no configuration depends
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -13,17 +13,20 @@ import triton.language as tl
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
+from strobe.attention.sparse.launch import Launcher
 from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
 
 _RUN: Final = 64
-"""Rows that a program holds at a time."""
+"""Rows that a program holds at a time; while it pools, up to twice as many with twice the warps."""
+_STEP: Final = 16
+"""Scores of a row are stored in multiples of so many, the last ones -inf: else every access to them is one element wide."""
 
 
 @triton.jit
 def _tile_kernel(
     q_ptr, k_ptr, v_ptr, q_out_ptr, k_out_ptr, v_out_ptr, q_mean_ptr, k_mean_ptr, v_mean_ptr,
     tokens_ptr, sizes_ptr, cos_ptr, sin_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tokens, num_tiles,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tiles,
     block: tl.constexpr, run: tl.constexpr, width: tl.constexpr, first_tensor: tl.constexpr, num_tensors: tl.constexpr,
     move: tl.constexpr, rotated: tl.constexpr, pooled: tl.constexpr, pool_v: tl.constexpr,
 ):  # fmt: skip
@@ -81,10 +84,10 @@ def _tile_kernel(
 
 @triton.jit
 def _score_kernel(
-    q_ptr, k_ptr, scores_ptr, kv_sizes_ptr, num_heads, groups, num_q, num_kv, scale,
+    q_ptr, k_ptr, scores_ptr, kv_sizes_ptr, num_heads, groups, num_q, num_kv, pitch, scale,
     rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Scores of some query tiles against some key tiles; -inf for key tiles without a token."""
+    """Scores of some query tiles against some key tiles; -inf for key tiles without a token, and for none."""
     row_of_heads = tl.program_id(2).to(tl.int64)
     kv_row = row_of_heads // num_heads * (num_heads // groups) + row_of_heads % num_heads // groups
     at, channels = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
@@ -94,13 +97,13 @@ def _score_kernel(
     k = tl.load(k_ptr + (kv_row * num_kv + tiles)[:, None] * width + channels, mask=there[:, None], other=0.0)
     seen = tl.load(kv_sizes_ptr + tiles, mask=there, other=0) > 0
     scores = tl.where(seen[None, :], tl.dot(q, k.T, input_precision=precision) * scale, float("-inf"))
-    place = (row_of_heads * num_q + at)[:, None] * num_kv + tiles[None, :]
-    tl.store(scores_ptr + place, scores, mask=(at < num_q)[:, None] & there[None, :])
+    place = (row_of_heads * num_q + at)[:, None] * pitch + tiles[None, :]
+    tl.store(scores_ptr + place, scores, mask=(at < num_q)[:, None] & (tiles < pitch)[None, :])
 
 
 @triton.jit
 def _coarse_kernel(
-    scores_ptr, v_ptr, coarse_ptr, num_heads, groups, num_q, num_kv,
+    scores_ptr, v_ptr, coarse_ptr, num_heads, groups, num_q, num_kv, pitch,
     rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Attention of tile over tile: online softmax over the scores of some query tiles."""
@@ -113,8 +116,8 @@ def _coarse_kernel(
     for begin in range(0, num_kv, columns):
         tiles = begin + tl.arange(0, columns)
         there = tiles < num_kv
-        place = (row_of_heads * num_q + at)[:, None] * num_kv + tiles[None, :]
-        scores = tl.load(scores_ptr + place, mask=(at < num_q)[:, None] & there[None, :], other=float("-inf"))
+        place = (row_of_heads * num_q + at)[:, None] * pitch + tiles[None, :]
+        scores = tl.load(scores_ptr + place, mask=(at < num_q)[:, None] & (tiles < pitch)[None, :], other=float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - shift[:, None])
@@ -144,7 +147,7 @@ def _float(key):
 
 @triton.jit
 def _select_kernel(
-    scores_ptr, forced_ptr, numbers_ptr, indices_ptr, counts_ptr, num_heads, num_q, num_kv, most,
+    scores_ptr, forced_ptr, counts_ptr, indices_ptr, num_q, num_kv, pitch, most,
     columns: tl.constexpr, any_forced: tl.constexpr,
 ):  # fmt: skip
     """The tiles of one row with the largest scores: exactly so many, ties to the lowest index, NaN first, then forced ones.
@@ -155,14 +158,14 @@ def _select_kernel(
     entry = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, columns)
     there = tiles < num_kv
-    scores = tl.load(scores_ptr + entry * num_kv + tiles, mask=there, other=0.0)
+    scores = tl.load(scores_ptr + entry * pitch + tiles, mask=tiles < pitch, other=0.0)
     keys = _key(scores)
     if any_forced:
         must = tl.load(forced_ptr + entry % num_q * num_kv + tiles, mask=there, other=0) != 0
         keys = tl.where(must, 0xFF800000, keys)  # as +inf
     keys = tl.where(scores != scores, 0xFFFFFFFF, keys)
     keys = tl.where(there, keys, 0).to(tl.uint32)
-    number = tl.load(numbers_ptr + entry // num_q % num_heads)
+    number = tl.load(counts_ptr + entry)
     # at least `number` keys reach `low`, fewer than `number` reach `high`
     low = tl.min(tl.where(there, keys, 0xFFFFFFFF).to(tl.uint32), 0)
     high = tl.max(keys, 0)
@@ -181,7 +184,6 @@ def _select_kernel(
     chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= left))
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(indices_ptr + entry * most + place, tiles, mask=chosen)
-    tl.store(counts_ptr + entry, number)
 
 
 @triton.jit
@@ -214,70 +216,84 @@ def _finish_kernel(
     tl.store(out_ptr + target, out, mask=(valid if move else inside < block)[:, None])
 
 
+_TILE: Final = Launcher(_tile_kernel)
+_SCORE: Final = Launcher(_score_kernel)
+_COARSE: Final = Launcher(_coarse_kernel)
+_SELECT: Final = Launcher(_select_kernel)
+_FINISH: Final = Launcher(_finish_kernel)
+
+
 def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
     """As `reference.tile`, and the means of the tiles in the same pass."""
     pooled = wish.parts == 1 or wish.coarse
+    q, k, v, (batch, _, heads, width), kv_heads = _rows(q), _rows(k), _rows(v), q.shape, k.shape[2]
+    tiled = Tiled(
+        q=_like_tiles(q, q_grid),
+        k=_like_tiles(k, kv_grid),
+        v=_like_tiles(v, kv_grid),
+        means=(
+            _means(q, (batch, heads, q_grid.num_tiles, width)),
+            _means(k, (batch, kv_heads, kv_grid.num_tiles, width)),
+            _means(v, (batch, kv_heads, kv_grid.num_tiles, width)) if wish.coarse else None,
+        )
+        if pooled
+        else None,
+    )
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
-    tensors, heads = [_rows(tensor) for tensor in (q, k, v)], (q.shape[2], k.shape[2])
-    grids = (q_grid, kv_grid, kv_grid)
-    targets = [_like_tiles(tensor, grid) for tensor, grid in zip(tensors, grids, strict=True)]
-    means = [tensor.new_empty(_means(tensor, grid), dtype=torch.float32) for tensor, grid in zip(tensors, grids, strict=True)]
-    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
-    angles = (None, None) if rope is None else tuple(table.contiguous() for table in rope)
+    cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
+    numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
     last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
     for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
         if grid.tiled and not pooled:
             continue
-        _tile_kernel[(grid.num_tiles, max(heads), (end - first) * q.shape[0])](
-            *tensors, *targets, *means, grid.tokens, grid.sizes, *angles, *strides, *heads,
-            len(grid.rows), grid.num_tiles,
-            block=grid.block, run=_RUN, width=q.shape[3], first_tensor=first, num_tensors=end - first,
-            move=not grid.tiled, rotated=rope is not None, pooled=pooled, pool_v=wish.coarse, num_warps=2,
-        )  # fmt: skip
-    found = (means[0], means[1], means[2] if wish.coarse else None)
-    return Tiled(q=targets[0], k=targets[1], v=targets[2], means=found if pooled else None)
+        run = min(grid.block, 2 * _RUN)
+        _TILE(
+            (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
+            (q, k, v, tiled.q, tiled.k, tiled.v, *(tiled.means or (None, None, None)), grid.tokens, grid.sizes, cos, sin),
+            (*numbers, grid.num_tiles),
+            (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
+            num_warps=run // 32,
+        )
+    return tiled
 
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     """As `reference.select`, from the means that `tile` left."""
     batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
-    num_q, num_kv = q_grid.num_tiles, kv_grid.num_tiles
-    shape, device = (batch, heads, num_q), tiled.q.device
+    num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
     scores = coarse = None
     if tiled.means is not None:
-        scores = torch.empty(*shape, num_kv, dtype=torch.float32, device=device)
         q_means, k_means, v_means = tiled.means
-        groups, exact = heads // tiled.k.shape[2], "tf32x3" if device.type == "cuda" else "ieee"
-        _score_kernel[(-(-num_q // 64), -(-num_kv // 64), batch * heads)](
-            q_means, k_means, scores, kv_grid.sizes, heads, groups, num_q, num_kv, wish.softmax_scale,
-            rows=64, columns=64, width=width, precision=exact, num_warps=4,
-        )  # fmt: skip
+        scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
+        numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
+        exact = "tf32x3" if device.type == "cuda" else "ieee"
+        grid = (-(-num_q // 64), -(-num_kv // 64), batch * heads)
+        constants = (64, 64, width, exact)
+        _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
         if wish.coarse:
-            coarse = torch.empty(*shape, width, dtype=torch.float32, device=device)
-            _coarse_kernel[(-(-num_q // 16), batch * heads)](
-                scores, v_means, coarse, heads, groups, num_q, num_kv,
-                rows=16, columns=64, width=width, precision=exact if tiled.q.dtype == torch.float32 else "tf32", num_warps=4,
-            )  # fmt: skip
+            coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
+            constants = (16, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
+            _COARSE((-(-num_q // 16), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)
         scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, wish.softmax_scale, estimator).contiguous()
     assert scores is not None
-    indices, counts = take(scores, wish)
-    return Selected(indices=indices, counts=counts, coarse=coarse)
+    return Selected(indices=take(scores, num_kv, wish), counts=wish.counts, coarse=coarse)
 
 
-def take(scores: Tensor, wish: Wish) -> tuple[Tensor, Tensor]:
-    """As `coarse.select_blocks`: indices and counts of the tiles of largest score; `scores` is contiguous."""
-    *shape, num_kv = scores.shape
-    most = max(wish.per_head)
-    indices = torch.empty(*shape, most, dtype=torch.int32, device=scores.device)
-    counts = torch.empty(shape, dtype=torch.int32, device=scores.device)
-    columns = triton.next_power_of_2(num_kv)
-    _select_kernel[(counts.numel(),)](
-        scores, wish.forced, wish.numbers, indices, counts, shape[1], shape[2], num_kv, most,
-        columns=columns, any_forced=wish.forced is not None, num_warps=max(1, min(8, columns // 1024)),
-    )  # fmt: skip
-    return indices, counts
+def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
+    """As `coarse.select_blocks`: the tiles of largest score. Of each row of the contiguous `scores` the first `num_kv` count."""
+    batch, heads, num_q, pitch = scores.shape
+    most, columns = max(wish.per_head), 1 << (num_kv - 1).bit_length()
+    indices = torch.empty((batch, heads, num_q, most), dtype=torch.int32, device=scores.device)
+    _SELECT(
+        (batch * heads * num_q, 1, 1),
+        (scores, wish.forced, wish.counts, indices),
+        (num_q, num_kv, pitch, most),
+        (columns, wish.forced is not None),
+        num_warps=max(1, min(8, columns // 1024)),
+    )
+    return indices
 
 
 def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
@@ -285,14 +301,16 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
     if grid.tiled and coarse is None:
         return fine
     fine, (batch, rows, heads, width) = _rows(fine), fine.shape
-    num_tokens = rows if grid.tiled else len(grid.rows)
-    out = fine.new_empty(batch, num_tokens, heads, width)
+    num_tokens = rows if grid.tiled else grid.num_tokens
+    out = torch.empty((batch, num_tokens, heads, width), dtype=fine.dtype, device=fine.device)
     strides = (0, 0, 0, 0) if gate is None else gate.stride()
-    _finish_kernel[(rows // _RUN, heads, batch)](
-        fine, coarse, gate, out, grid.tokens, grid.sizes, *fine.stride()[:3], *strides, heads, num_tokens, grid.num_tiles,
-        block=grid.block, run=_RUN, width=width, move=not grid.tiled, with_coarse=coarse is not None,
-        gated=gate is not None, num_warps=4,
-    )  # fmt: skip
+    _FINISH(
+        (rows // _RUN, heads, batch),
+        (fine, coarse, gate, out, grid.tokens, grid.sizes),
+        (*fine.stride()[:3], *strides, heads, num_tokens, grid.num_tiles),
+        (grid.block, _RUN, width, not grid.tiled, coarse is not None, gate is not None),
+        num_warps=4,
+    )
     return out
 
 
@@ -303,8 +321,11 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _like_tiles(tensor: Tensor, grid: Grid) -> Tensor:
     """Room for the tensor in tile order; the tensor itself if it is."""
-    return tensor if grid.tiled else tensor.new_empty(tensor.shape[0], len(grid.tokens), *tensor.shape[2:])
+    if grid.tiled:
+        return tensor
+    batch, _, heads, width = tensor.shape
+    return torch.empty((batch, grid.num_tiles * grid.block, heads, width), dtype=tensor.dtype, device=tensor.device)
 
 
-def _means(tensor: Tensor, grid: Grid) -> tuple[Any, ...]:
-    return tensor.shape[0], tensor.shape[2], grid.num_tiles, tensor.shape[3]
+def _means(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)

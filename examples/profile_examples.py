@@ -1,0 +1,74 @@
+"""The scenarios of the tree-attention profiling guide, one after the other, each as a command that can be run by itself.
+
+    python examples/profile_examples.py
+    python examples/profile_examples.py --only lengths ranks --seq-lens 512 1024 --world-sizes 1 2 --out scenarios
+
+Every scenario has a folder with its records and report; what is finished there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from strobe.cli.main import main
+
+
+def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -> dict[str, tuple[str, list[str]]]:
+    """By name: the question, and the arguments of `strobe` that answer it."""
+    most, longest = ranks[-1], lengths[-1]
+    return {
+        "lengths": (
+            "More keys: from where on does it pay to spread them?",
+            [
+                "bench", "scaling", "--world-sizes", *dict.fromkeys(("1", most)), "--seq-lens", *lengths, *more,
+                "-o", f"{out}/lengths",
+            ],
+        ),
+        "ranks": (
+            "More ranks, the same keys: does another rank pay?",
+            ["bench", "scaling", "--world-sizes", *ranks, "--seq-lens", longest, *more, "-o", f"{out}/ranks"],
+        ),
+        "straggler": (
+            "One rank is 20 ms late: who waits, and is it named?",
+            [
+                "bench", "tree", "--world-size", most, "--seq-len", longest, "--enable-profiling", *more,
+                "--delay", str(int(most) - 1), "20", "-o", f"{out}/straggler",
+            ],
+        ),
+        "dtypes": (
+            "Half the bytes: what do 16 bits save?",
+            [
+                "bench", "scaling", "--world-sizes", most, "--seq-lens", longest, "--dtypes", "float32", "bfloat16", *more,
+                "-o", f"{out}/dtypes",
+            ],
+        ),
+    }  # fmt: skip
+
+
+def run() -> int:
+    """Run the chosen scenarios; the largest exit code of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=("lengths", "ranks", "straggler", "dtypes"), help="these scenarios")
+    parser.add_argument("--seq-lens", nargs="+", default=["512", "1024", "2048", "4096"], help="keys of all ranks together")
+    parser.add_argument(
+        "--world-sizes", nargs="+", default=["1", "2", "4"], help="ranks; 8 and 16 where there are cores for them"
+    )
+    parser.add_argument("--iterations", default="20", help="timed calls of each strategy")
+    parser.add_argument(
+        "--strategies", nargs="+", default=["allgather", "allreduce3"], help="one collective, and the paper's three"
+    )
+    parser.add_argument("--out", default="profile-examples", help="folder")
+    chosen = parser.parse_args()
+    worst, more = 0, ["--profile-iterations", chosen.iterations, "--strategies", *chosen.strategies]
+    for name, (question, argv) in scenarios(chosen.seq_lens, chosen.world_sizes, chosen.out, more).items():
+        if chosen.only is None or name in chosen.only:
+            sys.stdout.write(f"\n{question}\n$ {shlex.join(['strobe', *argv])}\n\n")
+            sys.stdout.flush()
+            worst = max(worst, main(argv))
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,208 @@
+"""A ring whose keys and values are eight bits wide; what a pass attends to is written out in full, one layer at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_order, check_rewrite, check_state, sink_rotation
+from strobe.cache.policy import RingPolicy
+from strobe.cache.rows import Signature, TokenRows
+from strobe.core.errors import ShapeError
+from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, store_rows
+
+SCALE_BYTES: Final = 4
+"""Of a scale, float32."""
+_LAYERS_TURNED: Final = 4
+"""Layers whose sink keys are turned at a time: what is written out in full for it stays small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QuantizedStep:
+    """One pass over a `QuantizedRing`. Args: see `RingStep`."""
+
+    cache: QuantizedRing
+    positions: tuple[int, ...]
+    rows: Tensor
+    attended: int
+    skipped: int
+
+    @property
+    def reach(self) -> None:
+        """All that `write` returns is attended."""
+
+    @property
+    def signature(self) -> Signature:
+        """See `CacheStep.signature`."""
+        return id(self.cache), len(self.positions), self.attended, self.skipped
+
+    def buffers(self, layer: int) -> tuple[Tensor, ...]:
+        """Eight-bit keys and values of a layer `[2, B, rows, H, D]` and their scales, float32 `[2, B, rows, H, 1]`."""
+        return self.cache.values[:, layer], self.cache.scales[:, layer]
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D], as the cache holds them.
+
+        The result lives in a buffer that all layers share: it is good until the next `write` of any layer. Without gradients.
+        """
+        full = self.cache.full
+        expected = (full.shape[1], self.rows.shape[0], *full.shape[3:])
+        for new in (k, v):
+            if tuple(new.shape) != expected:
+                raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+        kept = Quantized(*self.buffers(layer))
+        store_rows((k.detach(), v.detach()), self.rows, kept)
+        expand_rows(kept, full[:, :, : self.attended])
+        return full[0, :, : self.attended], full[1, :, : self.attended]
+
+
+class QuantizedRing:
+    """`RingCache` with keys and values in eight bits, one float32 scale per token and head; see there for slots and positions.
+
+    With head size D a token and head takes ``D + 4`` bytes. A pass attends to what is stored, its own keys and values included,
+    so every later pass sees the same numbers. "int8" is off by half a step of ``max |x| / 127`` at most, "fp8" by ``|x| / 16``.
+
+    Sink keys that moved were quantised twice: as they came, and after the turn. They are turned from the first, however often
+    they were turned before, so nothing adds up.
+
+    Args:
+        shape, policy, device, positions, rotate: see `RingCache`.
+        dtype: of what `write` returns.
+        to: "int8" or "fp8".
+
+    Raises:
+        ConfigError: "rebased" with a sink but without `rotate`.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        to: EightBit,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
+    ) -> None:
+        self.shape = shape
+        self.policy = policy
+        self.to: EightBit = to
+        self._rotate = sink_rotation(policy, positions, rotate)
+        rows, sink = shape.buffer(policy.window), shape.buffer(policy.sink)
+        self.values = torch.zeros((2, *rows), device=device, dtype=DTYPES[to])  # [2, L, B, R, H, D]: keys, then values
+        self.scales = torch.zeros((*self.values.shape[:-1], 1), device=device, dtype=torch.float32)
+        self._sink = Quantized(  # sink keys at their own positions
+            values=torch.zeros(sink, device=device, dtype=DTYPES[to]),
+            scale=torch.zeros((*sink[:-1], 1), device=device, dtype=torch.float32),
+        )
+        self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
+        self._rows = TokenRows(policy, shape.tokens_per_frame, device)
+        self._origin = 0
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """Frame number after the last frame written."""
+        return self._end
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share."""
+        return self.values.nbytes + self.scales.nbytes + self._sink.num_bytes + self.full.nbytes
+
+    def at(self, first_frame: int, num_frames: int) -> QuantizedStep:
+        """Open the frames of the next frame block, or the last frames again. Raises: see `RingCache.at`."""
+        end = first_frame + num_frames
+        check_order(self._end, first_frame, num_frames)
+        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        self._move_sink(end)
+        self._end = end
+        return self._step(first_frame, num_frames, skip=0)
+
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> QuantizedStep:
+        """Open the window that ends before `end`, to be derived again under a new prompt. See `RingCache.rewrite`."""
+        end = self._end if end is None else end
+        first_frame = check_rewrite(self._end, end, self.policy.window)
+        self._move_sink(end)
+        self._end = end
+        if not keep_sink:
+            self._origin = max(self._origin, first_frame)
+        skip = self.policy.sink if first_frame > self._origin else 0
+        return self._step(first_frame, end - first_frame, skip=skip)
+
+    def reset(self) -> None:
+        """Forget every frame."""
+        self._origin = self._end = 0
+
+    def snapshot(self) -> CacheState:
+        """Copy everything: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
+        return CacheState(
+            keys=_packed(Quantized(self.values[0], self.scales[0])),
+            values=_packed(Quantized(self.values[1], self.scales[1])),
+            sink_keys=_packed(self._sink),
+            origin=self._origin,
+            end=self._end,
+        )
+
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
+        expected, sink = (torch.empty(_packed_shape(held.shape), device="meta") for held in (self.values[0], self._sink.values))
+        check_state(state, expected, sink)
+        for index, packed in enumerate((state.keys, state.values)):
+            _unpack(packed, Quantized(self.values[index], self.scales[index]))
+        _unpack(state.sink_keys, self._sink)
+        self._origin, self._end = state.origin, state.end
+
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> QuantizedStep:
+        tokens = self.shape.tokens_per_frame
+        return QuantizedStep(
+            cache=self,
+            positions=tuple(range(first_frame, first_frame + num_frames)),
+            rows=self._rows.fill(first_frame - self._origin, num_frames, skip),
+            attended=self.policy.filled(self._end - self._origin) * tokens,
+            skipped=skip * tokens,
+        )
+
+    def _move_sink(self, end: int) -> None:
+        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned."""
+        before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
+        if self._rotate is None or before == after:
+            return
+        number = self._sink.values.shape[2]
+        sink = Quantized(values=self.values[0, :, :, :number], scale=self.scales[0, :, :, :number])
+        if before == 0:
+            _copy(sink, self._sink)
+        for first in range(0, self.shape.num_layers, _LAYERS_TURNED):
+            some, held = (Quantized(*(each[first : first + _LAYERS_TURNED] for each in pair)) for pair in (self._sink, sink))
+            turned = self._rotate(some.dequantized(torch.float32).flatten(0, 1), after)
+            _copy(quantize_rows(turned.view(some.values.shape), self.to), held)
+
+
+def ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype) -> int:
+    """What `QuantizedRing.num_bytes` will be, before anything is allocated."""
+    token = shape.batch * shape.tokens_per_frame * shape.num_heads
+    stored = shape.num_layers * (2 * policy.window + policy.sink) * token * (shape.head_dim + SCALE_BYTES)
+    return stored + 2 * policy.window * token * shape.head_dim * dtype.itemsize
+
+
+def _copy(source: Quantized, target: Quantized) -> None:
+    target.values.copy_(source.values)
+    target.scale.copy_(source.scale)
+
+
+def _packed(rows: Quantized) -> Tensor:
+    return torch.cat((rows.values.contiguous().view(torch.int8), rows.scale.contiguous().view(torch.int8)), dim=-1)
+
+
+def _packed_shape(shape: torch.Size) -> tuple[int, ...]:
+    return (*shape[:-1], shape[-1] + SCALE_BYTES)
+
+
+def _unpack(packed: Tensor, rows: Quantized) -> None:
+    bits = packed.to(rows.values.device)
+    rows.values.copy_(bits[..., :-SCALE_BYTES].contiguous().view(rows.values.dtype))
+    rows.scale.copy_(bits[..., -SCALE_BYTES:].contiguous().view(torch.float32))

@@ -1,0 +1,85 @@
+"""`strobe bench soak`: one stream for a long time; does it get slower, does it hold more and more?"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.log import LogClip
+from strobe.cli.profile.folder import rotating, tell_kept
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError
+
+_CLIP: Final = LogClip()
+
+
+def soak(
+    *,
+    preset: str = "balanced",
+    blocks: int = 1000,
+    switch_every: int = 0,
+    minutes: float | None = None,
+    check: Annotated[bool, Parameter(negative="")] = False,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("soak"),
+    clip: LogClip = _CLIP,
+    output: Output = Output(),
+) -> int:
+    """Stream for a long time; hold the last frame blocks against the first: their times, and the memory held.
+
+    ```
+    strobe bench soak --preset balanced --blocks 1000
+    strobe bench soak --blocks 1000 --switch-every 50 --minutes 8 --check
+    strobe bench soak --model wan-1.3b --random-weights --preset turbo_fp8
+    ```
+
+    Every frame block is on the disk at once: `strobe report` makes the page of a soak that was killed, too.
+
+    Args:
+        preset: what runs.
+        blocks: frame blocks of the stream.
+        switch_every: frame blocks under each prompt, the prompts taking turns; 0: no switch.
+        minutes: stop then, whatever is left.
+        check: exit code 1 if a figure grew by more than it may.
+        out: folder for records and page; one that holds something is kept as soak.1, soak.2 and so on.
+    """
+    if minutes is not None and minutes <= 0:
+        raise ConfigError(f"--minutes {minutes:g}: give more than 0, or leave it out")
+    kept: list[Path] = []
+    with output.progress("soak"):
+        from strobe.bench.cases.soak import run_soak, soak_script
+        from strobe.bench.cases.stream import StreamCase
+
+        script = soak_script((clip.prompt, *clip.then), blocks, switch_every, clip.seed)
+        case = StreamCase([preset], script=script, model=clip.load(), device=clip.device)
+    limit_s = None if minutes is None else 60 * minutes
+    with closing(case), output.progress("soak") as advance:
+        folder = run_soak(case, root=out, limit_s=limit_s, progress=advance, open_run=rotating(kept))
+    tell_kept(kept, output)
+    with output.progress("report"):
+        from strobe.perf.analysis.runs.soak import soak_of
+        from strobe.perf.records.store import read_run
+        from strobe.perf.report.soak_page import soak_report, verdict_table
+        from strobe.perf.report.write import write_report
+
+        found, report = soak_of(read_run(folder)), soak_report(folder)
+        paths = write_report(report, folder)
+    output.show(table_text(verdict_table(found)), " ".join(map(str, paths)))
+    compared = (*found.times, *found.held)
+    output.emit(
+        {
+            "run": str(folder),
+            "blocks": len(found.blocks_ns),
+            "drift": found.drift,
+            "figures": {
+                each.what: {"first": each.first, "last": each.last, "may_grow": each.may_grow, "holds": each.holds}
+                for each in compared
+            },
+            "report": {path.suffix[1:]: str(path) for path in paths},
+        }
+    )
+    return GATE_FAILED if check and not all(each.holds for each in compared) else 0

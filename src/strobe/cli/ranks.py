@@ -1,0 +1,46 @@
+"""Verbs that torchrun may start: all processes do the work, rank 0 writes files and talks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from strobe.cli.console import Output
+from strobe.core.settings import read_settings
+
+if TYPE_CHECKING:
+    from strobe.engine.parallel import DeviceGroup
+
+
+def follows() -> bool:
+    """Another process leads: this one writes and says nothing."""
+    return read_settings().rank > 0
+
+
+def said_by_rank_0(output: Output) -> Output:
+    """Where a verb speaks: nowhere in a process that follows."""
+    return replace(output, quiet=True, json=False) if follows() else output
+
+
+def says(code: int, error: BaseException) -> bool:
+    """Whether this process prints an error: rank 0 says what all know, another one what only it can.
+
+    Args:
+        code: exit code of the error; 2: the same command line fails on every rank.
+        error: one that names ranks is known to all that are not named.
+    """
+    return not follows() or not (code == 2 or 0 not in getattr(error, "ranks", (0,)))
+
+
+@contextmanager
+def joined(device: str) -> Iterator[str | DeviceGroup]:
+    """`device`, or under torchrun the processes that it has started, each with a device of that kind."""
+    if not read_settings().torchrun:
+        yield device
+        return
+    from strobe.engine.parallel import DeviceGroup
+
+    with DeviceGroup.join(device) as devices:
+        yield devices

@@ -1,0 +1,1 @@
+"""Rows of numbers in eight bits, with one scale per row, and back."""

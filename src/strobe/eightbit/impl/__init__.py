@@ -1,0 +1,1 @@
+"""How rows become eight bits: the reference, and Triton."""

@@ -1,0 +1,49 @@
+"""The cache that a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from strobe.cache.kv import CacheShape, KVCache, RingCache
+from strobe.cache.quantized import QuantizedRing
+from strobe.cache.rolling import RollingCache
+from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.engine.config import ResolvedConfig
+from strobe.engine.parallel.share import Share
+from strobe.engine.sparsity import history_tiles
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.rope import rotate_temporal
+
+
+def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
+    """Size of the cache of `batch` streams with these tokens in a latent frame."""
+    return CacheShape(
+        num_layers=dit.num_layers,
+        batch=batch,
+        tokens_per_frame=grid.tokens_per_frame,
+        num_heads=dit.num_heads,
+        head_dim=dit.head_dim,
+    )
+
+
+def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None) -> KVCache:
+    """An empty cache for `batch` streams, or this process's share of one."""
+    grid = latents.token_grid(dit.patch)
+    shape = cache_shape(dit, grid, batch)
+    kind: Callable[..., KVCache]
+    if not config.knobs.ring_cache:
+        kind = RollingCache
+    elif config.kv_format == "native":
+        kind = partial(RingCache, tiles=history_tiles(grid, config))
+    else:
+        kind = partial(QuantizedRing, to=config.kv_format)
+    cache = kind(
+        shape if share is None else share.shape(shape),
+        config.policy,
+        device=config.device,
+        dtype=config.dtype,
+        positions=config.positions,
+        rotate=partial(rotate_temporal, dit),
+    )
+    return cache if share is None else share.cache(cache)

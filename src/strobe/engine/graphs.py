@@ -1,0 +1,289 @@
+"""Passes recorded once and replayed: the same kernels on the same addresses, without Python between them.
+
+A recorded pass reads its inputs from static tensors, into which the inputs of every replay are copied. Whatever else it depends
+on is a weight, a tensor of the cache, or a Python value of the step's `signature`; where its frames stand is in the rotations.
+What Python works out once per frame block (rows, rotations, a turned sink, coarse keys) is worked out beside it, into tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from strobe.cache.kv import CacheStep
+from strobe.core.errors import StrobeError
+from strobe.core.spans import DIT_FORWARD, silenced, span
+from strobe.models.wan.dit import Modulation, TextKV
+
+Mode = Literal["flow", "write"]
+"""What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""
+LIMIT: Final = 16
+"""Recorded passes that are kept. A window of 12 has four sizes of passes of each mode and up to five recaches; the least recently
+used goes first."""
+WARM_UPS: Final = 3
+"""Eager runs of a pass before it is captured, so that everything in it has been compiled, tuned and allocated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassInputs:
+    """All tensors of a pass that are neither weights nor in the cache.
+
+    Args:
+        latents: `[B, F, C, Y, X]`.
+        modulation: of its timestep.
+        text: keys and values of the prompt.
+        rope: rotations of its tokens.
+    """
+
+    latents: Tensor
+    modulation: Modulation
+    text: TextKV
+    rope: Tensor
+
+
+Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
+"""A pass: latents, modulation, text, rotations and step, to the flow or, of a pass that only writes, to nothing that is read."""
+
+
+class Runner(Protocol):
+    """How the passes of one stream are run."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of static inputs."""
+        ...
+
+    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
+        """Run a pass. The result may be overwritten by the next pass of the same mode."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what was recorded, because weights moved or the stream ends."""
+        ...
+
+    def fresh(self) -> Self:
+        """Return one of the same kind for another stream."""
+        ...
+
+
+class Eager:
+    """Every pass anew, launch by launch."""
+
+    num_bytes = 0
+
+    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
+        """See `Runner.run`."""
+        return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    def fresh(self) -> Self:
+        """See `Runner.fresh`."""
+        return type(self)()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """A recorded pass: `again` repeats it on what the static inputs hold then, and `out` holds the result."""
+
+    again: Callable[[], None]
+    out: Tensor | None
+
+
+class Recorded:
+    """Passes recorded at their first run and replayed from then on, in Python: all a CUDA graph does, but for the speed.
+
+    A replay calls what was called when the pass was recorded, with the step of that time and with static inputs: every Python
+    value is that of the recording. So a stream of recorded passes shows on any device whether a pass may be a graph.
+
+    Args:
+        limit: passes kept.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._replays: OrderedDict[tuple[object, ...], Replay] = OrderedDict()
+        self._inputs: dict[tuple[object, ...], _Static] = {}
+
+    def __len__(self) -> int:
+        """Passes kept."""
+        return len(self._replays)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of static inputs; results and what a pass works with belong to the passes."""
+        return sum(tensor.nbytes for held in self._inputs.values() for tensor in held.tensors)
+
+    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
+        """Replay a pass; record it before if there is none of its mode, signature and shapes.
+
+        Raises:
+            StrobeError: it cannot be recorded, or a replay differs from the eager pass. Its frames in the cache are lost.
+        """
+        signature = step.signature
+        assert signature is not None, "this cache cannot be recorded"
+        groups = self._groups(inputs)
+        key = (mode, signature, *(group.shapes for group in groups))
+        replay = self._replays.get(key)
+        if replay is None:
+            replay = self._replays[key] = self._recorded(body, groups, step, len(inputs.text))
+            while len(self._replays) > self._limit:
+                self._forget(self._replays.popitem(last=False)[1])
+        self._replays.move_to_end(key)
+        replay.again()
+        return replay.out
+
+    def reset(self) -> None:
+        """Forget every pass and free the static inputs."""
+        while self._replays:
+            self._forget(self._replays.popitem()[1])
+        self._inputs.clear()
+
+    def fresh(self) -> Self:
+        """See `Runner.fresh`."""
+        return type(self)(self._limit)
+
+    def _groups(self, inputs: PassInputs) -> tuple[_Static, ...]:
+        """The static inputs of these shapes, with these contents."""
+        mod, text = inputs.modulation, inputs.text
+        pairs = (
+            (inputs.latents, (inputs.latents,)),
+            (mod, (mod.layers, mod.head)),
+            (text, tuple(tensor for pair in text for tensor in pair)),
+            (inputs.rope, (inputs.rope,)),
+        )
+        groups = []
+        for index, (source, tensors) in enumerate(pairs):
+            key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
+            group = self._inputs.get(key)
+            if group is None:
+                group = self._inputs[key] = _Static(tensors)
+            group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
+            groups.append(group)
+        return tuple(groups)
+
+    def _recorded(self, body: Body, groups: tuple[_Static, ...], step: CacheStep, num_layers: int) -> Replay:
+        latents, modulation, text, rope = (group.tensors for group in groups)
+        call = partial(
+            body,
+            latents[0],
+            Modulation(layers=modulation[0], head=modulation[1]),
+            tuple(zip(text[::2], text[1::2], strict=True)),
+            rope[0],
+            step,
+        )
+        with silenced():
+            replay = self._record(call)
+            held = [(group, group.source, [tensor.clone() for tensor in group.tensors]) for group in groups]
+            for group in groups:
+                group.halve()
+            replay.again()  # before the eager pass: what it does not write is not there yet
+            found = _bits(replay.out, step.buffers(num_layers - 1))  # the last layer's depend on all before it
+            expected = _bits(call(), step.buffers(num_layers - 1))
+            for group, source, tensors in held:
+                group.fill(tensors, None)
+                group.source = source
+        if not all(map(torch.equal, found, expected)):
+            self._forget(replay)
+            raise StrobeError(
+                f"a recorded pass over latents {list(latents[0].shape)} differs from the eager one; turn knob cuda_graphs off"
+            )
+        return replay
+
+    def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+        """Record a pass. Overridden where a device can."""
+        first = call()
+        out = None if first is None else first.clone()
+
+        def again() -> None:
+            result = call()
+            if out is not None and result is not None:
+                out.copy_(result)
+
+        return Replay(again=again, out=out)
+
+    def _forget(self, replay: Replay) -> None:
+        """Let a pass go. Overridden where a device may still be at it."""
+
+
+class CudaGraphs(Recorded):
+    """Every pass as one CUDA graph. All graphs of a stream share one memory pool: they run one after the other.
+
+    Args:
+        device: where the passes run.
+        limit: graphs kept.
+    """
+
+    def __init__(self, device: torch.device, limit: int = LIMIT) -> None:
+        super().__init__(limit)
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def fresh(self) -> Self:
+        """See `Runner.fresh`."""
+        return type(self)(self._device, self._limit)
+
+    def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+        if not len(self):
+            self._pool = torch.cuda.graph_pool_handle()  # a pool that all graphs have left is gone
+        here = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
+            for _ in range(WARM_UPS):
+                call()
+        here.wait_stream(self._side)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+                out = call()
+        except RuntimeError as error:
+            what = str(error).partition("\n")[0]
+            raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
+
+        def again() -> None:
+            with span(DIT_FORWARD):
+                graph.replay()
+
+        return Replay(again=again, out=out)
+
+    def _forget(self, replay: Replay) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+class _Static:
+    """Tensors at fixed addresses that take the contents of others of their shapes."""
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        with torch.inference_mode(False):  # filled in whatever mode
+            self.tensors = tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like)
+        self.shapes = tuple(tensor.shape for tensor in like)
+        self.source: object = None
+
+    def fill(self, tensors: Sequence[Tensor], source: object) -> None:
+        """Take contents; nothing if they came from the same source before. None is never the same."""
+        if source is not None and source is self.source:
+            return
+        for own, tensor in zip(self.tensors, tensors, strict=True):
+            own.copy_(tensor)
+        self.source = source
+
+    def halve(self) -> None:
+        """Other contents than before, and finite ones."""
+        for own in self.tensors:
+            own.mul_(0.5)
+        self.source = None
+
+
+def _bits(out: Tensor | None, buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, byte by byte, so that equal means the same bits."""
+    tensors = (*buffers,) if out is None else (out, *buffers)
+    return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]

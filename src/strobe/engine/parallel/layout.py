@@ -1,0 +1,93 @@
+"""Who has which tokens, heads and keys. Plain ints, but for the two functions that cut latents and put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.attention.tree.placement import Grid, Span, split
+from strobe.engine.parallel.degrees import Degrees
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One rank's part of a session.
+
+    Every latent frame is cut alike: rank r works on the tokens `tokens(r)` of each, and the ranks of one row of the grid keep the
+    keys and values of their tokens, each for the heads of its column. So a key is made in the row that keeps it, and has one
+    owner, sink and ring are balanced at any time, and nothing is kept twice.
+
+    Args:
+        degrees: the grid; rank = row * ulysses + column.
+        rank: this one.
+        num_heads: of the transformer.
+        tokens_per_frame: of a latent frame.
+    """
+
+    degrees: Degrees
+    rank: int
+    num_heads: int
+    tokens_per_frame: int
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks as the tree room counts them."""
+        row, column = divmod(self.rank, self.degrees.ulysses)
+        return Grid(num_tree_ranks=self.degrees.tree, num_head_ranks=self.degrees.ulysses, tree_rank=row, head_rank=column)
+
+    @property
+    def tokens(self) -> tuple[Span, ...]:
+        """Tokens `[start, stop)` of a frame of every rank."""
+        return split(self.tokens_per_frame, self.degrees.num_ranks)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of tokens of a frame of every rank."""
+        return tuple(stop - start for start, stop in self.tokens)
+
+    @property
+    def mine(self) -> Span:
+        """This rank's tokens of a frame."""
+        return self.tokens[self.rank]
+
+    @property
+    def row(self) -> range:
+        """The ranks that keep the same tokens as this one, for other heads."""
+        return self.grid.row_ranks()
+
+    def kept(self, rank: int | None = None) -> Span:
+        """Tokens of a frame whose keys a rank's row keeps."""
+        row = self.row if rank is None else self.grid.row_ranks(rank // self.degrees.ulysses)
+        return self.tokens[row[0]][0], self.tokens[row[-1]][1]
+
+    def heads(self, rank: int | None = None) -> Span:
+        """Heads of a rank's column."""
+        column = self.grid.head_rank if rank is None else rank % self.degrees.ulysses
+        return self.grid.kv_heads(self.num_heads, column)
+
+
+def cut(latents: Tensor, patch: tuple[int, int], span: Span) -> Tensor:
+    """The patches `span` of every frame of latents `[B, F, C, Y, X]`, side by side: latents `[B, F, C, ph, n * pw]`.
+
+    A transformer makes the same tokens of them as of the whole, for it knows places by their rotations alone.
+    """
+    cells = latents.unflatten(3, (-1, patch[0])).unflatten(5, (-1, patch[1]))  # [B, F, C, h, ph, w, pw]
+    line = cells.permute(0, 1, 2, 4, 3, 5, 6).flatten(4, 5)  # [B, F, C, ph, h * w, pw]
+    mine: Tensor = line[:, :, :, :, span[0] : span[1]].flatten(4)
+    return mine
+
+
+def join(parts: Sequence[Tensor], patch: tuple[int, int], height: int) -> Tensor:
+    """The way back of `cut`: every rank's `[B, F, C, ph, n * pw]`, in order, to `[B, F, C, Y, X]`, `height` patches high."""
+    line = torch.cat([part.unflatten(4, (-1, patch[1])) for part in parts], dim=4)  # [B, F, C, ph, h * w, pw]
+    latents: Tensor = line.unflatten(4, (height, -1)).transpose(3, 4).flatten(5, 6).flatten(3, 4)
+    return latents
+
+
+def rows(rotations: Tensor, frames: int, span: Span) -> Tensor:
+    """Of rotations `[F * N, ...]` those of the tokens `span` of every frame."""
+    mine: Tensor = rotations.unflatten(0, (frames, -1))[:, span[0] : span[1]].flatten(0, 1)
+    return mine

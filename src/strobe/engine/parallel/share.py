@@ -1,0 +1,84 @@
+"""One rank's share of a session: what a stream runs on instead of the parts of one device."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from strobe.cache.kv import CacheShape, KVCache
+from strobe.core.shapes import LatentShape
+from strobe.engine.config import ResolvedConfig
+from strobe.engine.decode import FrameDecoder
+from strobe.engine.load import Model
+from strobe.engine.parallel.cache import SharedCache, share_shape
+from strobe.engine.parallel.decode import FramesElsewhere
+from strobe.engine.parallel.degrees import degrees
+from strobe.engine.parallel.group import LOADING, DeviceGroup
+from strobe.engine.parallel.layout import Layout
+from strobe.engine.parallel.transformer import SharedTransformer
+from strobe.engine.prompts import Change
+from strobe.engine.transformer import Transformer
+from strobe.models.wan.config import WanConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one rank has of a session.
+
+    Args:
+        devices: the ranks.
+        layout: which tokens, heads and keys.
+    """
+
+    devices: DeviceGroup
+    layout: Layout
+
+    @classmethod
+    def of(cls, devices: DeviceGroup, dit: WanConfig, latents: LatentShape, config: ResolvedConfig) -> Share:
+        """This rank's share.
+
+        Raises:
+            ConfigError: so many ranks cannot share this session; says why, and names the nearest numbers that can.
+        """
+        tokens = latents.token_grid(dit.patch).tokens_per_frame
+        grid = degrees(
+            devices.size, num_heads=dit.num_heads, tokens_per_frame=tokens, sparse=config.sparsity > 0, ulysses=devices.ulysses
+        )
+        return cls(
+            devices=devices,
+            layout=Layout(degrees=grid, rank=devices.rank, num_heads=dit.num_heads, tokens_per_frame=tokens),
+        )
+
+    def parts(self, model: Model, config: ResolvedConfig, block_tokens: int) -> tuple[Transformer, FrameDecoder]:
+        """Transformer and decoder of this rank."""
+        dit = SharedTransformer(model, config, block_tokens, self.layout, self.devices)
+        if self.devices.leads:
+            return dit, FrameDecoder(model.vae, config)
+        return dit, FramesElsewhere(model.defaults.frame_size)
+
+    def shape(self, whole: CacheShape) -> CacheShape:
+        """The shape of this rank's cache."""
+        return share_shape(whole, self.layout)
+
+    def cache(self, own: KVCache) -> SharedCache:
+        """The whole cache, of which this rank holds `own`."""
+        return SharedCache(own, self.layout, self.devices)
+
+    def open(self, model: Model, config: ResolvedConfig, what: str) -> None:
+        """Agree that all ranks run the same session; a rank may take some timeouts longer to load it than another.
+
+        Raises:
+            CollectiveError: they do not; names the rank.
+        """
+        asked = zlib.crc32(repr(config.asked).encode())
+        grid = f"{self.layout.degrees.tree} x {self.layout.degrees.ulysses}"
+        whole = f"{config.name} ({asked:08x}), {config.dtype}, weights {model.weights_hash[:12]}, {what}, {grid} ranks"
+        self.devices.agree(f"session: {whole}", patience=LOADING)
+
+    def follow(self, index: int, weights: str, change: Change | None) -> Change | None:
+        """Agree on the next frame block; returns the prompts of rank 0 for it.
+
+        Raises:
+            CollectiveError: a rank is about to do something else, is gone, or does not come.
+        """
+        return self.devices.follow(f"frame block {index}, weights {weights[:12]}", change)

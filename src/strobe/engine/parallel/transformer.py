@@ -1,0 +1,78 @@
+"""The transformer of one rank: an ordinary one on this rank's tokens, and one message for the flow of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from strobe.cache.kv import CacheStep
+from strobe.engine.config import ResolvedConfig
+from strobe.engine.load import Model
+from strobe.engine.parallel.cache import SharedStep
+from strobe.engine.parallel.group import DeviceGroup
+from strobe.engine.parallel.layout import Layout, cut, join, rows
+from strobe.engine.transformer import CLEAN, TextContext, Transformer
+from strobe.models.wan.dit import Modulation, TextKV
+
+NO_GRAPHS = "a session on several devices launches its messages one by one"
+
+
+class SharedTransformer(Transformer):
+    """Weights are whole on every rank; its passes are over this rank's tokens of every latent frame.
+
+    Latents go in and flows come out whole, with the same bits on every rank.
+
+    Args:
+        model: weights; left as they are.
+        config: what to prepare for.
+        block_tokens: tokens of a frame block on all ranks together.
+        layout: who has what.
+        devices: the ranks.
+    """
+
+    def __init__(self, model: Model, config: ResolvedConfig, block_tokens: int, layout: Layout, devices: DeviceGroup) -> None:
+        frames = block_tokens // layout.tokens_per_frame
+        super().__init__(model.dit, config, frames * layout.counts[layout.rank], model.lora)
+        self._layout = layout
+        self._devices = devices
+
+    def flow(self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep) -> Tensor:
+        """See `Transformer.flow`; all ranks call it together.
+
+        Raises:
+            CollectiveError: a rank does not come, or is gone.
+        """
+        assert isinstance(cache, SharedStep)
+        part = self._run("flow", *self._mine(latents, timestep, text, cache), cache)
+        assert part is not None
+        patch = self.dit.config.patch
+        return join(cache.gather(part.contiguous()), patch, latents.shape[3] // patch[0])
+
+    def write(self, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
+        """See `Transformer.write`; all ranks call it together.
+
+        Raises:
+            CollectiveError: a rank does not come, or is gone.
+        """
+        assert isinstance(cache, SharedStep)
+        self._run("write", *self._mine(latents, CLEAN, text, cache), cache)
+        self._devices.settle(cache.call)
+
+    def _mine(
+        self, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep
+    ) -> tuple[Tensor, tuple[Modulation, TextKV, Tensor]]:
+        """This rank's tokens of the latents, and what a pass over them is told besides."""
+        modulation, text_kv, rotations = self.conditions(latents, timestep, text, cache)
+        local = cut(latents, self.dit.config.patch, self._layout.mine)
+        return local, (modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine))
+
+
+def without_graphs(config: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with knob `cuda_graphs` off, and why."""
+    if not config.knobs.cuda_graphs:
+        return config
+    states = tuple(
+        replace(state, on=False, reason=NO_GRAPHS) if state.name == "cuda_graphs" else state for state in config.knob_states
+    )
+    return replace(config, knobs=replace(config.knobs, cuda_graphs=False), knob_states=states)

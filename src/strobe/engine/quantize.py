@@ -1,0 +1,196 @@
+"""Which linear layers of a transformer run in eight bits, and what that costs in accuracy.
+
+How `Transformer` uses it::
+
+    # once, after the LoRA was merged and Q, K and V were fused, before layers are compiled
+    self.quantized = quantize_linears(self.dit, config)          # a report; empty for linear_format "native"
+    # in `use_lora` from then on, instead of `merge` and `fuse_qkv`; addresses stay, so graphs stay valid
+    requantize_linears(self.dit, self._base, lora, strength)
+    # in `use_lora`, before anything changes
+    check_lora(self._config)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from strobe.core.errors import ConfigError
+from strobe.engine.config import ResolvedConfig
+from strobe.models.lora import Lora, merge
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
+
+QKV: Final = ("q", "k", "v")
+LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
+"""What runs in every pass, by name in a layer. Text keys and values, embeddings, time path and head stay native: they are small,
+or run once per prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizedLinear:
+    """One linear layer in eight bits.
+
+    Args:
+        name: of the module in the transformer.
+        shape: of its weights, `(out, in)`.
+        bytes_before: of its weights.
+        bytes_after: of its weights and scales.
+        relative_error: ``||W - W8|| / ||W||`` over its weights.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    bytes_before: int
+    bytes_after: int
+    relative_error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizeReport:
+    """What `quantize_linears` did.
+
+    Args:
+        format: "native", "fp8" or "int8"; "fp8 (simulated)".
+        linears: in the order of the layers.
+        native_layers: numbers of the layers left as they were.
+    """
+
+    format: str
+    linears: tuple[QuantizedLinear, ...] = ()
+    native_layers: tuple[int, ...] = ()
+
+    @property
+    def bytes_saved(self) -> int:
+        """Memory of the weights before minus after."""
+        return sum(each.bytes_before - each.bytes_after for each in self.linears)
+
+
+def check_lora(config: ResolvedConfig) -> None:
+    """Check that a LoRA can run with a configuration: beside eight-bit weights it cannot.
+
+    Raises:
+        ConfigError: names what to change.
+    """
+    if config.linear_format != "native" and not config.asked.knobs.merge_lora:
+        raise ConfigError(
+            f"linear_format {config.linear_format!r} needs the LoRA merged into the weights: turn knob merge_lora on, "
+            "or use linear_format 'native'"
+        )
+
+
+@torch.no_grad()
+def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Collection[int] = ()) -> QuantizeReport:
+    """Replace linear layers of a prepared transformer by eight-bit ones, as `linear_format` and `simulate` say.
+
+    Fused Q, K and V are one layer, of which theirs are parts. Call it once; see `requantize_linears` for other weights.
+
+    Args:
+        dit: changed in place.
+        config: `linear_format` "native" changes nothing.
+        native_layers: numbers of layers that stay as they are; -1 is the last.
+
+    Raises:
+        ConfigError: `native_layers` names none, a layer is no plain linear layer, or its sizes do not fit FP8; nothing was
+            changed.
+    """
+    if config.linear_format == "native":
+        return QuantizeReport(format="native")
+    fp8 = config.linear_format == "fp8"
+    number = len(dit.layers)
+    if any(not -number <= index < number for index in native_layers):
+        raise ConfigError(f"native_layers {sorted(native_layers)} are not all layers of this model: it has 0..{number - 1}")
+    native = {index % number for index in native_layers}
+    make = partial(Fp8Linear.from_linear, simulate=config.simulate) if fp8 else Int8Linear.from_linear
+    made = {name: (linear, make(linear)) for name, linear in _chosen(dit, native)}
+    for name, (_, layer) in made.items():
+        _place(dit, name, layer)
+    return QuantizeReport(
+        format="fp8 (simulated)" if fp8 and config.simulate else config.linear_format,
+        linears=tuple(_row(name, linear, layer) for name, (linear, layer) in made.items()),
+        native_layers=tuple(sorted(native)),
+    )
+
+
+@torch.no_grad()
+def requantize_linears(dit: CausalWan, base: CausalWan, lora: Lora | None, strength: float = 1.0) -> None:
+    """Make the weights of a quantised transformer those of `base` with a LoRA merged in, or without any; addresses stay.
+
+    The result is that of merging, then quantising: it does not depend on what was merged before.
+
+    Args:
+        dit: what `quantize_linears` changed; changed in place.
+        base, lora, strength: see `strobe.models.lora.merge`.
+
+    Raises:
+        WeightsError: the LoRA is not one of this model's.
+    """
+    merge(dit, lora, base, strength)  # what stayed native
+    pairs = {} if lora is None else lora.pairs
+
+    def weight(name: str) -> Tensor:
+        source = base.get_submodule(name)
+        assert isinstance(source, nn.Linear)
+        own = source.weight.to(dit.device)
+        return own if name not in pairs else pairs[name].merged(own, strength)
+
+    for name, layer in _held(dit):
+        layer.requantize(torch.cat([weight(part) for part in _parts(name)]))
+
+
+def _chosen(dit: CausalWan, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:
+    """Linear layers to quantise, by name; fused Q, K and V once."""
+    for index, layer in enumerate(dit.layers):
+        fused = layer.self_attn.fused is not None
+        names = ("self_attn.fused", *LINEARS[len(QKV) :]) if fused else LINEARS
+        for name in () if index in native else names:
+            linear = layer.get_submodule(name)
+            if not isinstance(linear, nn.Linear):
+                raise ConfigError(
+                    f"blocks.{index}.{name} is a {type(linear).__name__}, and only an nn.Linear can be quantised: "
+                    "merge the LoRA, and quantise once"
+                )
+            yield f"blocks.{index}.{name}", linear
+
+
+def _place(dit: CausalWan, name: str, layer: EightBitLinear) -> None:
+    dit.set_submodule(name, layer)
+    home, _, own = name.rpartition(".")
+    if own != "fused":
+        return
+    dim = layer.values.shape[0] // len(QKV)
+    for index, part in enumerate(QKV):
+        dit.set_submodule(f"{home}.{part}", layer.part(index * dim, (index + 1) * dim))
+    dit.set_submodule(f"{home}.fused_kv", layer.part(dim, len(QKV) * dim))
+
+
+def _held(dit: CausalWan) -> Iterator[tuple[str, EightBitLinear]]:
+    """Eight-bit layers that are no part of another."""
+    found = {name: module for name, module in dit.named_modules() if isinstance(module, EightBitLinear)}
+    homes = {name.removesuffix(".fused") for name in found if name.endswith(".fused")}
+    parts = {f"{home}.{part}" for home in homes for part in (*QKV, "fused_kv")}
+    yield from ((name, layer) for name, layer in found.items() if name not in parts)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Names in the original of what a layer was made from."""
+    home, _, own = name.rpartition(".")
+    return tuple(f"{home}.{part}" for part in QKV) if own == "fused" else (name,)
+
+
+def _row(name: str, linear: nn.Linear, layer: EightBitLinear) -> QuantizedLinear:
+    weight = linear.weight.float()
+    error = (weight - layer.dequantized()).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny)
+    out, width = linear.weight.shape
+    return QuantizedLinear(
+        name=name,
+        shape=(out, width),
+        bytes_before=linear.weight.nbytes,
+        bytes_after=layer.num_bytes,
+        relative_error=error.item(),
+    )

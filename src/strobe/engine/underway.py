@@ -1,0 +1,40 @@
+"""What a stream has under way between two frame blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from strobe.cache.kv import CacheState
+from strobe.engine.decode import Decoded
+from strobe.engine.prompts import Blend, Change
+from strobe.engine.transformer import TextContext
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """A frame block whose frames are not there yet. `finish` waits for them; None: decoding failed, and is begun again."""
+
+    index: int
+    latents: Tensor
+    prompts: tuple[str, ...]
+    finish: Callable[[], Decoded] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ahead:
+    """A change made ready before its frame block.
+
+    Args:
+        change: as it was asked for.
+        kept: the cache as it was before; None: it was left alone.
+        stale: whether what it held was made with other weights.
+        ready: the text; None: making it ready broke off.
+    """
+
+    change: Change
+    kept: CacheState | None
+    stale: bool
+    ready: tuple[Blend, TextContext] | None = None

@@ -1,0 +1,182 @@
+"""A pass through the layers with fused kernels: the same modules and the same arithmetic as `WanLayer`, cut at other places.
+
+What ends one section and what begins the next is one kernel: gate, residual, and the norm of what comes after. Spans of time
+therefore hold the norm of the section behind them, and the first norm of a pass lies before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from strobe.attention.dense import dense_attention
+from strobe.cache.kv import RingStep
+from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN, span
+from strobe.eightbit.rows import Quantized
+from strobe.models.wan.kernels.api import (
+    Affine,
+    CacheRows,
+    KernelImpl,
+    Turn,
+    add_gated_norm,
+    gelu_quantize,
+    norm_modulate,
+    qk_norm_rope,
+    qk_norm_rope_write,
+    rms_norm,
+)
+from strobe.models.wan.layers import KeyValueStep, SelfAttention, WanLayer
+from strobe.models.wan.linears import Fp8Linear
+
+TextRows = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FusedPass:
+    """One pass of a transformer.
+
+    Args:
+        layers: all of them.
+        impl: of the kernels.
+        mods: `[num_layers, B or 1, F or 1, 6, dim]`, as `Modulation.layers`.
+        head: `[B or 1, F or 1, 2, dim]`, as `Modulation.head`.
+        text: the prompt's keys and values.
+        rope: rotations of the pass, in any form that `CausalWan.rope` gives.
+        kv: where keys and values go; None attends to this pass's own tokens. Into a plain ring the kernel writes itself.
+    """
+
+    layers: Sequence[WanLayer]
+    impl: KernelImpl
+    mods: Tensor
+    head: Tensor
+    text: Sequence[TextRows]
+    rope: Tensor
+    kv: KeyValueStep | None
+
+    def run(self, x: Tensor) -> Tensor:
+        """Tokens `[B, S, dim]` through all layers and the modulated norm of the head."""
+        normed = self._through(x, len(self.layers))
+        assert isinstance(normed, Tensor)
+        return normed
+
+    def commit(self, x: Tensor) -> None:
+        """Keys and values of all layers into the cache; the last layer computes nothing but those."""
+        last = len(self.layers) - 1
+        normed = self._through(x, last)
+        attention = self.layers[last].self_attn
+        assert self.kv is not None
+        with span(ATTENTION):
+            fused = attention.fused_kv
+            packed = torch.cat((attention.k(normed), attention.v(normed)), -1) if fused is None else fused(normed)
+            turn = Turn(weight_q=None, weight_k=attention.norm_k.weight, rope=self._angles(), eps=attention.norm_k.eps)
+            if isinstance(self.kv, RingStep):
+                qk_norm_rope_write(packed, turn, self._place(self.kv, last), impl=self.impl)
+            else:
+                _, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
+                self.kv.write(last, k, v)
+
+    def _through(self, x: Tensor, number: int) -> Tensor | Quantized:
+        """Tokens through the first layers; returns the input of what comes after them."""
+        impl, rope = self.impl, self._angles()
+        normed = norm_modulate(x, self._norm1(0), self.layers[0].eps, impl=impl, fp8=self._fp8(0))
+        for index, layer in enumerate(self.layers[:number]):
+            mod, eps = self.mods[index], layer.eps
+            with span(ATTENTION):
+                y = layer.self_attn.o(self._attend(layer, normed, rope, index).flatten(2))
+                fp8 = _takes_rows(layer.cross_attn.q)
+                x, normed = add_gated_norm(x, y, mod[..., 2, :], _weights(layer.norm3), eps, impl=impl, fp8=fp8)
+            with span(CROSS_ATTENTION):
+                y = self._cross(layer, normed, self.text[index])
+                norm2, fp8 = Affine(shift=mod[..., 3, :], scale=mod[..., 4, :]), _takes_rows(layer.ffn[0])
+                x, normed = add_gated_norm(x, y, None, norm2, eps, impl=impl, fp8=fp8)
+            with span(FFN):
+                y, fp8 = self._feed_forward(layer, normed), self._fp8(index + 1)
+                x, normed = add_gated_norm(x, y, mod[..., 5, :], self._norm1(index + 1), eps, impl=impl, fp8=fp8)
+        return normed
+
+    def _norm1(self, index: int) -> Affine:
+        """Modulation of the norm before layer `index`; behind the last one that of the head."""
+        mod = self.mods[index] if index < len(self.layers) else self.head
+        return Affine(shift=mod[..., 0, :], scale=mod[..., 1, :])
+
+    def _fp8(self, index: int) -> bool:
+        """Layer `index` takes its normed input in FP8."""
+        if index == len(self.layers):
+            return False
+        attention = self.layers[index].self_attn
+        return _takes_rows(attention.k if attention.fused is None else attention.fused)
+
+    def _angles(self) -> Tensor:
+        """The rotations as (cos, sin) in float32."""
+        return torch.view_as_real(self.rope).float() if self.rope.is_complex() else self.rope
+
+    def _attend(self, layer: WanLayer, normed: Tensor | Quantized, rope: Tensor, index: int) -> Tensor:
+        """Self-attention over the cache, up to its output projection: `[B, S, H, D]`."""
+        attention = layer.self_attn
+        turn = Turn(weight_q=attention.norm_q.weight, weight_k=attention.norm_k.weight, rope=rope, eps=attention.norm_q.eps)
+        packed = _packed(attention, normed)
+        if isinstance(self.kv, RingStep):
+            place = self._place(self.kv, index)
+            q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
+            assert q is not None
+            return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
+        q, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
+        assert q is not None
+        return layer.attend(q, k, v, None) if self.kv is None else layer.attend_new(q, k, v, index, self.kv)
+
+    def _place(self, kv: RingStep, index: int) -> CacheRows:
+        keys, values = kv.buffers(index)
+        return CacheRows(keys=keys, values=values, rows=kv.rows)
+
+    def _cross(self, layer: WanLayer, normed: Tensor | Quantized, text: TextRows) -> Tensor:
+        """Attention to the text; as `CrossAttention.forward`."""
+        cross, (k, v) = layer.cross_attn, text
+        q = rms_norm(cross.q(normed), cross.norm_q.weight, cross.norm_q.eps, impl=self.impl)
+        out = dense_attention(q.reshape(k.shape[0], -1, cross.num_heads, k.shape[-1]), k, v).out
+        y: Tensor = cross.o(out.reshape(q.shape))
+        return y
+
+    def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
+        """The two matrices with GELU between them."""
+        up, gelu, down = layer.ffn
+        hidden: Tensor | Quantized
+        if _takes_rows(down):
+            hidden = gelu_quantize(up(normed), impl=self.impl)
+        elif isinstance(normed, Tensor) and _has_epilogue(up, normed):
+            hidden = _up_and_gelu(up, normed)
+        else:
+            hidden = gelu(up(normed))
+        y: Tensor = down(hidden)
+        return y
+
+
+def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
+    """Queries, keys and values side by side, `[B, S, 3 * dim]`."""
+    if attention.fused is None:
+        return torch.cat((attention.q(normed), attention.k(normed), attention.v(normed)), -1)
+    packed: Tensor = attention.fused(normed)
+    return packed
+
+
+def _takes_rows(linear: nn.Module) -> bool:
+    """The layer takes its input quantised row by row."""
+    return isinstance(linear, Fp8Linear) and linear.scaling == "rows"
+
+
+def _weights(norm: nn.LayerNorm) -> Affine:
+    return Affine(scale=norm.weight.view(1, 1, -1), shift=norm.bias.view(1, 1, -1), from_one=False)
+
+
+def _has_epilogue(up: nn.Module, x: Tensor) -> bool:
+    """The matrix product can end in bias and GELU: on CUDA alone, where that is GELU by tanh (on a CPU it is GELU by erf)."""
+    return type(up) is nn.Linear and x.is_cuda and x.dtype == up.weight.dtype
+
+
+def _up_and_gelu(up: nn.Module, x: Tensor) -> Tensor:
+    """`gelu(up(x))`, rounded once."""
+    assert isinstance(up, nn.Linear)
+    out: Tensor = torch.ops.aten._addmm_activation(up.bias, x.flatten(0, -2), up.weight.t(), use_gelu=True)
+    return out.view(*x.shape[:-1], -1)

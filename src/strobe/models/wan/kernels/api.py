@@ -1,0 +1,239 @@
+"""The kernels as a layer calls them: shapes are checked here, once per call, and nowhere below.
+
+Inference only. `impl` is "triton" or "reference"; see `impl/reference.py` for what each computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, unknown_choice
+from strobe.eightbit.rows import Quantized
+from strobe.models.wan.kernels import custom_ops
+
+KernelImpl = Literal["triton", "reference"]
+IMPLS: tuple[KernelImpl, ...] = ("triton", "reference")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Affine:
+    """What follows a layer norm: `normed * (1 + scale) + shift`, or `normed * scale + shift`.
+
+    Args:
+        scale, shift: `[B or 1, F or 1, dim]`, one row per sample and frame; the last dimension is contiguous.
+        from_one: scale is what is added to one (modulation); False: it is the factor (a norm's own weight).
+    """
+
+    scale: Tensor
+    shift: Tensor
+    from_one: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Turn:
+    """What is done to queries and keys: RMS norm over the full width, then rotation.
+
+    Args:
+        weight_q: of the norm of the queries `[dim]`; None: there are no queries, keys and values alone.
+        weight_k: of the norm of the keys `[dim]`.
+        rope: (cos, sin) of every token, float32 `[S, D / 2, 2]`.
+        eps: of both norms.
+    """
+
+    weight_q: Tensor | None
+    weight_k: Tensor
+    rope: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CacheRows:
+    """Where keys and values of a pass go in one layer of a cache.
+
+    Args:
+        keys, values: the whole buffers `[B, R, H, D]`; a row is contiguous.
+        rows: row of each token, int64 `[S]`, on the device; -1: not written. No two tokens have the same.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: Tensor
+
+
+def check_impl(impl: str, device: torch.device) -> None:
+    """Check that an impl runs on a device.
+
+    Raises:
+        ConfigError: no impl has that name.
+        ImplUnavailableError: it does not.
+    """
+    if impl not in IMPLS:
+        raise unknown_choice("impl of the kernels", impl, IMPLS)
+    if impl == "reference":
+        return
+    if find_spec("triton") is None:
+        raise ImplUnavailableError("triton", "Triton is not installed", alternatives=("reference",))
+    if device.type != "cuda" and not _interpreted():
+        raise ImplUnavailableError("triton", f"it needs a CUDA device, and this is {device}", alternatives=("reference",))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32.
+
+    Args:
+        x: `[..., dim]`.
+        weight: `[dim]`.
+
+    Raises:
+        ShapeError: the weight is not as wide as x.
+        ConfigError: a gradient is wanted.
+    """
+    _check_inference(x)
+    if weight.shape != x.shape[-1:]:
+        raise ShapeError(f"weight of a norm: got {list(weight.shape)}, expected [{x.shape[-1]}]")
+    return custom_ops.rms_norm(x, weight, eps, impl) if custom_ops.seen(x) else custom_ops.home(impl).rms_norm(x, weight, eps)
+
+
+def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False) -> Tensor | Quantized:
+    """Layer norm of `x [B, S, dim]`, then `after`; in float32, rounded once. With `fp8` the result is quantised row by row.
+
+    Raises:
+        ShapeError: a row of `after` does not fit x.
+        ConfigError: a gradient is wanted.
+    """
+    found = _norm(x, None, None, after, eps, impl, fp8)
+    return Quantized(*found) if fp8 else found[0]
+
+
+def add_gated_norm(
+    x: Tensor, y: Tensor, gate: Tensor | None, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False
+) -> tuple[Tensor, Tensor | Quantized]:
+    """`x + y * gate`, and its layer norm with `after`, with `fp8` quantised row by row.
+
+    Args:
+        x, y: `[B, S, dim]`.
+        gate: `[B or 1, F or 1, dim]`; None: y is added as it is.
+
+    Returns:
+        The sum, rounded, and the norm of the rounded sum.
+
+    Raises:
+        ShapeError: y, the gate or a row of `after` does not fit x.
+        ConfigError: a gradient is wanted.
+    """
+    if y.shape != x.shape or y.dtype != x.dtype:
+        raise ShapeError(f"y: got {y.dtype} {list(y.shape)}, expected what x is, {x.dtype} {list(x.shape)}")
+    total, *found = _norm(x, y, gate, after, eps, impl, fp8)
+    return total, Quantized(*found) if fp8 else found[0]
+
+
+def gelu_quantize(x: Tensor, *, impl: KernelImpl) -> Quantized:
+    """`gelu(x)` by tanh, rounded to the dtype of `x [..., K]`, then quantised row by row.
+
+    Raises:
+        ConfigError: a gradient is wanted.
+    """
+    _check_inference(x)
+    return Quantized(*(custom_ops.gelu_quantize(x, impl) if custom_ops.seen(x) else custom_ops.home(impl).gelu_quantize(x)))
+
+
+def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Queries (None without `turn.weight_q`), keys and values `[B, S, H, D]` of one matrix product; nothing is written.
+
+    Args:
+        packed: queries, keys and values `[B, S, 3 * dim]`, or keys and values `[B, S, 2 * dim]`. The values returned are a view.
+
+    Raises:
+        ShapeError: widths or tokens do not fit.
+        ConfigError: a gradient is wanted.
+    """
+    dim = _check_turn(packed, turn, num_heads)
+    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, num_heads, turn.eps)
+    v = packed[..., -dim:].unflatten(-1, (num_heads, -1))
+    if not custom_ops.seen(packed):
+        return *custom_ops.home(impl).turn(*arguments), v
+    *q, k = custom_ops.turn(*arguments, impl)
+    return q[0] if q else None, k, v
+
+
+def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> Tensor | None:
+    """Queries `[B, S, H, D]` (None without `turn.weight_q`); keys and values go straight into the cache.
+
+    Args:
+        packed: as for `qk_norm_rope`.
+
+    Raises:
+        ShapeError: widths, tokens or the cache do not fit.
+        ConfigError: a gradient is wanted.
+    """
+    batch, _, num_heads, head_dim = cache.keys.shape
+    dim = _check_turn(packed, turn, num_heads)
+    for name, buffer in (("keys", cache.keys), ("values", cache.values)):
+        if (
+            buffer.shape != cache.keys.shape
+            or batch != packed.shape[0]
+            or buffer.dtype != packed.dtype
+            or num_heads * head_dim != dim
+        ):
+            raise ShapeError(
+                f"{name} of the cache: got {buffer.dtype} {list(buffer.shape)}, "
+                f"expected {packed.dtype} [{packed.shape[0]}, R, H, D] with H * D = {dim}"
+            )
+        if buffer.stride()[2:] != (head_dim, 1):
+            raise ShapeError(f"{name} of the cache: heads of a row must lie one after the other, got strides {buffer.stride()}")
+    if cache.rows.shape != packed.shape[1:2] or cache.rows.dtype != torch.int64:
+        raise ShapeError(f"rows: got {cache.rows.dtype} {list(cache.rows.shape)}, expected int64 [{packed.shape[1]}]")
+    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
+    if not custom_ops.seen(packed):
+        return custom_ops.home(impl).turn_and_write(*arguments)
+    q = custom_ops.turn_and_write(*arguments, impl)
+    return None if turn.weight_q is None else q
+
+
+def _norm(
+    x: Tensor, y: Tensor | None, gate: Tensor | None, after: Affine, eps: float, impl: KernelImpl, fp8: bool
+) -> list[Tensor]:
+    _check_inference(x)
+    batch, num_tokens, dim = x.shape
+    tables = [table for table in (gate, after.scale, after.shift) if table is not None]
+    frames = max(table.shape[1] for table in tables)
+    for table in tables:
+        fits = table.dim() == 3 and table.shape[0] in (1, batch) and table.shape[1] in (1, frames) and table.shape[2] == dim
+        if not fits or num_tokens % frames or table.stride(2) != 1:
+            raise ShapeError(
+                f"gate, scale or shift: got {list(table.shape)}, expected [1 or {batch}, F or 1, {dim}] with F frames that share "
+                f"{num_tokens} tokens equally, and the last dimension contiguous"
+            )
+    arguments = (x, y, gate, after.scale, after.shift, after.from_one, eps, fp8)
+    return custom_ops.norm(*arguments, impl) if custom_ops.seen(x) else custom_ops.home(impl).norm(*arguments)
+
+
+def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
+    """Check what kernel 1 is given, all but the cache; return the width of a token."""
+    _check_inference(packed)
+    dim, parts = turn.weight_k.shape[0], 2 if turn.weight_q is None else 3
+    if packed.dim() != 3 or packed.shape[2] != parts * dim or dim % num_heads:
+        raise ShapeError(f"packed: got {list(packed.shape)}, expected [B, S, {parts} * {dim}] for {num_heads} heads")
+    if turn.weight_q is not None and turn.weight_q.shape != turn.weight_k.shape:
+        raise ShapeError(f"weight_q: got {list(turn.weight_q.shape)}, expected [{dim}]")
+    expected = (packed.shape[1], dim // num_heads // 2, 2)
+    if turn.rope.shape != expected or turn.rope.dtype != torch.float32:
+        raise ShapeError(f"rope: got {turn.rope.dtype} {list(turn.rope.shape)}, expected float32 {list(expected)}")
+    return dim
+
+
+def _check_inference(x: Tensor) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ConfigError("the kernels have no gradients: call under torch.no_grad(), or train without use_kernels()")
+
+
+def _interpreted() -> bool:
+    """Triton runs on the CPU, in its interpreter."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,257 @@
+"""The kernels in Triton: one program per token, one pass over its channels, statistics in float32.
+
+The product of two 16-bit numbers is exact in float32, so what is rounded where decides the result: the same as in the reference,
+but for the order of sums. Without gradients. Nothing syncs, and no configuration depends on a length.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_FP8 = torch.float8_e4m3fn
+
+
+@triton.jit
+def _largest(x):
+    """The largest magnitude; NaN if there is one, which has the largest bits."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scale(most):
+    """The scale of a row in FP8 and its reciprocal, as `strobe.eightbit.impl.reference` rounds them."""
+    scale = most * 0.002232142857142857  # 1 / 448
+    scale = tl.where(scale < 1e-12, 1e-12, scale)
+    return scale, tl.div_rn(1.0, scale)
+
+
+@triton.jit
+def _gelu(x):
+    """GELU by tanh, `x / (1 + exp(-2 u))` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`, rounded to the dtype of x, in float32.
+
+    The reciprocal is a squared `rsqrt`, one instruction where a division takes many.
+    """
+    wide = x.to(tl.float32)
+    power = wide * (-2.302208198144325 - 0.1029432395800235 * wide * wide)  # -2 u in units of log 2
+    root = tl.rsqrt(1.0 + tl.exp2(power))
+    return (wide * root * root).to(x.dtype).to(tl.float32)
+
+
+@triton.jit
+def _turned(x, weight, cos, sin, eps, dim: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr):
+    """One token's queries or keys, normed over all channels and rotated in pairs; channels that are not there are 0."""
+    wide = x.to(tl.float32)
+    normed = (wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)).to(x.dtype)
+    weighed = (normed.to(tl.float32) * weight.to(x.dtype).to(tl.float32)).to(x.dtype).to(tl.float32)
+    real, imaginary = tl.split(weighed.reshape(block_heads, block_width // 2, 2))
+    turned = tl.join(real * cos - imaginary * sin, real * sin + imaginary * cos)
+    return turned.reshape(block_heads, block_width).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _turn_kernel(
+    packed_ptr, weight_q_ptr, weight_k_ptr, rope_ptr, q_ptr, keys_ptr, values_ptr, rows_ptr,
+    keys_batch, keys_row, values_batch, values_row, num_tokens, eps,
+    heads: tl.constexpr, width: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr,
+    with_q: tl.constexpr, write: tl.constexpr,
+):  # fmt: skip
+    """All heads of one token: queries and keys normed and turned, keys and values put in their row."""
+    dim: tl.constexpr = heads * width
+    token, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    entry = batch * num_tokens + token
+    head, channel = tl.arange(0, block_heads)[:, None], tl.arange(0, block_width)[None, :]
+    inside, there = head * width + channel, (head < heads) & (channel < width)
+    source = packed_ptr + entry * ((3 if with_q else 2) * dim) + inside
+    row = tl.load(rows_ptr + token) if write else token.to(tl.int64)
+    kept = there & (row >= 0)
+    first_k: tl.constexpr = dim if with_q else 0
+    k = tl.load(source + first_k, mask=kept, other=0.0)
+    angles = tl.load(rope_ptr + token * width + channel, mask=channel < width, other=0.0)
+    cos, sin = tl.split(angles.reshape(1, block_width // 2, 2))
+    if with_q:
+        q = tl.load(source, mask=there, other=0.0)
+    if write:
+        v = tl.load(source + first_k + dim, mask=kept, other=0.0)
+        tl.store(values_ptr + batch * values_batch + row * values_row + inside, v, mask=kept)
+    weight_k = tl.load(weight_k_ptr + inside, mask=there, other=0.0)
+    k = _turned(k, weight_k, cos, sin, eps, dim, block_heads, block_width)
+    tl.store(keys_ptr + batch * keys_batch + row * keys_row + inside, k, mask=kept)
+    if with_q:
+        weight_q = tl.load(weight_q_ptr + inside, mask=there, other=0.0)
+        q = _turned(q, weight_q, cos, sin, eps, dim, block_heads, block_width)
+        tl.store(q_ptr + entry * dim + inside, q, mask=there)
+
+
+@triton.jit
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, dim: tl.constexpr, block: tl.constexpr):
+    """One token."""
+    channel = tl.arange(0, block)
+    there = channel < dim
+    at = tl.program_id(0).to(tl.int64) * dim + channel
+    x = tl.load(x_ptr + at, mask=there, other=0.0)
+    weight = tl.load(weight_ptr + channel, mask=there, other=0.0).to(x.dtype)
+    wide = x.to(tl.float32)
+    normed = (wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)).to(x.dtype)
+    tl.store(out_ptr + at, (normed.to(tl.float32) * weight.to(tl.float32)).to(x.dtype), mask=there)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "frame_tokens"])
+def _norm_kernel(
+    x_ptr, y_ptr, gate_ptr, scale_ptr, shift_ptr, sum_ptr, out_ptr, out_scale_ptr,
+    gate_batch, gate_frame, scale_batch, scale_frame, shift_batch, shift_frame, num_tokens, frame_tokens, eps,
+    dim: tl.constexpr, block: tl.constexpr, from_one: tl.constexpr,
+):  # fmt: skip
+    """One token: gated sum, layer norm, factor and summand; in eight bits if there is room for a scale."""
+    token, batch = tl.program_id(0), tl.program_id(1)
+    frame, channel = token // frame_tokens, tl.arange(0, block)
+    there = channel < dim
+    at = (batch.to(tl.int64) * num_tokens + token) * dim + channel
+    x = tl.load(x_ptr + at, mask=there, other=0.0)
+    wide = x.to(tl.float32)
+    if y_ptr is not None:
+        y = tl.load(y_ptr + at, mask=there, other=0.0).to(tl.float32)
+        if gate_ptr is not None:
+            gate = tl.load(gate_ptr + batch * gate_batch + frame * gate_frame + channel, mask=there, other=0.0)
+            y *= gate.to(x.dtype).to(tl.float32)
+        x = (wide + y).to(x.dtype)
+        tl.store(sum_ptr + at, x, mask=there)
+        wide = x.to(tl.float32)
+    factor = tl.load(scale_ptr + batch * scale_batch + frame * scale_frame + channel, mask=there, other=0.0)
+    shift = tl.load(shift_ptr + batch * shift_batch + frame * shift_frame + channel, mask=there, other=0.0)
+    if from_one:
+        factor = (1.0 + factor.to(tl.float32)).to(factor.dtype)
+    centred = tl.where(there, wide - tl.sum(wide) / dim, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred) / dim + eps)
+    out = (normed * factor.to(x.dtype).to(tl.float32) + shift.to(x.dtype).to(tl.float32)).to(x.dtype)
+    if out_scale_ptr is not None:
+        out = tl.where(there, out.to(tl.float32), 0.0)
+        size, steps = _scale(_largest(out))
+        tl.store(out_scale_ptr + batch.to(tl.int64) * num_tokens + token, size)
+        out = (out * steps).to(tl.float8e4nv)
+    tl.store(out_ptr + at, out, mask=there)
+
+
+@triton.jit
+def _gelu_quantize_kernel(x_ptr, out_ptr, scale_ptr, dim: tl.constexpr, block: tl.constexpr, tail: tl.constexpr):
+    """One token in two parts, so that few threads idle: `block` channels, and up to `tail` more if that is not 0."""
+    row = tl.program_id(0).to(tl.int64)
+    at = row * dim + tl.arange(0, block)
+    first = _gelu(tl.load(x_ptr + at))
+    most = _largest(first)
+    if tail > 0:
+        rest = block + tl.arange(0, tail)
+        there, behind = rest < dim, row * dim + rest
+        second = _gelu(tl.load(x_ptr + behind, mask=there, other=0.0))
+        other = _largest(second)
+        most = tl.where((other > most) | (other != other), other, most)
+    scale, steps = _scale(most)
+    tl.store(scale_ptr + row, scale)
+    tl.store(out_ptr + at, (first * steps).to(tl.float8e4nv))
+    if tail > 0:
+        tl.store(out_ptr + behind, (second * steps).to(tl.float8e4nv), mask=there)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `reference.rms_norm`."""
+    x, dim = x.contiguous(), x.shape[-1]
+    out, block = torch.empty_like(x), triton.next_power_of_2(dim)
+    _rms_norm_kernel[(x.numel() // dim,)](x, weight, out, eps, dim=dim, block=block, num_warps=_warps(dim, block))
+    return out
+
+
+def turn(
+    packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, num_heads: int, eps: float
+) -> tuple[Tensor | None, Tensor]:
+    """As `reference.turn`."""
+    keys = packed.new_empty(*packed.shape[:2], num_heads, weight_k.shape[0] // num_heads)
+    return _turn(packed, weight_q, weight_k, rope, keys, None, None, eps), keys
+
+
+def turn_and_write(
+    packed: Tensor,
+    weight_q: Tensor | None,
+    weight_k: Tensor,
+    rope: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    eps: float,
+) -> Tensor | None:
+    """As `reference.turn_and_write`."""
+    return _turn(packed, weight_q, weight_k, rope, keys, values, rows, eps)
+
+
+def _turn(
+    packed: Tensor,
+    weight_q: Tensor | None,
+    weight_k: Tensor,
+    rope: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    rows: Tensor | None,
+    eps: float,
+) -> Tensor | None:
+    """Launch over every token. Without rows keys go where their token stands."""
+    batch, num_tokens, _ = packed.shape
+    heads, width = keys.shape[2:]
+    q = None if weight_q is None else packed.new_empty(batch, num_tokens, heads, width)
+    block_heads, block_width = triton.next_power_of_2(heads), triton.next_power_of_2(width)
+    _turn_kernel[(num_tokens, batch)](
+        packed.contiguous(), weight_q, weight_k, rope.contiguous(), q, keys, values, rows,
+        *keys.stride()[:2], *((0, 0) if values is None else values.stride()[:2]), num_tokens, eps,
+        heads=heads, width=width, block_heads=block_heads, block_width=block_width,
+        with_q=weight_q is not None, write=rows is not None,
+        num_warps=_warps(heads * width, block_heads * block_width),
+        enable_fp_fusion=False,  # the plain path rounds every product
+    )  # fmt: skip
+    return q
+
+
+def norm(
+    x: Tensor, y: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, from_one: bool, eps: float, fp8: bool
+) -> list[Tensor]:
+    """As `reference.norm`."""
+    batch, num_tokens, dim = x.shape
+    x, y = x.contiguous(), None if y is None else y.contiguous()
+    total, out = None if y is None else torch.empty_like(x), torch.empty_like(x, dtype=_FP8 if fp8 else x.dtype)
+    sizes = x.new_empty(batch, num_tokens, 1, dtype=torch.float32) if fp8 else None
+    frames = max(1 if table is None else table.shape[1] for table in (gate, scale, shift))
+    block = triton.next_power_of_2(dim)
+    _norm_kernel[(num_tokens, batch)](
+        x, y, gate, scale, shift, total, out, sizes, *_steps(gate), *_steps(scale), *_steps(shift),
+        num_tokens, num_tokens // frames, eps, dim=dim, block=block, from_one=from_one,
+        num_warps=_warps(dim, block, 16 if fp8 else 8),
+    )  # fmt: skip
+    return [tensor for tensor in (total, out, sizes) if tensor is not None]
+
+
+def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `reference.gelu_quantize`."""
+    x, dim = x.contiguous(), x.shape[-1]
+    out, scale = torch.empty_like(x, dtype=_FP8), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+    block = triton.next_power_of_2(dim + 1) // 2  # the largest power of 2 that is not above dim
+    tail = triton.next_power_of_2(dim - block) if dim > block else 0
+    _gelu_quantize_kernel[(x.numel() // dim,)](x, out, scale, dim=dim, block=block, tail=tail, num_warps=_warps(block, block))
+    return out, scale
+
+
+def _steps(table: Tensor | None) -> tuple[int, int]:
+    """Strides from sample to sample and frame to frame; 0 where one row serves all."""
+    if table is None:
+        return 0, 0
+    return table.stride(0) if table.shape[0] > 1 else 0, table.stride(1) if table.shape[1] > 1 else 0
+
+
+def _warps(dim: int, block: int, at_once: int = 8) -> int:
+    """Warps of a program: 32 channels per thread or more, and such that no thread holds channels that are not there.
+
+    A thread takes `at_once` channels at a time, 16 bytes of the narrowest tensor; what lies behind `dim` for all threads at once
+    costs nothing.
+    """
+    warps = max(1, min(8, block // 1024))
+    while warps > 1 and dim % (warps * 32 * at_once):
+        warps //= 2
+    return warps

@@ -1,0 +1,166 @@
+"""Linear layers in eight bits: FP8 weights and inputs, or INT8 weights alone.
+
+Each takes the place of an `nn.Linear` in a transformer that only infers; `strobe.engine.quantize` decides where.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strobe.core.errors import ConfigError, ShapeError
+from strobe.eightbit.rows import EightBit, Quantized, quantize_rows, quantize_tensor
+
+Scaling = Literal["rows", "tensor"]
+SCALING: Final[Scaling] = "rows"
+"""How `Fp8Linear` scales unless told otherwise."""
+FP8_MULTIPLE: Final = 16
+"""Inputs and outputs of an FP8 matrix product come in multiples of this."""
+
+
+class EightBitLinear(nn.Module):
+    """A linear layer whose weights `[out, in]` are eight bits wide, `W = values * scale`; its bias stays as it was.
+
+    Tensors keep their addresses: `requantize` writes in place and a `part` shares them. Nothing has a gradient.
+
+    Args:
+        weight: `[out, in]`; its dtype is that of the result.
+        bias: `[out]` or None.
+        scaling: "rows" (a scale per output channel, float32 `[out, 1]`) or "tensor" (one, `[1, 1]`).
+    """
+
+    eight_bit: ClassVar[EightBit]
+    values: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, scaling: Scaling = "rows") -> None:
+        super().__init__()
+        self.dtype, self.scaling = weight.dtype, scaling
+        self._hold(*self._quantized(weight.detach()), None if bias is None else bias.detach())
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Self:
+        """The layer in eight bits; the bias is shared."""
+        return cls(linear.weight, linear.bias)
+
+    def requantize(self, weight: Tensor) -> None:
+        """Take other weights of the same shape, from any device and in any dtype, as if made from them; addresses stay.
+
+        Raises:
+            ShapeError: they have another shape.
+        """
+        if weight.shape != self.values.shape:
+            raise ShapeError(f"weights have shape {tuple(weight.shape)}; this layer's have {tuple(self.values.shape)}")
+        new = self._quantized(weight.detach().to(self.values.device, self.dtype))
+        self.values.copy_(new.values)
+        self.scale.copy_(new.scale)
+
+    def part(self, start: int, stop: int) -> Self:
+        """The layer of the output channels ``start .. stop - 1``; tensors are shared."""
+        part = object.__new__(type(self))
+        nn.Module.__init__(part)
+        for name, value in vars(self).items():
+            if not name.startswith("_") and name != "training":
+                setattr(part, name, value)
+        scale = self.scale if self.scaling == "tensor" else self.scale[start:stop]
+        part._hold(self.values[start:stop], scale, None if self.bias is None else self.bias[start:stop])
+        return part
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of weights and scales."""
+        return self.values.nbytes + self.scale.nbytes
+
+    def dequantized(self) -> Tensor:
+        """Weights as they act, float32 `[out, in]`."""
+        return Quantized(self.values, self.scale).dequantized(torch.float32)
+
+    def _hold(self, values: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        self.register_buffer("values", values)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    def _quantized(self, weight: Tensor) -> Quantized:
+        return quantize_rows(weight, self.eight_bit) if self.scaling == "rows" else quantize_tensor(weight)
+
+
+class Fp8Linear(EightBitLinear):
+    """``y = x @ W.T + b`` with x and W in float8_e4m3fn, summed in float32 on matrix units for it.
+
+    ``y[m, n] = scale_x[m] * scale_W[n] * sum_k(x8[m, k] * W8[n, k]) + b[n]``, rounded to the dtype of the weights it was made
+    from. An input that is not quantised yet is: token by token with "rows", as a whole with "tensor".
+
+    With `simulate` the same eight-bit numbers are multiplied in that dtype, on any device: the same values up to rounding, and
+    no faster.
+
+    Args:
+        weight, bias, scaling: see `EightBitLinear`.
+        simulate: see above.
+
+    Raises:
+        ConfigError: sizes that the matrix units do not take.
+    """
+
+    eight_bit = "fp8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, scaling: Scaling = SCALING, simulate: bool = False) -> None:
+        if not simulate and any(size % FP8_MULTIPLE for size in weight.shape):
+            raise ConfigError(
+                f"a linear layer of {list(weight.shape)} cannot run in FP8: both sizes must be multiples of {FP8_MULTIPLE}; "
+                "use linear_format 'int8' or 'native', or simulate"
+            )
+        super().__init__(weight, bias, scaling=scaling)
+        self.simulate = simulate
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, scaling: Scaling = SCALING, simulate: bool = False) -> Self:
+        """The layer in FP8; the bias is shared. Args, Raises: see the class."""
+        return cls(linear.weight, linear.bias, scaling=scaling, simulate=simulate)
+
+    def forward(self, x: Tensor | Quantized) -> Tensor:
+        """x `[..., in]`, or already quantised, to `[..., out]`."""
+        if not isinstance(x, Quantized):
+            x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
+        if self.simulate:
+            return F.linear(x.dequantized(self.dtype), self.dequantized().to(self.dtype), self.bias)
+        out: Tensor = self._product(x).unflatten(0, x.values.shape[:-1])
+        return out
+
+    def _product(self, x: Quantized) -> Tensor:
+        """The product `[M, out]`; the matrix units write bfloat16 and add a bias of that dtype alone."""
+        native = self.dtype == torch.bfloat16
+        scale_x, scale_w = x.scale.flatten(0, -2), self.scale.t()  # [M, 1] or [1, 1]; [1, out] or [1, 1]
+        if scale_x.shape[0] > 1 and scale_w.shape[1] == 1:
+            scale_w = scale_w.expand(1, self.values.shape[0]).contiguous()
+        elif scale_x.shape[0] == 1 and scale_w.shape[1] > 1:
+            scale_x = scale_x.expand(x.values.shape[:-1].numel(), 1).contiguous()
+        out: Tensor = torch._scaled_mm(
+            x.values.flatten(0, -2),
+            self.values.t(),
+            scale_a=scale_x,
+            scale_b=scale_w,
+            bias=self.bias if native else None,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        if native or self.bias is None:
+            return out.to(self.dtype)
+        return out.to(self.dtype) + self.bias
+
+
+class Int8Linear(EightBitLinear):
+    """``y = x @ (values * scale).T + b`` with int8 weights, one scale per output channel; the product is in the dtype of x.
+
+    It saves memory, not time: each call first writes the weights out in that dtype.
+    """
+
+    eight_bit = "int8"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[..., in]` to `[..., out]`."""
+        weight = torch.mul(self.values, self.scale, out=x.new_empty(self.values.shape))
+        return F.linear(x, weight, self.bias)

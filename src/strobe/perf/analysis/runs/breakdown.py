@@ -1,0 +1,293 @@
+"""Where the time of a frame block goes, piece by piece: by kind of pass, by layer, and what idles between which pieces.
+
+A piece is the innermost of our regions (`strobe.core.spans`) that is open when work is launched; on a CPU, when time passes.
+Every nanosecond of the traced frame blocks belongs to one piece, so the pieces add up to them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from strobe.core.spans import (
+    ATTENTION_FINISH,
+    ATTENTION_KERNEL,
+    ATTENTION_SELECT,
+    ATTENTION_TILE,
+    DIT_FORWARD,
+    FRAME_BLOCK,
+    NAMES,
+    OUTPUT_PROJECTION,
+)
+from strobe.perf.analysis.runs.partition import Partition, partition_of
+from strobe.perf.analysis.runs.replays import Replays, relabelled
+from strobe.perf.analysis.runs.timeline import (
+    NOT_LINKED,
+    OUTSIDE,
+    DeviceTimeline,
+    HostTimeline,
+    Path,
+    clip,
+    region_paths,
+    timeline_of,
+)
+from strobe.perf.measure.stats import percentile
+from strobe.perf.trace.events import Trace
+
+_LAYER: Final = re.compile(r"layer (\d+)")
+_KERNELS: Final = (ATTENTION_TILE, ATTENTION_SELECT, ATTENTION_KERNEL, ATTENTION_FINISH)
+_ORDER: Final = {
+    name: place
+    for place, name in enumerate(
+        each for name in NAMES if name not in _KERNELS for each in ((*_KERNELS, name) if name == OUTPUT_PROJECTION else (name,))
+    )
+}
+"""Names in the order of a pass."""
+
+
+class Place(NamedTuple):
+    """Where work belongs.
+
+    `stage` is the outermost region of the frame block (`FRAME_BLOCK` if there is none); `path` what lies between it and the work,
+    without `dit_forward`; `layer` the number of the layer, from 0.
+    """
+
+    stage: str
+    path: Path
+    layer: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The piece in words: `attention / kv_write`; of a stage by itself, its name."""
+        return " / ".join(self.path) or self.stage
+
+    @property
+    def piece(self) -> Place:
+        """The same in any layer."""
+        return Place(self.stage, self.path)
+
+
+def place_of(path: Path) -> Place:
+    """Read a path of regions, with numbers of layers, as a place."""
+    if path in (OUTSIDE, NOT_LINKED):
+        return Place(path[0], ())
+    layer, inner = None, []
+    for name in path[1:]:
+        number = _LAYER.fullmatch(name)
+        if number is not None:
+            layer = int(number[1])
+        elif name != DIT_FORWARD:
+            inner.append(name)
+    return Place(path[0] if path else FRAME_BLOCK, tuple(inner), layer)
+
+
+@dataclass(kw_only=True, slots=True)
+class Amount:
+    """What some calls of a piece took; amounts add.
+
+    Args:
+        calls: regions entered; 0 for work that lies in a stage outside of its regions.
+        events: kernels and other device events; operators on a CPU.
+        busy_ns: time that these own.
+        idle_ns: time in which nothing ran, before the next of these could; on a CPU time of Python and framework.
+        sum_ns: sum of the durations of device events, which may overlap; on a CPU `busy_ns`.
+    """
+
+    calls: int = 0
+    events: int = 0
+    busy_ns: int = 0
+    idle_ns: int = 0
+    sum_ns: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        """Busy and idle."""
+        return self.busy_ns + self.idle_ns
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            calls=self.calls + other.calls,
+            events=self.events + other.events,
+            busy_ns=self.busy_ns + other.busy_ns,
+            idle_ns=self.idle_ns + other.idle_ns,
+            sum_ns=self.sum_ns + other.sum_ns,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """Idle stretches between the work of two pieces.
+
+    Args:
+        before, after: the pieces; equal for gaps inside one.
+        n: number of stretches.
+        sum_ns, p50_ns, max_ns: of their lengths.
+        causes: time by cause, see `strobe.perf.analysis.device.idle`; on a CPU all of it is `gap`.
+    """
+
+    before: Place
+    after: Place
+    n: int
+    sum_ns: int
+    p50_ns: int
+    max_ns: int
+    causes: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Breakdown:
+    """The traced frame blocks of one trace, taken apart.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        blocks: number of frame blocks.
+        total_ns: their length.
+        amounts: by place; they add up to `total_ns`.
+        stages: how often each stage was entered.
+        gaps: the longest sum first.
+        beside_ns: busy time of other host threads meanwhile, by stage (CPU only); no part of `total_ns`.
+        replays: how the passes that ran as graphs were taken apart; None if there were none.
+    """
+
+    device: str
+    blocks: int
+    total_ns: int
+    amounts: Mapping[Place, Amount]
+    stages: Mapping[str, int]
+    gaps: tuple[Gap, ...]
+    beside_ns: Mapping[str, int]
+    replays: Replays | None = field(default=None)
+
+    @property
+    def pieces(self) -> tuple[Place, ...]:
+        """Every place without its layer, in the order of a pass."""
+        return tuple(sorted({place.piece for place in self.amounts}, key=lambda place: order((place.stage, *place.path))))
+
+    def of(self, stages: Iterable[str] | None, path: Path, *, deep: bool = False, layers: range | None = None) -> Amount:
+        """Add up what a piece took.
+
+        Args:
+            stages: in these; None: in all.
+            path: of the piece.
+            deep: with the pieces inside it. `calls` are its own.
+            layers: in these layers; None: wherever it is.
+        """
+        chosen = None if stages is None else frozenset(stages)
+        found = Amount()
+        for place, amount in self.amounts.items():
+            inside = place.path[: len(path)] == path if deep else place.path == path
+            if not inside or (chosen is not None and place.stage not in chosen):
+                continue
+            if layers is None or (place.layer is not None and place.layer in layers):
+                found += amount if place.path == path else Amount(
+                    events=amount.events, busy_ns=amount.busy_ns, idle_ns=amount.idle_ns, sum_ns=amount.sum_ns
+                )  # fmt: skip
+        return found
+
+
+def order(path: Path) -> tuple[tuple[int, str], ...]:
+    """A key that sorts pieces as a pass comes to them, what contains others before what it contains."""
+    return tuple((_ORDER.get(name, len(_ORDER)), name) for name in path)
+
+
+def breakdown(trace: Trace, eager: Trace | None = None) -> Breakdown:
+    """Take the frame blocks of a trace apart.
+
+    Args:
+        trace: with `frame_block` regions; the more of `strobe.core.spans.PIECES` are marked, the finer.
+        eager: the same configuration without graphs. Passes that ran as CUDA graphs have no regions inside; they are taken apart
+            by the order of their kernels, which is that of the passes of this trace. None: such a pass is one piece.
+
+    Raises:
+        DataError: no frame blocks, or frame blocks that cannot be told apart.
+    """
+    timeline, replays = timeline_of(trace, None, layers=True), None
+    calls = _entered(trace)
+    if isinstance(timeline, DeviceTimeline):
+        timeline, replays = relabelled(timeline, eager)
+        if replays is not None:
+            calls += replays.entered
+    return _taken_apart(timeline, partition_of(timeline), calls, replays)
+
+
+def _taken_apart(
+    timeline: HostTimeline | DeviceTimeline, parts: Partition, calls: Counter[Path], replays: Replays | None
+) -> Breakdown:
+    amounts: defaultdict[Place, Amount] = defaultdict(Amount)
+    on_host = parts.device == "cpu"
+    for label, ns in parts.owned.items():
+        own = Amount(busy_ns=ns, sum_ns=ns if on_host else 0) if label.busy else Amount(idle_ns=ns)
+        amounts[place_of(label.path)] += own
+    for call in parts.calls:
+        amounts[place_of(call.label.path)] += Amount(events=1, sum_ns=0 if on_host else call.duration_ns)
+    stages: Counter[str] = Counter()
+    for path, number in calls.items():
+        place = place_of(path)
+        amounts[place] += Amount(calls=number)
+        stages[place.stage] += number if len(path) == 1 else 0
+    beside: Counter[str] = Counter()
+    for overlap in parts.overlap:
+        beside[place_of(overlap.path).stage] += overlap.busy_ns
+    return Breakdown(
+        device=parts.device,
+        blocks=len(parts.tiles),
+        total_ns=parts.total_ns,
+        amounts=dict(amounts),
+        stages=stages,
+        gaps=tuple(_gaps(timeline)),
+        beside_ns=beside,
+        replays=replays,
+    )
+
+
+def _entered(trace: Trace) -> Counter[Path]:
+    """How often each region was entered inside the frame blocks, by path."""
+    blocks = sorted((region.start_ns, region.end_ns) for region in trace.regions if region.name == FRAME_BLOCK)
+    starts = [start for start, _ in blocks]
+    found: Counter[Path] = Counter()
+    for region, path in region_paths(trace, layers=True):
+        position = bisect_right(starts, region.start_ns) - 1
+        if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
+            found[path] += 1
+    return found
+
+
+def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
+    """Every stretch without work inside the frame blocks, by the pieces at its ends."""
+    lengths: defaultdict[tuple[Place, Place], list[int]] = defaultdict(list)
+    causes: defaultdict[tuple[Place, Place], Counter[str]] = defaultdict(Counter)
+    before, waited = Place(FRAME_BLOCK, ()), Counter[str]()
+    for _, piece in clip(timeline.slices(), timeline.windows):
+        if not piece.label.busy:
+            waited[piece.label.activity] += piece.end_ns - piece.start_ns
+            continue
+        after = place_of(piece.label.path).piece
+        if waited:
+            lengths[before, after].append(waited.total())
+            causes[before, after].update(waited)
+            waited = Counter()
+        before = after
+    if waited:
+        end = Place(FRAME_BLOCK, ())
+        lengths[before, end].append(waited.total())
+        causes[before, end].update(waited)
+    for ends, found in sorted(lengths.items(), key=lambda item: (-sum(item[1]), item[0])):
+        ordered = sorted(found)
+        yield Gap(
+            before=ends[0],
+            after=ends[1],
+            n=len(found),
+            sum_ns=sum(found),
+            p50_ns=percentile(ordered, 0.5),
+            max_ns=ordered[-1],
+            causes=causes[ends],
+        )
+
+
+def layers_of(found: Breakdown) -> Sequence[int]:
+    """Numbers of the layers that were seen."""
+    return sorted({place.layer for place in found.amounts if place.layer is not None})

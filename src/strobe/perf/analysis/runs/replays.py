@@ -1,0 +1,181 @@
+"""Passes that ran as CUDA graphs, taken apart by the order of their kernels.
+
+A replay is one launch call: no region lies inside it. But a graph that was captured on one stream runs its nodes in the order of
+the capture, and that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay is the
+n-th kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from strobe.core.spans import DIT_FORWARD
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Label, Path, region_paths, timeline_of
+from strobe.perf.trace.events import Region, Trace
+
+LEAST: Final = Fraction(9, 10)
+"""Share of a replay's kernels that must stand in the same order in a pass without the graph; below it nothing is attributed."""
+UNMATCHED: Final = "in no piece of the pass without graphs"
+_FEWEST: Final = 2
+"""Events of one launch call that make it a graph."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replays:
+    """How it went.
+
+    Args:
+        launches: graph launches in the frame blocks.
+        attributed: of these, launches whose kernels were matched.
+        kernels: device events of all launches.
+        matched: of these, events that have a piece now.
+        reason: why the others have none; empty if all have.
+        entered: pieces that the attributed launches went through, by path.
+    """
+
+    launches: int
+    attributed: int
+    kernels: int
+    matched: int
+    reason: str
+    entered: Counter[Path]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """A pass without graphs: its kernels in order of launch, each with its path, and the regions it entered."""
+
+    names: tuple[str, ...]
+    paths: tuple[Path, ...]
+    entered: Counter[Path]
+
+
+class _Match(NamedTuple):
+    """For each kernel of a replay its number in a pass, None if it is not there, and the share that is."""
+
+    of: _Pass
+    places: Sequence[int | None]
+    share: Fraction
+
+
+def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTimeline, Replays | None]:
+    """Give the kernels of graph launches the paths that they have without graphs.
+
+    Args:
+        timeline: of the run with graphs, with layers in its paths.
+        eager: the run without them; None: nothing can be attributed.
+    """
+    launches = _graph_launches(timeline)
+    if not launches:
+        return timeline, None
+    passes = {} if eager is None else _passes(eager)
+    labels, entered = dict(timeline.labels), Counter[Path]()
+    attributed, matched, best = 0, 0, Fraction(0)
+    known: dict[tuple[str, ...], _Match] = {}
+    for events in launches:
+        stage = timeline.labels[events[0]].path[:1]
+        if stage not in passes:
+            continue
+        names = tuple(_name(timeline.trace, event) for event in events)
+        key = (*stage, *names)
+        if key not in known:
+            known[key] = max((_matched(names, one) for one in passes[stage]), key=lambda match: match.share)
+        found = known[key]
+        best = max(best, found.share)
+        if found.share < LEAST:
+            continue
+        attributed += 1
+        for event, place in zip(events, found.places, strict=True):
+            path = (*stage, UNMATCHED) if place is None else found.of.paths[place]
+            labels[event] = Label(path, timeline.labels[event].activity)
+            matched += place is not None
+        entered += found.of.entered
+    replays = Replays(
+        launches=len(launches),
+        attributed=attributed,
+        kernels=sum(map(len, launches)),
+        matched=matched,
+        reason=_reason(eager is None, len(launches) - attributed, best),
+        entered=entered,
+    )
+    return replace(timeline, labels=labels), replays
+
+
+def _reason(no_eager: bool, left: int, best: Fraction) -> str:
+    if not left:
+        return ""
+    if no_eager:
+        return "there is no trace of the same configuration without graphs (knob cuda_graphs off) to hold them against"
+    return (
+        f"at most {float(100 * best):.0f} % of their kernels stand in the same order in a pass without graphs; "
+        f"{float(100 * LEAST):.0f} % are asked for"
+    )
+
+
+def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
+    """Device events of each graph launch inside the frame blocks, in order of start."""
+    events = timeline.trace.device_events
+    of_call: defaultdict[int, list[int]] = defaultdict(list)
+    first, last = timeline.windows[0].start_ns, timeline.windows[-1].end_ns
+    for event, label in timeline.labels.items():
+        host = events.host[event]
+        if host >= 0 and label.path not in ((), OUTSIDE, NOT_LINKED) and first <= events.start_ns[event] < last:
+            of_call[host].append(event)
+    return [sorted(found, key=lambda event: events.ordinal[event]) for found in of_call.values() if len(found) >= _FEWEST]
+
+
+def _name(trace: Trace, event: int) -> str:
+    events = trace.device_events
+    return kernel_name(events.names[events.name[event]]).group
+
+
+def _passes(eager: Trace) -> Mapping[Path, list[_Pass]]:
+    """Every different pass of the run without graphs, by its stage."""
+    timeline = timeline_of(eager, None, layers=True)
+    if not isinstance(timeline, DeviceTimeline):
+        return {}
+    stages = [(region, path) for region, path in region_paths(eager, layers=True) if len(path) == 1 and path != OUTSIDE]
+    starts = sorted(stages, key=lambda item: item[0].start_ns)
+    events, inside = eager.device_events, defaultdict[int, list[tuple[int, int]]](list)
+    for event in timeline.labels:
+        if events.host[event] < 0:
+            continue
+        call = events.hosts[events.host[event]]
+        for number, (region, _) in enumerate(starts):
+            if region.thread == call.thread and region.start_ns <= call.start_ns < region.end_ns:
+                inside[number].append((call.start_ns, event))
+    found: dict[Path, dict[tuple[str, ...], _Pass]] = defaultdict(dict)
+    for number, launched in inside.items():
+        region, path = starts[number]
+        order = [event for _, event in sorted(launched)]
+        names = tuple(_name(eager, event) for event in order)
+        paths = tuple(timeline.labels[event].path for event in order)
+        found[path].setdefault(names, _Pass(names=names, paths=paths, entered=_inside(eager, region)))
+    return {path: list(passes.values()) for path, passes in found.items()}
+
+
+def _inside(trace: Trace, around: Region) -> Counter[Path]:
+    """Regions inside a stage, by path."""
+    return Counter(
+        path
+        for region, path in region_paths(trace, layers=True)
+        if region.thread == around.thread
+        and around.start_ns <= region.start_ns < around.end_ns
+        and len(path) > 1
+        and path[-1] != DIT_FORWARD
+    )
+
+
+def _matched(names: Sequence[str], one: _Pass) -> _Match:
+    """Lay the kernels of a replay over those of a pass, both in their order."""
+    places: list[int | None] = [None] * len(names)
+    for match in SequenceMatcher(None, names, one.names, autojunk=False).get_matching_blocks():
+        for offset in range(match.size):
+            places[match.a + offset] = match.b + offset
+    return _Match(of=one, places=places, share=Fraction(sum(place is not None for place in places), len(names)))

@@ -1,0 +1,69 @@
+"""The breakdown of a run: every variant whose trace marks pieces, and the variants against each other, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strobe.core.costs import device_peaks
+from strobe.core.errors import DataError
+from strobe.core.spans import PIECES
+from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown
+from strobe.perf.report.model import Block, Notes, Section
+from strobe.perf.report.pieces import LEAD, Roofs, breakdown_blocks, gains_table
+from strobe.perf.report.study import Profile, Study, Subject
+
+GRAPHS: Final = "cuda_graphs"
+"""The knob without which a twin of a variant is traced, so that its graphs can be taken apart."""
+
+
+def breakdown_section(study: Study) -> Section | None:
+    """The breakdown of every subject whose trace marks pieces; None if there is none."""
+    found = {
+        subject.label: breakdown_of(study, subject)
+        for subject in study.subjects
+        if isinstance(subject.profile, Profile) and _marked(subject)
+    }
+    if not found:
+        return None
+    blocks: list[Block] = []
+    for subject in study.subjects:
+        own = found.get(subject.label)
+        if isinstance(own, Breakdown):
+            blocks += breakdown_blocks(subject.label, own, _roofs(subject))
+        elif own is not None:
+            blocks.append(Notes((f"{subject.label}: {own}",)))
+    for reference, candidate in study.pairs:
+        ours, theirs = found.get(candidate.label), found.get(reference.label)
+        if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
+            blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
+    return Section("breakdown", "Breakdown", LEAD, tuple(blocks))
+
+
+def _marked(subject: Subject) -> bool:
+    return isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
+
+
+def breakdown_of(study: Study, subject: Subject) -> Breakdown | str:
+    """Take a subject's trace apart, with that of its twin without graphs if it was traced too; or say why not."""
+    assert isinstance(subject.profile, Profile)
+    twin = next((other for other in study.subjects if other.run is subject.run and _is_twin(subject, other)), None)
+    eager = twin.profile.trace if twin is not None and isinstance(twin.profile, Profile) else None
+    try:
+        return breakdown(subject.profile.trace, eager)
+    except DataError as error:
+        return str(error)
+
+
+def _is_twin(subject: Subject, other: Subject) -> bool:
+    """Whether the other has the same settings, but for graphs, which it does without."""
+    on = {knob.name: knob.on for knob in subject.settings.knobs}
+    plain = {knob.name: knob.on for knob in other.settings.knobs}
+    kept = ("window", "sink", "sparsity", "timesteps", "dtype", "linear_format", "kv_format", "compile_mode")
+    same = all(getattr(subject.settings, name) == getattr(other.settings, name) for name in kept)
+    return same and on.get(GRAPHS, False) and plain == on | {GRAPHS: False}
+
+
+def _roofs(subject: Subject) -> Roofs:
+    name = subject.run.header.machine.device_name
+    costs = {cost.span: cost for cost in subject.settings.costs}
+    return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype)

@@ -1,0 +1,172 @@
+"""The page of a soak: the first frame blocks against the last, the block times and the memory over the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
+from strobe.perf.measure.stats import percentile
+from strobe.perf.records.record import Memory
+from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Axis,
+    Banner,
+    Cell,
+    Column,
+    Count,
+    Fact,
+    Figure,
+    Mark,
+    Missing,
+    Notes,
+    Number,
+    Plane,
+    Report,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.sections.settings import settings_section
+from strobe.perf.report.study import load_study
+
+_POINTS: Final = 100
+"""Points of a picture; each stands for as many frame blocks."""
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_WORDS: Final = {
+    "median": "frame block, median",
+    "max": "frame block, max",
+    "allocated": "GPU memory in tensors, most",
+    "reserved": "GPU memory held by the allocator, most",
+    "resident": "resident set on the host, most",
+}
+
+
+def soak_report(folder: Path) -> Report:
+    """Build the page of a soak's run folder.
+
+    Raises:
+        DataError: it is none, or too short.
+    """
+    run = read_run(folder)
+    found = soak_of(run)
+    head, work, settings = run.header, run.header.workload, run.variants[0]
+    assert work is not None
+    latents = len(found.blocks_ns) * work.latents_per_block
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=f"Soak of {settings.name}",
+        subtitle=f"{len(found.blocks_ns)} frame blocks, {latents} latent frames, on {head.machine.device_name}",
+        facts=(
+            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+            Fact("Run", Text(head.run)),
+            Fact("Frame", Text(f"{work.width}x{work.height} pixels")),
+            Fact("Prompt switches", Count(len(found.switches))),
+        ),
+        banners=_banners(run, found),
+        sections=(_verdict(found), _times(found), _memory(found), settings_section(load_study([folder]))),
+    )
+
+
+def _banners(run: RunRecords, found: Soak) -> tuple[Banner, ...]:
+    if run.end is not None and run.end.status == "complete":
+        return ()
+    why = "cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
+    return (Banner("caution", "The soak did not come to its end", (f"{why}; {len(found.blocks_ns)} frame blocks count.",)),)
+
+
+def verdict_table(found: Soak) -> Table:
+    """First part against last, and whether the change is within what is asked for."""
+    part = len(found.first)
+    columns = (
+        Column("figure"),
+        Column(f"first {part}", numeric=True),
+        Column(f"last {part}", numeric=True),
+        Column("change", numeric=True),
+        Column("may grow by", numeric=True),
+        Column("holds"),
+    )
+    rows = [_row(each, lambda ns: Time(ns), lambda each: Share(each.growth / each.first), "time") for each in found.times]
+    rows += [
+        _row(each, lambda held: Number(held / _GIB, 3, "GiB"), lambda each: Number(each.growth / _MIB, 2, "MiB"), "memory")
+        for each in found.held
+    ]
+    drift: Cell = Missing("too few frame blocks", "-") if found.drift is None else Share(found.drift)
+    blank = Text("")
+    rows.append(Row((Text("drift of a frame block over 1,000"), blank, blank, drift, blank, Text("told, not judged", "muted"))))
+    note = (
+        f"Frame blocks {found.first[0]} to {found.first[-1]} against {found.last[0]} to {found.last[-1]}, those with a prompt "
+        f"switch left out; the {found.settled} before fill the cache, and compile and capture. Drift: median of the slopes "
+        "between any two."
+    )
+    return Table("The first frame blocks against the last.", columns, tuple(rows), (note,))
+
+
+def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Row:
+    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else Number(each.may_grow / _MIB, 0, "MiB")
+    holds = Text("yes", "good") if each.holds else Text("NO", "bad")
+    return Row((Text(_WORDS[each.what]), cell(each.first), cell(each.last), change(each), limit, holds))
+
+
+def _verdict(found: Soak) -> Section:
+    lead = "A frame block lasts from one delivery of frames to the next, decoding included, on the host's clock."
+    return Section("soak", "First against last", lead, (verdict_table(found),))
+
+
+def _buckets(count: int) -> list[range]:
+    size = max(1, -(-count // _POINTS))
+    return [range(start, min(count, start + size)) for start in range(0, count, size)]
+
+
+def _times(found: Soak) -> Section:
+    buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
+        range(len(found.blocks_ns))
+    ]
+    rows, marks = [], []
+    for bucket in buckets:
+        own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
+        median, longest = percentile(own, 0.5), own[-1]
+        marks += [Mark(bucket.stop - 1, median, 0), Mark(bucket.stop - 1, longest, 1)]
+        rows.append(Row((Text(_span(bucket)), Time(median), Time(longest))))
+    size = len(buckets[0])
+    names = ("median", "max") if size > 1 else ("frame block", "frame block")
+    columns = (Column("frame blocks"), Column("median", "ms", True), Column("max", "ms", True))
+    plane = Plane(
+        Axis("frame block"), Axis("length", "ms", True), tuple(marks if size > 1 else marks[::2]), series=names[: 1 + (size > 1)]
+    )
+    title = f"Length of a frame block over the stream, {size} to a point, from number {found.settled} on."
+    figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
+    return Section("times", "Frame blocks over the stream", "", (figure,))
+
+
+def _span(bucket: range) -> str:
+    return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
+
+
+def _memory(found: Soak) -> Section:
+    kinds = [each.what for each in found.held]
+    if not kinds:
+        return Section("memory", "Memory over the stream", "", (Notes(("This machine does not tell.",)),))
+    buckets = _buckets(len(found.memory))
+    rows, marks = [], []
+    for bucket in buckets:
+        most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
+        marks += [Mark(bucket.stop - 1, held / _GIB, number) for number, held in enumerate(most)]
+        rows.append(Row((Text(_span(bucket)), *(Number(held / _GIB, 3, "GiB") for held in most))))
+    columns = (Column("frame blocks"), *(Column(_WORDS[kind], numeric=True) for kind in kinds))
+    series = tuple(_WORDS[kind] for kind in kinds)
+    plane = Plane(Axis("frame block"), Axis("GiB", from_zero=True), tuple(marks), series=series)
+    title = f"Memory held after a frame block, the most of {len(buckets[0])}."
+    figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
+    return Section("memory", "Memory over the stream", "", (figure,))
+
+
+def _most(lines: Sequence[Memory], kind: str) -> int:
+    return max(getattr(line, f"{kind}_bytes") or 0 for line in lines)

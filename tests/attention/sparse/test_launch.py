@@ -1,0 +1,109 @@
+"""A kept variant is launched only where Triton itself would take it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.attention.sparse.launch import Launcher
+
+
+class Variant:
+    """What compiling made: notes how it is launched, as `compiled[grid](*arguments)`."""
+
+    def __init__(self, kernel: Kernel, special: object) -> None:
+        self.kernel, self.special = kernel, special
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments: self.kernel.direct.append((self.special, grid, arguments))
+
+
+class Kernel:
+    """As `triton.jit` makes it: `kernel[grid](*arguments, num_warps=...)` launches and returns the variant it took."""
+
+    def __init__(self, special: Any = None) -> None:
+        self.special, self.direct, self.own = special or (lambda *_: None), [], []  # type: ignore[var-annotated]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, num_warps: int) -> Variant:
+            self.own.append((grid, arguments, num_warps))
+            return Variant(self, self.special(*arguments, num_warps))
+
+        return launch
+
+
+def test_the_second_launch_goes_past_triton_with_the_new_arguments() -> None:
+    launch = Launcher(kernel := Kernel())
+    first, second = torch.zeros(32), torch.ones(32)
+    for tensor, scale in ((first, 0.5), (second, 0.25)):
+        launch((3, 2, 1), (tensor, None), (7,), (64, True), num_warps=2, floats=(scale,), descriptors=("rows",))
+    assert kernel.own == [((3, 2, 1), ("rows", first, None, 7, 0.5, 64, True), 2)]
+    assert kernel.direct == [(None, (3, 2, 1), ("rows", second.data_ptr(), None, 7, 0.25, 64, True))]
+
+
+def test_in_the_interpreter_nothing_is_kept() -> None:
+    class Interpreted(Kernel):
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *arguments, num_warps: self.own.append((grid, arguments, num_warps))
+
+    launch = Launcher(kernel := Interpreted())
+    for _ in range(3):
+        launch((1, 1, 1), (torch.zeros(4),), (), (), num_warps=1)
+    assert len(kernel.own) == 3
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.int32)
+_PLACE = st.none() | st.tuples(st.sampled_from(_DTYPES), st.integers(0, 9))
+_NUMBER = st.sampled_from((0, 1, 2, 15, 16, 48, 2**31 - 1, 2**31, 2**40))
+_CALL = st.tuples(_PLACE, _PLACE, _NUMBER, _NUMBER, st.sampled_from((32, 64)), st.sampled_from((1, 4)))
+_BASE = {dtype: torch.zeros(64, dtype=dtype) for dtype in _DTYPES}
+
+
+@given(_CALL, st.lists(st.tuples(st.integers(0, 5), _CALL), min_size=3, max_size=12))
+def test_what_is_launched_is_what_triton_would_take(call: tuple[Any, ...], changes: list[tuple[int, tuple[Any, ...]]]) -> None:
+    """Against Triton's own rules for what a launch specialises on; from call to call one thing changes."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    compiler = pytest.importorskip("triton.backends.compiler")
+    from triton.compiler import make_backend
+
+    backend = make_backend(compiler.GPUTarget("cuda", 90, 32))
+
+    def wanted(first_ptr, second_ptr, third_ptr, count, length, scale, block):  # type: ignore[no-untyped-def]
+        """Nothing but a signature."""
+
+    signature = inspect.signature(wanted)
+    triton = pytest.importorskip("triton")
+    constant = triton.language.constexpr
+    parameters = [
+        jit.KernelParam(i, each.replace(annotation=constant) if each.name == "block" else each, False, False)
+        for i, each in enumerate(signature.parameters.values())
+    ]
+    bind = jit.create_function_from_signature(signature, parameters, backend)
+
+    def special(*arguments: Any) -> str:
+        *given, num_warps = arguments
+        _, specialization, options = bind(*given, num_warps=num_warps, debug=False)
+        return str((specialization, options))
+
+    launch = Launcher(kernel := Kernel(special))
+    for part, other in changes:
+        call = (*call[:part], other[part], *call[part + 1 :])
+        *places, count, length, block, num_warps = call
+        some = [None if place is None else _BASE[place[0]][place[1] :] for place in places]
+        pointers, numbers = (_BASE[torch.float32], *some), (count, length)
+        launch((1, 1, 1), pointers, numbers, (block,), num_warps=num_warps, floats=(0.5,))
+        if kernel.direct:
+            took, _, _ = kernel.direct.pop()
+            assert took == special(*pointers, *numbers, 0.5, block, num_warps)
+
+
+def test_there_is_a_bound_to_what_is_kept() -> None:
+    launch = Launcher(kernel := Kernel())
+    for length in range(1100):
+        launch((1, 1, 1), (torch.zeros(4),), (length,), (), num_warps=1)
+    assert len(kernel.own) == 1100 and len(launch._variants) <= 512

@@ -1,0 +1,155 @@
+"""What travels with a cell, many jobs over one executor, and that no death of a starter leaves a cell behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strobe.bench.executor import Cell, Finished, Handle, LocalExecutor, Resources
+from strobe.bench.executor.local import Running
+from strobe.bench.executor.processes import alive
+from strobe.bench.executor.spread import Job, spread
+from strobe.bench.tree.request import How, Shape
+from strobe.bench.tree.run import run_cells
+from strobe.core.errors import ConfigError
+from strobe.perf.records.store import read_run
+from strobe.perf.report.tree_bench.cells import read_cells
+
+PARALLEL = Resources(exclusive=False)
+PATIENCE_S = 120.0
+DEAF = """
+import signal, subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
+for new in (False, True):
+    subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=new).stdout.readline()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(1000)
+"""
+
+
+def python(program: str) -> Cell:
+    return Cell(argv=(sys.executable, "-c", program), timeout_s=PATIENCE_S)
+
+
+def test_a_cell_has_a_folder_of_its_own_and_brings_back_what_it_left_there() -> None:
+    program = """
+import pathlib
+assert pathlib.Path("in/kept").read_bytes() == b"\\0a" and pathlib.Path("changed").read_bytes() == b"before"
+pathlib.Path("changed").write_bytes(b"after")
+pathlib.Path("out").mkdir()
+pathlib.Path("out/new").write_bytes(b"\\xff")
+pathlib.Path("link").symlink_to("changed")
+print(pathlib.Path.cwd())
+"""
+    executor = LocalExecutor(grace_s=0.3)
+    files = {"in/kept": b"\0a", "changed": b"before"}
+    found = executor.wait(executor.submit(Cell(argv=(sys.executable, "-c", program), files=files, timeout_s=PATIENCE_S)))
+    assert found.status == "done", found.stderr
+    assert found.files == {"changed": b"after", "out/new": b"\xff"} and not Path(found.stdout.strip()).exists()
+
+
+def jobs(cells: list[Cell], told: list[str]) -> Iterator[Job[str]]:
+    """Jobs that write down how they end."""
+
+    def job(cell: Cell) -> Job[str]:
+        try:
+            found = yield cell
+        except ConfigError as error:
+            return f"refused: {error}"
+        except KeyboardInterrupt:
+            told.append("interrupted")
+            raise
+        except GeneratorExit:
+            told.append("closed")
+            raise
+        return found.stdout
+
+    return (job(cell) for cell in cells)
+
+
+def test_jobs_give_their_results_in_order_and_hear_why_they_were_refused() -> None:
+    class Watched(LocalExecutor):
+        most = 0
+
+        def submit(self, cell: Cell) -> Running:
+            running = super().submit(cell)
+            self.most = max(self.most, len(self._running))
+            return running
+
+        def at_once(self, resources: Resources) -> int:
+            return 1 if resources.exclusive else 2
+
+    numbers = [
+        Cell(argv=("sh", "-c", f"sleep 0.{3 * (n == 0)}; echo {n}"), timeout_s=PATIENCE_S, resources=PARALLEL) for n in range(5)
+    ]
+    many = Cell(argv=("true",), timeout_s=1, resources=Resources(cpus=10_000, exclusive=False))
+    executor = Watched(grace_s=0.3)
+    found = list(spread(jobs([*numbers[:2], many, *numbers[2:]], []), executor))
+    assert [line.strip() for line in found if not line.startswith("refused")] == ["0", "1", "2", "3", "4"]
+    assert sum("ask for fewer" in line for line in found) == 1 and executor.most == 2
+    alone = Watched(grace_s=0.3)
+    assert len(list(spread(jobs([python(f"print({n})") for n in range(3)], []), alone))) == 3 and alone.most == 1
+
+
+def test_ctrl_c_ends_all_cells_and_tells_their_jobs() -> None:
+    class Interrupted(LocalExecutor):
+        def wait(self, handle: Handle) -> Finished:
+            raise KeyboardInterrupt
+
+        def at_once(self, resources: Resources) -> int:
+            return 3
+
+    executor, told = Interrupted(grace_s=0.3), list[str]()
+    cells = [Cell(argv=("sleep", f"100{n}"), timeout_s=1000, resources=PARALLEL) for n in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        list(spread(jobs(cells, told), executor))
+    assert told == ["interrupted"] * 3 and executor._running == []
+    some = spread(jobs([python("pass"), python("pass")], told), LocalExecutor(grace_s=0.3))
+    assert next(some) == ""
+    some.close()
+
+
+def test_cells_that_no_machine_takes_fail_one_by_one_and_in_words(tmp_path: Path) -> None:
+    class Small(LocalExecutor):
+        def submit(self, cell: Cell) -> Running:
+            raise ConfigError("no such machine")
+
+    shapes = [Shape(world_size=ranks, seq_len=16, heads=1, kv_heads=1, dim=8) for ranks in (9, 8)]
+    how = How(contestants=("allgather",), iterations=1)
+    outcome = run_cells(shapes, how, tmp_path, lambda *_: None, executor=Small(grace_s=0.5))
+    assert outcome.failed == tuple(f"{shape.name}: no such machine" for shape in shapes) and not outcome.measured
+    for shape in shapes:
+        end = read_run(tmp_path / "cells" / shape.name).end
+        assert end is not None and (end.status, end.message) == ("failed", "no such machine")
+    assert [cell.failure for cell in read_cells(tmp_path)] == ["no such machine"] * 2
+
+
+def test_a_cell_whose_processes_do_not_listen_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    file, mark = tmp_path / "mark", "none"
+    program = f"""
+import sys, pathlib, time
+from strobe.bench.executor import Cell, LocalExecutor
+argv = (sys.executable, "-c", {DEAF!r})
+handle = LocalExecutor(grace_s=0.3).submit(Cell(argv=argv, timeout_s=1000))
+pathlib.Path({str(file)!r}).write_text(handle.mark)
+time.sleep(1000)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + PATIENCE_S
+    while len(alive(mark)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        mark = file.read_text() if file.exists() else mark
+    assert len(alive(mark)) == 3
+    time.sleep(0.2)  # the last of them stops listening after it has started the others
+    os.kill(starter.pid, signal.SIGKILL)
+    starter.wait()
+    while alive(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive(mark) == []

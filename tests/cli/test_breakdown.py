@@ -1,0 +1,114 @@
+"""`strobe profile stream --breakdown`, `strobe bench soak`, and what docs/breakdown.md shows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.core.spans import PIECES
+from strobe.perf.records.store import read_run
+from terminal import Strobe
+
+ROOT = Path(__file__).parents[2]
+CAPTURE = ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz"
+BLOCKS = re.findall(r"^```\n(\$ strobe .*?)^```", (ROOT / "docs" / "breakdown.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_manual_shows_what_the_command_prints(
+    block: str, strobe: Strobe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.chdir(tmp_path)
+    command, _, shown = block.partition("\n")
+    result = strobe(*shlex.split(command)[2:])
+    assert result.code == 0, result.err
+    printed = [line.rstrip() for line in result.out.splitlines()]
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip() and line != "..."]
+    assert len(lines) > 5 and not [line for line in lines if line not in printed]
+
+
+def test_shares_of_the_capture_again_from_its_raw_events(strobe: Strobe) -> None:
+    """On a CPU a piece is as long as its regions, which other code adds up from the file."""
+    raw: list[dict[str, Any]] = json.loads(gzip.decompress(CAPTURE.read_bytes()))["traceEvents"]
+    regions = Counter[str]()
+    for event in raw:
+        if event["name"].startswith("strobe::"):
+            regions[event["name"].removeprefix("strobe::").partition("#")[0]] += round(1000 * event["dur"])
+    found = strobe("trace", CAPTURE, "--format", "md")
+    assert found.code == 0, found.err
+    (after,) = found.out.split("**Shares of baseline: 1 traced frame block on cpu = 100 %.**\n\n")[1:]
+    table = after.partition("\n\n")[0]
+    rows = [
+        [cell.strip(" *").replace("\\_", "_") for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"
+    ]
+    said = {row[0].partition(" (")[0].strip("*"): row[4] for row in rows}
+    unique = (
+        "attention",
+        "cross_attention",
+        "ffn",
+        "attention / attention_kernel",
+        "attention / kv_write / kv_clone",
+        "vae_decode",
+    )
+    for name in unique:
+        own = regions[name.rpartition(" / ")[2]] / regions["frame_block"]
+        assert said[name] == f"{100 * own:.1f} %", name
+
+
+@pytest.fixture(scope="module")
+def quick() -> tuple[str, ...]:
+    return ("--preset", "turbo", "--no-compile", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
+
+
+def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path, quick: tuple[str, ...]) -> None:
+    result = strobe("profile", "stream", *quick, "--breakdown", "-o", tmp_path / "out")
+    assert result.code == 0, result.err
+    for words in ("Shares of turbo", "Passes and stages", "A layer of", "Launch gaps of", "attention / attention_kernel"):
+        assert words in result.out
+    run = read_run(tmp_path / "out")
+    (trace,) = run.traces
+    assert set(PIECES) <= set(trace.regions)
+    assert not {span.name for span in run.spans} & set(PIECES)
+    assert "Breakdown" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_breakdown_reads_a_trace(strobe: Strobe, tmp_path: Path, quick: tuple[str, ...]) -> None:
+    result = strobe("profile", "stream", *quick, "--breakdown", "--no-trace", "-o", tmp_path / "out")
+    assert result.code == 2 and "--no-trace" in result.err and not (tmp_path / "out").exists()
+
+
+def test_a_short_soak(strobe: Strobe, tmp_path: Path) -> None:
+    soak = ("bench", "soak", "--preset", "turbo", "--device", "cpu", "-o", tmp_path / "soak")
+    result = strobe(*soak, "--blocks", "9", "--switch-every", "7", "--json")
+    assert result.code == 0, result.err
+    found = result.document
+    assert found["blocks"] == 9 and {"median", "max", "resident"} == found["figures"].keys()
+    run = read_run(tmp_path / "soak")
+    assert [line.frame_block for line in run.memory] == list(range(9)) and run.end is not None and run.end.status == "complete"
+    for name in ("report.html", "report.md", "report.json"):
+        assert (tmp_path / "soak" / name).stat().st_size
+    again = strobe("report", tmp_path / "soak", "--into", tmp_path / "page")
+    assert again.code == 0 and (tmp_path / "page" / "report.md").read_text() == (tmp_path / "soak" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--blocks", "1"], "give 2 or more"),
+        (["--minutes", "0"], "more than 0"),
+        (["--preset", "turbi"], "did you mean 'turbo'"),
+        (["--switch-every", "-3"], "0 (never) or more"),
+    ],
+)
+def test_a_soak_that_cannot_be_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = strobe("bench", "soak", "--device", "cpu", *arguments, "-o", tmp_path / "soak")
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "soak").exists()

@@ -1,0 +1,35 @@
+"""Of several processes one talks."""
+
+from __future__ import annotations
+
+import pytest
+
+from strobe.attention.tree import CollectiveError
+from strobe.cli.console import Output
+from strobe.cli.main import MISSING, USAGE, main
+from strobe.cli.ranks import said_by_rank_0, says
+from strobe.core.errors import ConfigError, StrobeError
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "followers"),
+    [
+        (USAGE, ConfigError("wrong on all ranks"), False),
+        (MISSING, CollectiveError("rank 1 is gone, and rank 0 says so", [1]), False),
+        (MISSING, CollectiveError("rank 0 is gone", [0]), True),
+        (MISSING, StrobeError("this GPU is full"), True),
+    ],
+)
+def test_who_says_what(monkeypatch: pytest.MonkeyPatch, code: int, error: Exception, followers: bool) -> None:
+    assert says(code, error)
+    monkeypatch.setenv("RANK", "2")
+    assert says(code, error) == followers
+
+
+def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said_by_rank_0(Output(json=True)) == Output(json=True)
+    command = ["generate", "a red circle", "--seconds", "1", "--blocks", "1"]
+    assert main(command) == USAGE and "give --seconds or --blocks" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert main(command) == USAGE and capsys.readouterr().err == ""
+    assert said_by_rank_0(Output(json=True)) == Output(quiet=True)

@@ -1,0 +1,91 @@
+"""A model with six heads and fifteen tokens a latent frame, and what a rank says of a stream of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strobe.core.shapes import VaeStride
+from strobe.engine.config import EngineConfig, ModelDefaults
+from strobe.engine.load import Model
+from strobe.engine.parallel import DeviceGroup
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.models.text.words import WordEncoder
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+
+DEFAULTS = ModelDefaults(
+    frame_size=(48, 80),
+    fps=16,
+    stride=VaeStride(time=4, space=8),
+    frame_block=3,
+    timesteps=(1000.0, 500.0),
+    shift=5.0,
+)
+SHORT_S = 1.0
+"""Timeout of what is to fail."""
+HEADS = 6
+
+
+def six_heads() -> Model:
+    """Random weights, the same in every process."""
+    torch.manual_seed(7)
+    wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=6, latent_channels=4, num_heads=HEADS, num_layers=2)
+    text = WordEncoder(["red", "green", "blue", "circle", "square"], dim=16, length=6)
+    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+    dit = CausalWan(wan)
+    with torch.no_grad():
+        for parameter in (*dit.parameters(), *vae.parameters()):
+            if parameter.dim() > 1:
+                parameter.mul_(1.5)  # so that prompts, history and memories show in the result
+    return Model(name="six heads", weights_hash="6" * 64, dit=dit, text=text, vae=vae, defaults=DEFAULTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one rank says of a stream."""
+
+    latents: Tensor
+    frames: Tensor
+    prompts: list[str]
+    cached: int
+
+
+def poison(session: Session) -> int:
+    """Fill what this process keeps of keys and values with NaN, before anything is written; returns their number."""
+    cache = getattr(session._stream._cache, "_cache", session._stream._cache)
+    for tensor in (cache.keys, cache.values):
+        tensor.fill_(float("nan"))
+    return cache.keys.numel() + cache.values.numel()
+
+
+def tell(session: Session, num_blocks: int, switches: list[Switch]) -> Told:
+    """Stream, from an empty cache on."""
+    cached = poison(session)
+    blocks = list(session.stream(num_blocks, switches=switches))
+    return Told(
+        latents=torch.cat([block.latents for block in blocks], dim=1),
+        frames=torch.cat([block.samples for block in blocks], dim=1),
+        prompts=[block.prompt for block in blocks],
+        cached=cached,
+    )
+
+
+def stream(model: Model, config: EngineConfig, devices: DeviceGroup | str, num_blocks: int = 5) -> Told:
+    """Five frame blocks: the window fills, rolls, is derived again under another prompt, and rolls on."""
+    switches = [Switch(frame_block=3, prompt="blue square")]
+    with Session("red circle", preset=config, model=model, seed=3, samples=(0, 4), device=devices) as session:
+        return tell(session, num_blocks, switches)
+
+
+BUNDLED = EngineConfig(window=7, sink=2, timesteps=(1000.0, 250.0))
+
+
+def bundled(devices: DeviceGroup | str) -> Told:
+    """The bundled model, with a window that rolls in the third frame block."""
+    with Session("a red circle moving left", preset=BUNDLED, seed=3, device=devices) as session:
+        return tell(session, 4, [Switch(frame_block=3, prompt="a blue square moving up")])

@@ -1,0 +1,43 @@
+"""Real processes over gloo: torchrun, the command line in it, and a rank that ends or hangs amid a frame block."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import shared_model
+from strobe.bench.executor import Cell, LocalExecutor, Resources
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("torchrun_work.py")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    cell = Cell(
+        argv=(sys.executable, *torchrun, str(script), str(tmp_path)),
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        resources=Resources(exclusive=False),
+        timeout_s=120,
+    )
+    executor = LocalExecutor()
+    done = executor.wait(executor.submit(cell))
+    assert done.status == "done", done.stderr
+    found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    alone = shared_model.bundled("cpu")
+    for told in found:
+        torch.testing.assert_close(told["latents"], alone.latents, atol=1e-5, rtol=1e-5)
+    assert torch.equal(found[0]["latents"], found[1]["latents"])
+    assert (found[0]["frames"].int() - alone.frames.int()).abs().max() <= 1 and not found[1]["frames"].numel()
+    assert [told["cached"] for told in found] == [alone.cached // 2] * 2  # 3 heads on 2 ranks: half of the keys of each
+    assert [(tmp_path / f"codes{rank}").read_text() for rank in range(2)] == ["[0, 2]"] * 2
+    assert json.loads(done.stdout)["frames"] == 9  # one document, by rank 0
+    assert (tmp_path / "clip.gif").is_file()
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and said[0].startswith("error: 2 ranks cannot share this session: sparse attention needs"), done.stderr
+
+    for what, words in (("hangs", "rank 1 did not answer within 1 s"), ("ends", "rank 1 ended (process ")):
+        told = (tmp_path / what).read_text()
+        assert told.startswith("(1,) ") and words in told, told

@@ -1,0 +1,166 @@
+"""A session on several devices gives what one device gives, and nobody holds what another owns. Ranks are threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared_model import Told, six_heads, stream
+from strobe.attention.tree import CollectiveError
+from strobe.cache.kv import RingCache
+from strobe.core.errors import SessionError
+from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.load import Model
+from strobe.engine.memory import predict
+from strobe.engine.parallel import DeviceGroup
+from strobe.engine.parallel.cache import SharedCache
+from strobe.engine.parallel.memory import predict_rank
+from strobe.engine.presets import preset
+from strobe.engine.session import Session
+from strobe.engine.state import Snapshot
+from strobe.engine.stream import FrameBlock
+from tree_ranks import Runner, threads
+
+CONFIG = EngineConfig(window=7, sink=2, positions="rebased")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Runner]:
+    with threads() as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return six_heads()
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model) -> Told:
+    return stream(model, CONFIG, "cpu")
+
+
+def on_ranks(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> list[Told]:
+    return ranks(ulysses * tree, lambda rank: stream(model, config, DeviceGroup(ulysses=ulysses, timeout_s=20)))
+
+
+def compare(found: list[Told], alone: Told) -> None:
+    for told in found:
+        torch.testing.assert_close(told.latents, alone.latents, atol=1e-5, rtol=1e-5)
+        assert torch.equal(told.latents, found[0].latents)
+        assert told.prompts == alone.prompts
+    assert (found[0].frames.int() - alone.frames.int()).abs().max() <= 1
+    assert found[0].frames.shape == alone.frames.shape
+    assert all(told.frames.shape[:2] == (2, 0) for told in found[1:])
+    assert sum(told.cached for told in found) == alone.cached
+
+
+@pytest.mark.parametrize(("ulysses", "tree"), [(1, 2), (2, 1), (3, 1), (2, 2), (3, 2)])
+def test_every_rank_has_what_one_device_has(ranks: Runner, model: Model, alone: Told, ulysses: int, tree: int) -> None:
+    assert alone.latents.isfinite().all()
+    compare(on_ranks(ranks, model, CONFIG, ulysses, tree), alone)
+
+
+PLAIN = preset("baseline").knobs
+
+
+@pytest.mark.parametrize(
+    ("config", "ulysses", "tree"),
+    [
+        (replace(CONFIG, knobs=PLAIN, positions="absolute"), 2, 2),  # the rolling cache, modulation for each frame, no tables
+        (
+            replace(CONFIG, keep_sink=False, first_block=1, knobs=replace(CONFIG.knobs, late_frames=True)),
+            1,
+            7,
+        ),  # 3 tokens, 2 ...
+        (replace(CONFIG, sparsity=0.5), 3, 1),
+    ],
+    ids=["plain", "uneven", "sparse"],
+)
+def test_whatever_the_configuration(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> None:
+    big = replace(model, defaults=replace(model.defaults, frame_size=(64, 128))) if config.sparsity else model
+    compare(on_ranks(ranks, big, config, ulysses, tree), stream(big, config, "cpu"))
+
+
+def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:
+    def begin(device: DeviceGroup | str) -> tuple[Snapshot, Tensor]:
+        with Session("red circle", preset=CONFIG, model=model, device=device) as session:
+            list(session.stream(3))
+            taken = session.snapshot()
+            return taken, next(session.stream(1)).latents
+
+    def go_on(device: DeviceGroup | str, snapshot: Snapshot) -> FrameBlock:
+        with Session(preset=CONFIG, model=model, device=device) as session:
+            session.restore(snapshot)
+            return next(session.stream(1))
+
+    whole, latents = begin("cpu")
+    taken = ranks(4, lambda rank: begin(DeviceGroup(timeout_s=20)))
+    for snapshot, after in taken:
+        for name in ("keys", "values", "sink_keys"):
+            torch.testing.assert_close(getattr(snapshot.cache, name), getattr(whole.cache, name), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(after, latents, atol=1e-5, rtol=1e-5)
+    on_three = ranks(3, lambda rank: go_on(DeviceGroup(ulysses=1, timeout_s=20), taken[0][0]))
+    on_one = go_on("cpu", taken[0][0])
+    for block in (*on_three, on_one):
+        torch.testing.assert_close(block.latents, latents, atol=1e-5, rtol=1e-5)
+    assert (on_three[0].samples.int() - on_one.samples.int()).abs().max() <= 1
+    with pytest.raises(SessionError, match="another device decoded them; take that of rank 0"):
+        go_on("cpu", taken[1][0])
+
+
+def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
+    def work(rank: int, device: DeviceGroup | str) -> tuple[list[str], Tensor]:
+        blocks = []
+        with Session("red circle", preset=CONFIG, model=model, device=device) as session:
+            for block in session.stream(4):
+                blocks.append(block)
+                if block.index == 0:
+                    session.prompt(("blue square", "green circle")[rank], mode="soft")
+                if block.index == 1:
+                    session.use_lora(None)  # the window is derived again
+        return [block.prompt for block in blocks], torch.cat([block.latents for block in blocks], dim=1)
+
+    prompts, latents = work(0, "cpu")
+    assert prompts == ["red circle", *["blue square"] * 3]
+    for said, made in ranks(2, lambda rank: work(rank, DeviceGroup(timeout_s=20))):
+        assert said == prompts
+        torch.testing.assert_close(made, latents, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "words"), [({"seed": 1}, "seed 1"), ({"preset": "balanced"}, "balanced")])
+def test_another_session_on_one_rank_is_refused(ranks: Runner, model: Model, change: dict[str, Any], words: str) -> None:
+    def work(rank: int) -> str:
+        options = {"preset": CONFIG, "model": model, "device": DeviceGroup(timeout_s=20)} | (change if rank == 2 else {})
+        with pytest.raises(CollectiveError) as raised:
+            Session("red circle", **options)
+        assert raised.value.ranks == (2,)
+        return str(raised.value)
+
+    assert all(words in error and "rank 2 disagrees" in error for error in ranks(3, work))
+
+
+def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None:
+    def work(rank: int) -> tuple[dict[str, int], int]:
+        group = DeviceGroup(ulysses=2, timeout_s=20)
+        with Session("red circle", preset=CONFIG, model=model, device=group) as session:
+            share, cache = session._stream.share, session._stream._cache
+            assert share is not None and isinstance(cache, SharedCache)
+            parts = predict_rank(model.parts, session.config, share.layout)
+            held = cache._cache
+            assert isinstance(held, RingCache)
+            return {part.name: part.num_bytes for part in parts}, held.num_bytes
+
+    alone = {part.name: part.num_bytes for part in predict(model.parts, resolve(CONFIG, model.defaults, torch.device("cpu")))}
+    found = ranks(4, work)
+    for rank, (parts, held) in enumerate(found):
+        assert parts["keys and values"] == held
+        assert parts["transformer weights"] == alone["transformer weights"]
+        assert parts["autoencoder weights"] == (0 if rank else alone["autoencoder weights"])
+        assert 0 < parts["largest pass"] < alone["largest pass"] or rank == 0
+    assert sum(held for _, held in found) == alone["keys and values"]

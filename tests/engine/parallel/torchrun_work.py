@@ -1,0 +1,65 @@
+"""What every process of a torchrun does: `torchrun ... torchrun_work.py FOLDER`.
+
+The bundled model, streamed and saved by each; then the command line in the same processes, as it is and with a preset that so
+many ranks cannot run; at last rank 1 hangs amid a frame block, and in another group ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shared_model import SHORT_S, bundled, six_heads
+from strobe.attention.tree import CollectiveError
+from strobe.cli.main import main
+from strobe.engine.config import EngineConfig
+from strobe.engine.parallel import DeviceGroup
+from strobe.engine.session import Session
+
+
+def work(folder: Path) -> None:
+    """All of it."""
+    with DeviceGroup.join("cpu", timeout_s=60) as devices:
+        told = bundled(devices)
+        torch.save({"latents": told.latents, "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt")
+        command = ["generate", "a red circle moving left", "--device", "cpu", "--blocks", "1", "-o", str(folder / "clip.gif")]
+        codes = [main([*command, "--preset", "turbo", "--json"]), main([*command, "--preset", "sparse"])]
+        (folder / f"codes{devices.rank}").write_text(repr(codes))
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        for what, group in zip(("hangs", "ends"), groups, strict=True):
+            fail(folder / what, DeviceGroup(group, timeout_s=60))
+
+
+def fail(told: Path, devices: DeviceGroup) -> None:
+    """Rank 1 leaves amid its second frame block; rank 0 writes down what it is told."""
+    config = EngineConfig(window=7, timesteps=(1000.0,))
+    session = Session("red circle", preset=config, model=six_heads(), device=devices)
+    stream = session.stream(3)
+    next(stream)
+    if told.name == "hangs":
+        devices.timeout_s = SHORT_S
+
+    def leave(*_: object) -> torch.Tensor:
+        while told.name == "hangs" and not told.exists():
+            time.sleep(0.05)
+        os._exit(0) if told.name == "ends" else None
+        raise TimeoutError("hung long enough")
+
+    if devices.rank == 1:
+        session._stream._dit.dit.layers[-1].after = leave  # type: ignore[method-assign]
+    try:
+        list(stream)
+    except (CollectiveError, TimeoutError) as error:
+        if devices.rank == 0:
+            told.with_suffix(".part").write_text(f"{getattr(error, 'ranks', ())} {error}")
+            told.with_suffix(".part").rename(told)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    work(Path(sys.argv[1]))

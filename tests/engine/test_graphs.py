@@ -1,0 +1,267 @@
+"""Streams of recorded passes are eager streams, bit by bit: between two replays only static tensors change."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.cache.kv import CacheShape, RingCache
+from strobe.cache.policy import RingPolicy
+from strobe.core import spans
+from strobe.core.errors import StrobeError
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.graphs import Eager, PassInputs, Recorded
+from strobe.engine.load import Model
+from strobe.engine.memory import predict
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.models.lora import Lora, LoraPair
+from strobe.models.wan.dit import Modulation
+
+SWITCHES = (
+    Switch(frame_block=2, prompt="green square"),  # while the window fills
+    Switch(frame_block=6, prompt="blue square"),
+    Switch(frame_block=8, prompt="red moving", mode="soft"),
+    Switch(frame_block=9, prompt="blue circle", mode="interpolate", over=2),
+    Switch(frame_block=12, prompt="green circle moving"),
+)
+BLOCKS = 14
+LATE = EngineConfig(timesteps=(1000, 250), window=6, sink=1, knobs=Knobs(late_frames=True))
+CONFIGS = {
+    "balanced": EngineConfig(),
+    "absolute": EngineConfig(positions="absolute", window=8, sink=3),
+    "renewed sink": EngineConfig(window=6, sink=1, keep_sink=False),
+    "no sink": EngineConfig(window=5, sink=0),
+    "uneven": EngineConfig(window=7, sink=2, first_block=1),
+    "full commit": EngineConfig(knobs=replace_knobs(Knobs(), commit_kv_only=False, fused_qkv=False)),
+    "late": LATE,
+    "int8": EngineConfig(window=8, sink=2, linear_format="int8", kv_format="int8"),
+    "fp8": EngineConfig(window=8, sink=3, keep_sink=False, linear_format="fp8", kv_format="fp8", simulate=True),
+    "sparse": EngineConfig(window=8, sink=2, sparsity=0.5),
+}
+
+
+def recorded(session: Session, limit: int = 16) -> Session:
+    """The session with its passes recorded."""
+    stream = session._stream
+    stream._dit = stream._dit.share(Recorded(limit))
+    return session
+
+
+def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] = SWITCHES) -> Tensor:
+    return torch.cat([block.latents for block in session.stream(num_blocks, switches=switches)], dim=1)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8"])
+def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: Model, name: str) -> None:
+    """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""
+    if name == "sparse":
+        tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128)))  # 6 x 8 tokens in tiles with padding
+    samples = (0, 4) if name == "balanced" else (0,)
+    config = CONFIGS[{"fused": "uneven", "fused int8": "int8"}.get(name, name)]
+    eager, session = (make(preset=config, samples=samples, model=tiny) for _ in range(2))
+    for each in (eager, session):
+        if name.startswith("fused"):
+            each._stream._dit.dit.use_kernels("reference")
+    script = (9, SWITCHES[1:3]) if name == "sparse" else (BLOCKS, SWITCHES)
+    assert torch.equal(play(recorded(session), *script), play(eager, *script))
+
+
+def test_a_pass_is_recorded_once_for_each_shape(make: Callable[..., Session]) -> None:
+    """Window 12: 3, 6, 9 and 12 frames attended in two modes, and the recache over a window of 6 and of 12."""
+    session = recorded(make())
+    runner: Any = session._stream._dit.runner
+    play(session, 4, ())
+    assert len(runner) == 8
+    play(session, BLOCKS - 4, ())
+    assert len(runner) == 8
+    other = recorded(make())
+    play(other)
+    assert len(other._stream._dit.runner) == 10  # type: ignore[arg-type]
+
+
+def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]) -> None:
+    session = recorded(make())
+    session._stream.rehearse()
+    runner: Any = session._stream._dit.runner
+    known = list(runner._replays)
+    switches = [Switch(frame_block=6, prompt="blue square")]
+    assert torch.equal(play(session, 9, switches), play(make(), 9, switches))
+    assert sorted(map(str, runner._replays)) == sorted(map(str, known))
+
+
+def test_interleaved_sessions_have_passes_of_their_own(make: Callable[..., Session]) -> None:
+    expected = [play(make(prompt, seed=seed)) for seed, prompt in enumerate(("red circle", "blue moving"))]
+    sessions = [recorded(make(prompt, seed=seed)) for seed, prompt in enumerate(("red circle", "blue moving"))]
+    streams = [session.stream(BLOCKS, switches=SWITCHES) for session in sessions]
+    blocks = [[one.latents for one in both] for both in zip(*streams, strict=True)]
+    for index in range(2):
+        assert torch.equal(torch.cat([both[index] for both in blocks], dim=1), expected[index])
+
+
+def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
+    eager, session = make(preset=LATE), recorded(make(preset=LATE))
+    for each in (eager, session):
+        play(each, 4, ())
+    fork, snapshot = session.fork(), session.snapshot()
+    assert isinstance(fork._stream._dit.runner, Recorded) and fork._stream._dit.runner is not session._stream._dit.runner
+    later = [Switch(frame_block=6, prompt="blue square")]
+    expected = play(eager, 6, later)
+    assert torch.equal(play(session, 6, later), expected)
+    assert torch.equal(play(fork, 6, later), expected)
+    session.restore(snapshot)
+    assert torch.equal(play(session, 6, later), expected)
+
+
+@pytest.mark.parametrize(
+    ("merge", "formats"), [(True, {}), (False, {}), (True, {"linear_format": "int8"})], ids=["merged", "beside", "int8"]
+)
+def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
+    """Merged weights keep their addresses, so what was recorded goes on; with a LoRA beside them it is recorded again."""
+    generator, pairs = torch.Generator().manual_seed(3), {}
+    for name, layer in tiny.dit.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("blocks."):
+            out, width = layer.weight.shape
+            down, up = (0.2 * torch.randn(*shape, generator=generator) for shape in ((2, width), (out, 2)))
+            pairs[name] = LoraPair(down=down, up=up)
+    lora = Lora(name="lora", weights_hash="1" * 64, pairs=pairs)
+    config = EngineConfig(window=8, knobs=replace_knobs(Knobs(), merge_lora=merge, fused_qkv=merge), **formats)
+    found = []
+    for record in (True, False):
+        session = make(preset=config, model=replace(tiny, defaults=replace(tiny.defaults, lora=True)))
+        session = recorded(session) if record else session
+        runner, parts = session._stream._dit.runner, [play(session, 4, ())]
+        known = len(runner) if isinstance(runner, Recorded) else 0
+        session.use_lora(lora, strength=0.5)
+        assert not isinstance(runner, Recorded) or len(runner) == (known if merge else 0)
+        found.append(torch.cat([*parts, play(session, 3, ())], dim=1))
+    assert torch.equal(*found) and not torch.equal(found[0][:, 12:], play(make(preset=config), 7, ())[:, 12:])
+
+
+def test_noise_drawn_ahead_is_the_noise(make: Callable[..., Session]) -> None:
+    """As on a GPU: each frame block's is drawn during the one before, and once; a restored stream draws its own."""
+    session, expected = make(), play(make(), 8, ())
+    stream, drawn = session._stream, []
+    draw = stream._draw
+    stream._draws_ahead = True
+    stream._draw = lambda index: drawn.append(index) or draw(index)  # type: ignore[method-assign]
+    first = play(session, 3, ())
+    snapshot = session.snapshot()
+    assert torch.equal(torch.cat([first, play(session, 5, ())], dim=1), expected) and drawn == list(range(9))
+    session.restore(snapshot)
+    assert torch.equal(play(session, 5, ()), expected[:, 9:])
+
+
+def test_few_passes_kept_are_recorded_again(make: Callable[..., Session]) -> None:
+    session = recorded(make(), limit=2)
+    assert torch.equal(play(session), play(make()))
+    runner: Any = session._stream._dit.runner
+    assert len(runner) == 2
+
+
+def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
+    session = recorded(make())
+    play(session, 2, ())
+    runner: Any = session._stream._dit.runner
+    held = [weakref.ref(replay.out) for replay in runner._replays.values() if replay.out is not None]
+    assert runner.num_bytes > 0 and held
+    session.close()
+    gc.collect()
+    assert runner.num_bytes == len(runner) == 0 and not any(each() is not None for each in held)
+
+
+def test_static_inputs_are_predicted(make: Callable[..., Session], tiny: Model) -> None:
+    for samples, first in (((0,), None), ((0, 4), 1)):
+        session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
+        session._stream.rehearse()
+        config = replace(session.config, knobs=replace_knobs(session.config.knobs, cuda_graphs=True))
+        (found,) = (part for part in predict(tiny.parts, config, len(samples)) if part.name == "inputs of graphs")
+        assert found.num_bytes == session._stream._dit.runner.num_bytes
+
+
+# ----------------------------------------------------------------------------------------------- passes that may not be recorded
+
+RING = CacheShape(num_layers=1, batch=1, tokens_per_frame=2, num_heads=1, head_dim=2)
+
+
+def inputs(value: float = 1.0) -> PassInputs:
+    one = torch.full((1, 3, 1, 1, 1), value)
+    return PassInputs(latents=one, modulation=Modulation(layers=one, head=one), text=((one, one),), rope=one)
+
+
+@pytest.fixture
+def ring() -> RingCache:
+    return RingCache(RING, RingPolicy(window=6, sink=1), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def flows(ring: RingCache, runner: Any, body: Any, mode: Any = "flow") -> list[float | None]:
+    found = []
+    for block in range(4):
+        out = runner.run(mode, body, inputs(block + 1.0), ring.at(3 * block, 3))
+        found.append(None if out is None else out.sum().item())
+    return found
+
+
+def test_a_pass_that_counts_in_python_is_refused(ring: RingCache) -> None:
+    runs = []
+
+    def counting(latents: Tensor, *rest: object) -> Tensor:
+        runs.append(latents)
+        return latents * len(runs)
+
+    with pytest.raises(StrobeError, match=r"\[1, 3, 1, 1, 1\] differs from the eager one; turn knob cuda_graphs off"):
+        flows(ring, Recorded(), counting)
+    assert len(flows(ring, Eager(), counting)) == 4
+
+
+def test_a_pass_that_does_not_write_is_refused(ring: RingCache) -> None:
+    runs = []
+
+    def forgetful(latents: Tensor, modulation: object, text: object, rope: object, step: Any) -> None:
+        runs.append(latents)
+        if len(runs) != 2:  # the first is recorded, the second is its first replay
+            step.write(0, latents.expand(1, 3, 2, 1, 2).flatten(1, 2), latents.expand(1, 3, 2, 1, 2).flatten(1, 2))
+
+    with pytest.raises(StrobeError, match="differs"):
+        flows(ring, Recorded(), forgetful, "write")
+
+
+def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
+    """Why a pass may not read them: the twin of a graph shows what a graph would do."""
+
+    def peeking(latents: Tensor, modulation: object, text: object, rope: object, step: Any) -> Tensor:
+        return latents * 0 + step.positions[0]
+
+    def frame(runner: Any) -> list[float | None]:
+        ring.reset()
+        return flows(ring, runner, peeking)
+
+    assert frame(Eager()) == [0.0, 9.0, 18.0, 27.0]
+    assert frame(Recorded()) == [0.0, 9.0, 9.0, 9.0]  # the first block attends to fewer frames and is a pass of its own
+
+
+def test_recording_marks_no_regions(ring: RingCache) -> None:
+    seen = []
+
+    class Marks:
+        def region(self, name: str, index: int | None) -> Any:
+            seen.append(name)
+            return spans._NULL
+
+    def body(latents: Tensor, *rest: object) -> Tensor:
+        with spans.span(spans.FFN):
+            return latents + 1
+
+    previous = spans.set_recorder(Marks())
+    try:
+        flows(ring, Recorded(), body)
+    finally:
+        spans.set_recorder(previous)
+    assert seen == [spans.FFN] * 4  # a replay each

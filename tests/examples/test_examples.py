@@ -1,0 +1,43 @@
+"""Every example runs, at a tiny size, as a user would start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=2")
+COMMANDS = {
+    "assert_tree_attn.py": ("--world-size", "1", "--seq-len", "64", "--profile-iterations", "1", "--strategies", "allgather"),
+    "profile_examples.py": (
+        "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1", "--strategies", "allgather",
+    ),
+    "custom_profiling.py": ("--seq-len", "64", "--calls", "2"),
+}  # fmt: skip
+SAYS = {
+    "assert_tree_attn.py": "1 cells measured, 0 were there, 0 failed",
+    "profile_examples.py": "$ strobe bench scaling --world-sizes 1 --seq-lens 64",
+    "custom_profiling.py": "my_attention",
+}
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_runs(example: str, tmp_path: Path) -> None:
+    launcher = TORCHRUN if example == "custom_profiling.py" else ()
+    command = [sys.executable, *launcher, str(EXAMPLES / example), *COMMANDS[example]]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert SAYS[example] in done.stdout + done.stderr
+    if example == "custom_profiling.py":
+        summaries = [line for line in done.stdout.splitlines() if line.startswith("  Total ")]
+        shares = [float(line.rpartition("(")[2].rstrip("%)")) for line in summaries if line.endswith("%)")]
+        assert len(shares) == 5 and abs(sum(shares) - 200) < 0.5, "leaves alone, once free-running and once serialised"
+    else:
+        assert list(tmp_path.rglob("report.html")), "what it measured is on a page"

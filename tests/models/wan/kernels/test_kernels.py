@@ -1,0 +1,213 @@
+"""The kernels: the reference against float64, Triton against the reference, and what compilers see of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.eightbit.rows import Quantized
+from strobe.models.wan.kernels import api, custom_ops
+
+SCRIPT = Path(__file__).with_name("kernels_on_cpu.py")
+HEADS, WIDTH, TOKENS = 3, 20, 6
+DIM = HEADS * WIDTH
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rope(seed: int = 9) -> Tensor:
+    angles = 5 * draw(seed, TOKENS, WIDTH // 2)
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+
+def turn(*, with_q: bool = True, dtype: torch.dtype = torch.float32) -> api.Turn:
+    return api.Turn(
+        weight_q=draw(1, DIM, dtype=dtype) if with_q else None, weight_k=draw(2, DIM, dtype=dtype), rope=rope(), eps=1e-5
+    )
+
+
+def cache(dtype: torch.dtype = torch.float32, rows: int = 9) -> api.CacheRows:
+    """Room for two samples, full of NaN; token 2 is not written."""
+    keys, values = (torch.full((2, rows, HEADS, WIDTH), float("nan"), dtype=dtype) for _ in range(2))
+    return api.CacheRows(keys=keys, values=values, rows=torch.tensor([4, 0, -1, 8, 5, 1]))
+
+
+def plain_turn(x: Tensor, weight: Tensor) -> Tensor:
+    """Norm and rotation in float64, with complex numbers."""
+    wide = x.double()
+    wide = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    pairs = torch.view_as_complex(wide.reshape(*x.shape[:2], HEADS, WIDTH // 2, 2))
+    turns = torch.view_as_complex(rope().double())[None, :, None]
+    return torch.view_as_real(pairs * turns).reshape(*x.shape[:2], HEADS, WIDTH)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
+def test_queries_and_keys_are_normed_turned_and_written(dtype: torch.dtype, limit: float) -> None:
+    packed, how, kept = draw(3, 2, TOKENS, 3 * DIM, dtype=dtype), turn(dtype=dtype), cache(dtype)
+    q, k, v = packed.split(DIM, dim=-1)
+    found = api.qk_norm_rope_write(packed, how, kept, impl="reference")
+    assert found is not None and how.weight_q is not None
+    torch.testing.assert_close(found.double(), plain_turn(q, how.weight_q), atol=limit, rtol=limit)
+    keys = plain_turn(k, how.weight_k)
+    for token, row in enumerate(kept.rows.tolist()):
+        if row >= 0:
+            torch.testing.assert_close(kept.keys[:, row].double(), keys[:, token], atol=limit, rtol=limit)
+            assert torch.equal(kept.values[:, row], v[:, token].unflatten(-1, (HEADS, WIDTH)))
+    others = [row for row in range(9) if row not in kept.rows.tolist()]
+    assert kept.keys[:, others].isnan().all() and kept.values[:, others].isnan().all()
+    queries, returned, values = api.qk_norm_rope(packed, how, HEADS, impl="reference")
+    assert queries is not None and torch.equal(queries, found)
+    assert torch.equal(returned[:, 0], kept.keys[:, 4]) and torch.equal(values, v.unflatten(-1, (HEADS, WIDTH)))
+    assert values.data_ptr() == v.data_ptr()
+
+
+def test_keys_and_values_alone() -> None:
+    packed, whole, short = draw(3, 2, TOKENS, 3 * DIM), cache(), cache()
+    api.qk_norm_rope_write(packed, turn(), whole, impl="reference")
+    assert api.qk_norm_rope_write(packed[..., DIM:], turn(with_q=False), short, impl="reference") is None
+    assert torch.equal(short.keys.nan_to_num(7), whole.keys.nan_to_num(7))
+    assert torch.equal(short.values.nan_to_num(7), whole.values.nan_to_num(7))
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("from_one", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_sum_and_its_norm(frames: int, from_one: bool, gated: bool) -> None:
+    x, y = draw(1, 2, TOKENS, DIM) + 3.0, draw(2, 2, TOKENS, DIM)
+    mod = draw(3, 2, frames, 6, DIM)
+    after = api.Affine(shift=mod[..., 0, :], scale=mod[..., 1, :], from_one=from_one)
+    gate = mod[..., 2, :] if gated else None
+
+    def rows(table: Tensor) -> Tensor:
+        return torch.stack([table[:, token * frames // TOKENS] for token in range(TOKENS)], dim=1).double()
+
+    total = x.double() + y.double() * (1.0 if gate is None else rows(gate))
+    deviation = total - total.mean(-1, keepdim=True)
+    normed = deviation / (deviation.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = normed * (rows(after.scale) + from_one) + rows(after.shift)
+    found = api.add_gated_norm(x, y, gate, after, 1e-5, impl="reference")
+    for got, want in zip(found, (total, expected), strict=True):
+        assert isinstance(got, Tensor)
+        torch.testing.assert_close(got.double(), want, atol=5e-6, rtol=5e-6)
+    again = api.norm_modulate(found[0], after, 1e-5, impl="reference")
+    assert isinstance(again, Tensor) and isinstance(found[1], Tensor)
+    assert torch.equal(again, found[1])
+
+
+def test_quantised_results_are_the_results_quantised() -> None:
+    x, y = draw(1, 2, TOKENS, DIM), draw(2, 2, TOKENS, DIM)
+    after = api.Affine(shift=draw(3, 1, 1, DIM), scale=draw(4, 1, 1, DIM))
+    total, plain = api.add_gated_norm(x, y, None, after, 1e-5, impl="reference")
+    same, eight = api.add_gated_norm(x, y, None, after, 1e-5, impl="reference", fp8=True)
+    assert torch.equal(same, total) and isinstance(eight, Quantized) and isinstance(plain, Tensor)
+    assert eight.values.dtype == torch.float8_e4m3fn and eight.scale.shape == (2, TOKENS, 1)
+    torch.testing.assert_close(eight.scale, plain.abs().amax(-1, keepdim=True) / 448)
+    torch.testing.assert_close(eight.dequantized(torch.float32), plain, rtol=2**-4, atol=0.01)
+    again = api.norm_modulate(total, after, 1e-5, impl="reference", fp8=True)
+    assert isinstance(again, Quantized) and torch.equal(again.scale, eight.scale)
+    wide = x.double()
+    gelu = 0.5 * wide * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)))
+    hidden = api.gelu_quantize(x, impl="reference").dequantized(torch.float32)
+    torch.testing.assert_close(hidden.double(), gelu, rtol=2**-4, atol=0.01)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_equals_the_reference(device: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    result = subprocess.run(
+        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+OPERATORS = (
+    "rms_norm",
+    "norm",
+    "norm_sum",
+    "norm_fp8",
+    "turn",
+    "turn_kv",
+    "turn_and_write",
+    "turn_and_write_kv",
+    "gelu_quantize",
+)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_keep_what_they_declare(name: str) -> None:
+    x, table, kept = draw(1, 2, TOKENS, DIM), draw(2, 1, 2, DIM), cache()
+    packed, (q, k) = draw(3, 2, TOKENS, 3 * DIM), (draw(4, DIM), draw(5, DIM))
+    operator, arguments = {
+        "rms_norm": (custom_ops.rms_norm, (x, q, 1e-5)),
+        "norm": (custom_ops.norm, (x, None, None, table, table, True, 1e-5, False)),
+        "norm_sum": (custom_ops.norm, (x, x + 1, table, table, table, False, 1e-5, False)),
+        "norm_fp8": (custom_ops.norm, (x, x + 1, None, table, table, True, 1e-5, True)),
+        "turn": (custom_ops.turn, (packed, q, k, rope(), HEADS, 1e-5)),
+        "turn_kv": (custom_ops.turn, (packed[..., DIM:].contiguous(), None, k, rope(), HEADS, 1e-5)),
+        "turn_and_write": (custom_ops.turn_and_write, (packed, q, k, rope(), kept.keys, kept.values, kept.rows, 1e-5)),
+        "turn_and_write_kv": (
+            custom_ops.turn_and_write,
+            (packed[..., DIM:].contiguous(), None, k, rope(), kept.keys, kept.values, kept.rows, 1e-5),
+        ),
+        "gelu_quantize": (custom_ops.gelu_quantize, (x,)),
+    }[name]
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, (*arguments, "reference"), test_utils=tests)
+
+
+def test_a_whole_graph_writes_the_cache() -> None:
+    packed, whole, eager, how = draw(3, 2, TOKENS, 3 * DIM), cache(), cache(), turn()
+
+    def call(packed: Tensor, kept: api.CacheRows) -> Tensor:
+        q = api.qk_norm_rope_write(packed * 2, how, kept, impl="reference")
+        assert q is not None
+        after = api.Affine(shift=packed[:1, :1, :DIM], scale=packed[:1, :1, DIM : 2 * DIM])
+        total, normed = api.add_gated_norm(q.flatten(2), q.flatten(2) * 2, None, after, 1e-5, impl="reference")
+        assert isinstance(normed, Tensor)
+        return total + normed + kept.keys[:, :6].flatten(2).nan_to_num()
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(packed, whole), call(packed, eager), atol=1e-6, rtol=1e-6)
+    assert torch.equal(whole.keys.nan_to_num(7), eager.keys.nan_to_num(7)) and whole.keys.isfinite().any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, packed, kept = draw(1, 2, TOKENS, DIM), draw(3, 2, TOKENS, 3 * DIM), cache()
+    table = draw(2, 1, 1, DIM)
+    after = api.Affine(shift=table, scale=table)
+    with pytest.raises(ShapeError, match=r"weight of a norm: got \[59\], expected \[60\]"):
+        api.rms_norm(x, draw(1, DIM - 1), 1e-5, impl="reference")
+    with pytest.raises(ShapeError, match="y: got torch.float32"):
+        api.add_gated_norm(x, x[:, 1:], None, after, 1e-5, impl="reference")
+    with pytest.raises(ShapeError, match=r"gate, scale or shift: got \[1, 4, 60\]"):
+        api.add_gated_norm(x, x, draw(2, 1, 4, DIM), after, 1e-5, impl="reference")
+    with pytest.raises(ShapeError, match="the last dimension contiguous"):
+        strided = api.Affine(shift=table, scale=draw(2, 1, 1, 2 * DIM)[..., ::2])
+        api.norm_modulate(x, strided, 1e-5, impl="reference")
+    with pytest.raises(ShapeError, match=r"packed: got \[2, 6, 120\], expected \[B, S, 3 \* 60\] for 3 heads"):
+        api.qk_norm_rope(packed[..., DIM:], turn(), HEADS, impl="reference")
+    wrong = api.Turn(weight_q=None, weight_k=draw(2, DIM), rope=rope()[1:], eps=1e-5)
+    with pytest.raises(ShapeError, match=r"rope: got torch.float32 \[5, 10, 2\], expected float32 \[6, 10, 2\]"):
+        api.qk_norm_rope(packed[..., DIM:], wrong, HEADS, impl="reference")
+    with pytest.raises(ShapeError, match="keys of the cache: got torch.bfloat16"):
+        api.qk_norm_rope_write(packed, turn(), cache(torch.bfloat16), impl="reference")
+    with pytest.raises(ShapeError, match=r"rows: got torch.int64 \[5\], expected int64 \[6\]"):
+        few = api.CacheRows(keys=kept.keys, values=kept.values, rows=kept.rows[1:])
+        api.qk_norm_rope_write(packed, turn(), few, impl="reference")
+    with pytest.raises(ConfigError, match="no gradients"):
+        api.rms_norm(x.requires_grad_(), draw(1, DIM), 1e-5, impl="reference")
+    with pytest.raises(ConfigError, match="unknown impl of the kernels 'tritn'"):
+        api.check_impl("tritn", torch.device("cpu"))
+    with pytest.raises(ImplUnavailableError, match="would run here: reference"):
+        api.check_impl("triton", torch.device("cpu"))

@@ -1,0 +1,181 @@
+"""The kernels on a GPU, at full size: against the plain pieces of a layer, in a CUDA graph, in a compiled graph, far offsets."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strobe.models.wan.config import WAN_1_3B, WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.fused import _up_and_gelu
+from strobe.models.wan.kernels import api, custom_ops
+from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate
+
+pytestmark = pytest.mark.gpu
+TOKENS = 3 * 30 * 52
+DIM, HEADS, EPS = WAN_1_3B.dim, WAN_1_3B.num_heads, WAN_1_3B.eps
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+
+
+def attention() -> SelfAttention:
+    with torch.device("cuda"):
+        made = SelfAttention(WAN_1_3B).to(torch.bfloat16).requires_grad_(False)
+    made.norm_q.weight.copy_(1 + draw(1, DIM) / 4)
+    made.norm_k.weight.copy_(1 + draw(2, DIM) / 4)
+    return made
+
+
+def rope(tokens: int = TOKENS) -> Tensor:
+    angles = 50 * draw(3, tokens, DIM // HEADS // 2, dtype=torch.float32)
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+
+def turn(made: SelfAttention, turns: Tensor) -> api.Turn:
+    return api.Turn(weight_q=made.norm_q.weight, weight_k=made.norm_k.weight, rope=turns, eps=EPS)
+
+
+def nearly_all_equal(found: Tensor, expected: Tensor, share: float = 1e-2) -> None:
+    """Another order of a sum turns the rounding of few numbers, by one step each (of a pair: by one step of the larger one)."""
+    differs = found != expected
+    assert differs.float().mean() <= share
+    step = torch.finfo(expected.dtype).eps * expected.float().abs().amax(-1, keepdim=True)
+    assert bool(((found.float() - expected.float()).abs() <= step).all())
+
+
+def test_queries_keys_and_the_cache_are_those_of_the_plain_layer() -> None:
+    made, turns, packed = attention(), rope(), draw(4, 1, TOKENS, 3 * DIM)
+    keys, values = (
+        torch.full((1, 2 * TOKENS, HEADS, DIM // HEADS), float("nan"), dtype=packed.dtype, device="cuda") for _ in "kv"
+    )
+    rows = torch.randperm(2 * TOKENS, device="cuda")[:TOKENS]
+    q = api.qk_norm_rope_write(packed, turn(made, turns), api.CacheRows(keys=keys, values=values, rows=rows), impl="triton")
+    plain_q, plain_k = made.turned(*packed.chunk(3, -1)[:2], turns)
+    assert q is not None
+    nearly_all_equal(q, plain_q)
+    nearly_all_equal(keys[:, rows], plain_k)
+    assert torch.equal(values[:, rows].flatten(2), packed[..., 2 * DIM :])
+    rest = torch.ones(2 * TOKENS, dtype=torch.bool, device="cuda")
+    rest[rows] = False
+    assert keys[:, rest].isnan().all() and values[:, rest].isnan().all()
+
+
+def test_norms_are_those_of_the_plain_layer() -> None:
+    x, y, mod = 3 * draw(1, 1, TOKENS, DIM) + 1, draw(2, 1, TOKENS, DIM), draw(3, 1, 1, 6, DIM)
+    after = api.Affine(shift=mod[..., 3, :], scale=mod[..., 4, :])
+    normed = api.norm_modulate(x, after, EPS, impl="triton")
+    assert isinstance(normed, Tensor)
+    nearly_all_equal(normed, modulate(x, mod[..., 3, :], mod[..., 4, :], EPS))
+    total, normed = api.add_gated_norm(x, y, mod[..., 2, :], after, EPS, impl="triton")
+    assert torch.equal(total, add_gated(x, y, mod[..., 2, :])) and isinstance(normed, Tensor)
+    nearly_all_equal(normed, modulate(total, mod[..., 3, :], mod[..., 4, :], EPS))
+    own = api.Affine(scale=mod[..., 0, :], shift=mod[..., 1, :], from_one=False)
+    total, normed = api.add_gated_norm(x, y, None, own, EPS, impl="triton")
+    assert torch.equal(total, x + y) and isinstance(normed, Tensor)
+    nearly_all_equal(normed, F.layer_norm(total, (DIM,), mod[0, 0, 0], mod[0, 0, 1], EPS))
+    norm = RMSNorm(DIM, EPS).to("cuda", torch.bfloat16).requires_grad_(False)
+    norm.weight.copy_(mod[0, 0, 0])
+    nearly_all_equal(api.rms_norm(x, norm.weight, EPS, impl="triton"), norm(x))
+
+
+def test_a_matrix_product_ends_in_gelu_by_tanh() -> None:
+    """In float32, where the two forms of GELU differ by far more than a rounding."""
+    up = torch.nn.Linear(256, 512, device="cuda").requires_grad_(False)
+    x = draw(1, 1, 64, 256, dtype=torch.float32)
+    found, hidden = _up_and_gelu(up, x), up(x)
+    torch.testing.assert_close(found, F.gelu(hidden, approximate="tanh"), atol=5e-6, rtol=1e-5)
+    assert (found - F.gelu(hidden)).abs().max() > 1e-4
+    narrow = copy.deepcopy(up).bfloat16()
+    exact = F.gelu(narrow(x.bfloat16()).float(), approximate="tanh")
+    torch.testing.assert_close(_up_and_gelu(narrow, x.bfloat16()).float(), exact, atol=2e-2, rtol=2e-2)
+
+
+def test_a_captured_graph_follows_its_rows() -> None:
+    made, turns, packed = attention(), rope(96), draw(4, 1, 96, 3 * DIM)
+    keys, values = (torch.zeros(1, 200, HEADS, DIM // HEADS, dtype=packed.dtype, device="cuda") for _ in "kv")
+    rows = torch.arange(96, device="cuda")
+    place, how = api.CacheRows(keys=keys, values=values, rows=rows), turn(made, turns)
+    table = draw(5, 1, 1, DIM)
+
+    def call() -> Tensor:
+        q = api.qk_norm_rope_write(packed, how, place, impl="triton")
+        assert q is not None
+        after = api.Affine(shift=table, scale=table)
+        return api.add_gated_norm(q.flatten(2), packed[..., :DIM].contiguous(), table, after, EPS, impl="triton")[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    rows.copy_(torch.arange(199, 103, -1, device="cuda"))
+    packed.copy_(draw(6, 1, 96, 3 * DIM))
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed, written = result.clone(), (keys.clone(), values.clone())
+    keys.zero_()
+    values.zero_()
+    assert torch.equal(call(), replayed)
+    assert torch.equal(keys[:, 104:], written[0][:, 104:]) and torch.equal(values[:, 104:], written[1][:, 104:])
+    assert not keys[:, :104].any() and keys[:, 104:].any(dim=-1).all()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_operators_keep_what_they_declare(fp8: bool) -> None:
+    x, table, packed = draw(1, 2, 6, DIM), draw(2, 1, 2, DIM), draw(3, 2, 6, 3 * DIM)
+    keys, values = (torch.zeros(2, 9, HEADS, DIM // HEADS, dtype=x.dtype, device="cuda") for _ in "kv")
+    rows = torch.tensor([4, 0, -1, 8, 5, 1], device="cuda")
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(custom_ops.norm, (x, x, table, table, table, True, EPS, fp8, "triton"), test_utils=tests)
+    torch.library.opcheck(custom_ops.gelu_quantize, (x, "triton"), test_utils=tests)
+    weight = table[0, 0]
+    torch.library.opcheck(custom_ops.rms_norm, (x, weight, EPS, "triton"), test_utils=tests)
+    torch.library.opcheck(custom_ops.turn, (packed, weight, weight, rope(6), HEADS, EPS, "triton"), test_utils=tests)
+    written = (packed, weight, weight, rope(6), keys, values, rows, EPS, "triton")
+    torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
+
+
+def test_a_compiled_pass_is_the_eager_one() -> None:
+    """Two layers, no cache: kernels are operators of one whole graph."""
+    config = WanConfig(dim=384, ffn_dim=512, num_heads=3, num_layers=2, text_dim=64, text_len=16)
+    torch.manual_seed(0)
+    dit = CausalWan(config).to("cuda", torch.bfloat16).requires_grad_(False)
+    fused = copy.deepcopy(dit)
+    fused.fuse_qkv()
+    fused.use_kernels()
+    x = draw(1, 1, 3, 16, 16, 32, dtype=torch.float32)
+    given = (
+        dit.modulation(torch.tensor([[500.0]], device="cuda")),
+        dit.text_kv(draw(2, 1, 7, 64)),
+        dit.rope((0, 1, 2), dit.grid(x)),
+    )
+    exact = copy.deepcopy(dit).float()
+    wide = exact.modulation(torch.tensor([[500.0]], device="cuda")), exact.text_kv(draw(2, 1, 7, 64).float()), given[2]
+    truth, plain, found = exact(x, *wide), dit(x, *given), fused(x, *given)
+    assert (found.float() - truth).square().mean() < 1.3 * (plain.float() - truth).square().mean()
+    compiled = torch.compile(fused, fullgraph=True)(x, *given)
+    assert (compiled.float() - truth).square().mean() < 1.3 * (plain.float() - truth).square().mean()
+
+
+def test_offsets_beyond_two_to_the_31() -> None:
+    rows = 2**31 // DIM + 3
+    x = torch.zeros(1, rows, DIM, dtype=torch.bfloat16, device="cuda")
+    x[:, -2:] = draw(1, 1, 2, DIM)
+    weight = draw(2, DIM)
+    tail = x[:, -2:].clone()
+    assert torch.equal(api.rms_norm(x, weight, EPS, impl="triton")[:, -2:], api.rms_norm(tail, weight, EPS, impl="triton"))
+    after = api.Affine(shift=weight.view(1, 1, -1), scale=weight.view(1, 1, -1))
+    found, expected = (api.add_gated_norm(each, each, None, after, EPS, impl="triton") for each in (x, tail))
+    for got, want in zip(found, expected, strict=True):
+        assert isinstance(got, Tensor) and isinstance(want, Tensor)
+        assert torch.equal(got[:, -2:], want)

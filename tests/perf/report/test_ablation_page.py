@@ -1,0 +1,57 @@
+"""The row of an optimisation that is left out, on runs whose numbers are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from strobe.perf.records.store import RECORDS
+from strobe.perf.report.ablation_page.build import ablation_report
+from strobe.perf.report.ablation_page.plan import PLAN, Plan, PlannedCell
+from strobe.perf.report.markdown import render_markdown
+
+NAME = "without-ring_cache"
+CELL = PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"})
+WITH = SimpleNamespace(name="balanced", step_ms=20.0, steps=4, window=12, copies=1.0)
+WITHOUT = SimpleNamespace(name=NAME, step_ms=30.0, steps=4, window=12, copies=1.0)
+
+
+@pytest.fixture
+def cell(make_run: Callable[..., Path], tmp_path: Path) -> Path:
+    """Each denoise step takes 20 ms with the optimisation and 30 without it, timed and traced alike; all else is the same."""
+    plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=(CELL,))
+    (tmp_path / PLAN).write_bytes(msgspec.json.encode(plan))
+    return make_run(f"cells/{NAME}", settings=(WITH, WITHOUT), baseline="balanced")
+
+
+def row(folder: Path) -> list[str]:
+    """The one row of the table."""
+    (table,) = render_markdown(ablation_report(folder)).split("**Leave one out.**")[1:]
+    assert "compile is asked for and does nothing here: no compiler" in table
+    (line,) = (line for line in table.splitlines() if line.startswith("| ring"))
+    return [text.strip() for text in line.strip("|").split("|")]
+
+
+def test_the_line_that_moved_most_is_named_with_its_level(cell: Path, tmp_path: Path) -> None:
+    name, ratio, verdict, line, level, moved = row(tmp_path)
+    assert (name, verdict, line, level) == ("ring\\_cache", "saves time", "denoise\\_step / attention: op", "attention section")
+    assert 1.40 < float(ratio.partition("x")[0]) < 1.43  # 170 of 120 ms a frame block, its decode included
+    operators, layers = 3 + 13 + 9 + 6, 4  # their shares of 94 of a layer, the kernel not among them
+    per_layer_ms = (WITHOUT.step_ms - WITH.step_ms) / layers * operators / 94
+    assert float(moved) == pytest.approx(3 * 4 * layers * per_layer_ms, rel=0.05)  # 3 traced frame blocks of 4 steps; 5 % noise
+
+
+def test_if_no_line_moved_with_the_whole_that_is_said(cell: Path, tmp_path: Path) -> None:
+    """The traces are those of the other side: they say faster where the clips say slower."""
+    lines = [msgspec.json.decode(line) for line in (cell / RECORDS).read_bytes().splitlines()]
+    traces = [line for line in lines if line.get("variant") and "first_block" in line]
+    assert [trace["variant"] for trace in traces] == ["balanced", NAME]
+    traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
+    (cell / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    name, ratio, verdict, line, level, moved = row(tmp_path)
+    assert 1.40 < float(ratio.partition("x")[0]) < 1.43 and (name, verdict) == ("ring\\_cache", "saves time")
+    assert (line, level, moved) == ("- (no line of the traced frame blocks moved with the whole)", "", "-")

@@ -1,0 +1,111 @@
+"""Tables of a breakdown on traces whose every length is known, and the section in the page of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, stream
+from strobe.core.costs import device_peaks
+from strobe.perf.analysis.runs.breakdown import breakdown
+from strobe.perf.records.record import SpanCost
+from strobe.perf.report.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
+from strobe.perf.report.pieces import Roofs, breakdown_blocks, gains_table, gaps_table, layers_table, shares_table, stages_table
+from strobe.perf.trace import Trace
+
+H200 = device_peaks("NVIDIA H200")
+COST = SpanCost(span="attention_kernel", flops=80_000_000, read_bytes=100_000, write_bytes=20_000)
+ROOFS = Roofs(costs={COST.span: COST}, peaks=H200, device_name="NVIDIA H200", dtype="bfloat16")
+
+
+def cells(table: Table) -> dict[str, dict[str, Cell]]:
+    """Cells by the words of the first column and the title of theirs."""
+    found = {}
+    for row in table.rows:
+        head = row.cells[0]
+        assert isinstance(head, Text)
+        found[head.text] = dict(zip((column.title for column in table.columns), row.cells, strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return stream(Recorder(pause=500), blocks=2)
+
+
+def test_shares_add_up(trace: Trace) -> None:
+    table = cells(shares_table("mine", breakdown(trace)))
+    of_block = {
+        name: row["of the frame block"].value for name, row in table.items() if isinstance(row["of the frame block"], Share)
+    }
+    parents = {name.rpartition(" / ")[0] for name in of_block if " / " in name}
+    alone = [value for name, value in of_block.items() if name not in parents and name != "all passes"]
+    assert sum(alone) == pytest.approx(1.0)
+    assert of_block["attention"] == pytest.approx(sum(v for name, v in of_block.items() if name.startswith("attention / ")))
+    whole = breakdown(trace).total_ns
+    kernel = breakdown(trace).of(None, ("attention", "attention_kernel"))
+    assert of_block["attention / attention_kernel"] == pytest.approx(kernel.total_ns / whole)
+
+
+def test_the_first_layer_takes_twice_as_long() -> None:
+    """The host is fast, so that no gap lies between the kernels: the first of all waits alone."""
+    found = breakdown(stream(Recorder(pause=0, delay=0, scale=10), blocks=2))
+    table = cells(layers_table("mine", found, ROOFS))
+    row = table["attention / attention_kernel"]
+    assert row["first / later"] == Ratio(2.0)
+    assert (row["first layer"], row["later layers"]) == (Time(2000.0), Time(1000.0))
+    assert (row["calls in a layer"].value, row["kernels"].value) == (1, 1)  # type: ignore[union-attr]
+    rate = COST.flops / (1000 * (LAYERS + 1) / LAYERS * 1e-9)
+    assert isinstance(row["TFLOP/s"], Number) and row["TFLOP/s"].value == pytest.approx(rate / 1e12)
+    assert isinstance(row["of peak"], Share) and row["of peak"].value == pytest.approx(rate / 989.5e12)
+    assert isinstance(table["ffn / ffn_up"]["TFLOP/s"], Missing)
+    assert table["a layer"]["first / later"] == Ratio(2.0)
+    assert table["a layer"]["kernels"].value == len(LAYER)  # type: ignore[union-attr]
+
+
+def test_a_rate_above_the_peak_is_flagged(trace: Trace) -> None:
+    fast = Roofs(
+        costs={COST.span: SpanCost(span=COST.span, flops=10**12, read_bytes=0, write_bytes=0)}, peaks=H200, dtype="bfloat16"
+    )
+    notes = [
+        line for block in breakdown_blocks("mine", breakdown(trace), fast) if isinstance(block, Notes) for line in block.items
+    ]
+    assert [line.partition(":")[0] for line in notes] == ["ANOMALY, mine, attention_kernel"]
+
+
+def test_stages(trace: Trace) -> None:
+    found = breakdown(trace)
+    table = cells(stages_table("mine", found, Roofs()))
+    assert table["denoise_step"]["calls in a frame block"].value == STEPS  # type: ignore[union-attr]
+    assert table["commit"]["busy"] == Time(float(STEP_NS))
+    assert table["frame block"]["one call"] == Time(found.total_ns / 2)
+
+
+def test_gaps_are_told_with_their_causes(trace: Trace) -> None:
+    found = breakdown(trace)
+    table = gaps_table("mine", found)
+    assert f"{sum(gap.n for gap in found.gaps) / 2:.0f} in a frame block" in table.caption
+    heads = [column.title for column in table.columns]
+    assert {"host_late", "launch_latency"} <= set(heads)
+    shares = [
+        cell.value for row in table.rows for cell in (row.cells[heads.index("of the frame block")],) if isinstance(cell, Share)
+    ]
+    assert sum(shares) == pytest.approx(sum(gap.sum_ns for gap in found.gaps) / found.total_ns)
+
+
+def test_gains_piece_by_piece(trace: Trace) -> None:
+    """The candidate's kernels take half the time; the commit pass counts in what is saved."""
+    slow, fast = breakdown(stream(Recorder(scale=2), blocks=2)), breakdown(stream(Recorder(scale=1), blocks=2))
+    table = cells(gains_table(("native", "fp8"), slow, fast))
+    row = table["ffn / ffn_up"]
+    assert row["speedup of a call"] == Ratio(2.0)
+    assert row["fp8"] == Time(70 * (LAYERS + 1) / LAYERS) and row["calls in a frame block"] == Text(str((STEPS + 1) * LAYERS))
+    saved = [side.of(None, ("ffn", "ffn_up"), deep=True).total_ns / 2 for side in (slow, fast)]
+    assert row["saved in a frame block"] == Time(saved[0] - saved[1])
+    assert table["frame block"]["saved in a frame block"] == Time((slow.total_ns - fast.total_ns) / 2)
+
+
+def test_graphs_are_told() -> None:
+    found = breakdown(stream(Recorder(), graphs=True), stream(Recorder()))
+    (notes,) = [block for block in breakdown_blocks("mine", found) if isinstance(block, Notes)]
+    kernels = (STEPS + 1) * LAYERS * len(LAYER)
+    assert f"{STEPS + 1} of {STEPS + 1} were taken apart, {kernels} of {kernels} kernels matched" in notes.items[0]
