@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from strobe.core.spans import span
     from strobe.engine.config import EngineConfig, Knobs
+    from strobe.engine.parallel.group import DeviceGroup
     from strobe.engine.presets import preset
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
@@ -57,6 +58,7 @@ __all__ = [
     "CollectiveError",
     "ConfigError",
     "DataError",
+    "DeviceGroup",
     "EngineConfig",
     "Estimator",
     "Forced",
@@ -118,6 +120,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.engine.config": ("EngineConfig", "Knobs"),
     "strobe.engine.presets": ("preset",),
     "strobe.engine.prompts": ("Switch",),
+    "strobe.engine.parallel.group": ("DeviceGroup",),
     "strobe.engine.session": ("Session",),
     "strobe.engine.video": ("VideoFile",),
     "strobe.perf.measure.compare_calls": ("compare_calls",),

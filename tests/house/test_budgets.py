@@ -11,7 +11,7 @@ import pytest
 from source import PACKAGE, Function, depth, functions, is_kernel, name_of, num_lines, num_parameters, parse, python_files
 
 SOURCE = python_files("src")
-EVERYTHING = python_files("src", "tests", "docs", "benchmarks")
+EVERYTHING = python_files("src", "tests", "docs", "benchmarks", "examples")
 
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 SHAPE_LITERALS = {1560, 32760}

@@ -35,7 +35,7 @@ TEXT_SUFFIXES = {
     ".yml",
     "",
 }
-FOLDERS = ("src", "tests", "docs", "requirements", "benchmarks", ".ci")
+FOLDERS = ("src", "tests", "docs", "requirements", "benchmarks", "examples", ".ci")
 
 # Spelt in pieces, so that this file is not its own finding.
 FORBIDDEN = {

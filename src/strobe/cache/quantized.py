@@ -12,6 +12,7 @@ from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_ord
 from strobe.cache.policy import RingPolicy
 from strobe.cache.rows import Signature, TokenRows
 from strobe.core.errors import ShapeError
+from strobe.core.spans import DEQUANTISE, QUANTISE, span
 from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, store_rows
 
 SCALE_BYTES: Final = 4
@@ -54,8 +55,10 @@ class QuantizedStep:
             if tuple(new.shape) != expected:
                 raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
         kept = Quantized(*self.buffers(layer))
-        store_rows((k.detach(), v.detach()), self.rows, kept)
-        expand_rows(kept, full[:, :, : self.attended])
+        with span(QUANTISE):
+            store_rows((k.detach(), v.detach()), self.rows, kept)
+        with span(DEQUANTISE):
+            expand_rows(kept, full[:, :, : self.attended])
         return full[0, :, : self.attended], full[1, :, : self.attended]
 
 

@@ -18,6 +18,7 @@ from strobe.cache.kv import (
     sink_rotation,
 )
 from strobe.cache.policy import RingPolicy
+from strobe.core.spans import KV_CLONE, KV_ROLL, KV_SINK, KV_UPDATE, span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,14 +137,16 @@ class RollingCache:
             keep_sink=keep_sink,
         )
         attended = self._attended(self.keys[layer], k, move), self._attended(self.values[layer], v, move)
-        for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
-            move.apply(buffer, new)
+        with span(KV_UPDATE):
+            for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
+                move.apply(buffer, new)
         self._global_end[layer] = end * tokens
         self._local_end[layer] = move.stop
         shift = self.policy.sink_shift(end - self._origin)
         if self._rotate is not None and shift:
-            turned = self._rotate(attended[0][:, : move.sink], shift)
-            attended = torch.cat([turned, attended[0][:, move.sink :]], dim=1), attended[1]
+            with span(KV_SINK):
+                turned = self._rotate(attended[0][:, : move.sink], shift)
+                attended = torch.cat([turned, attended[0][:, move.sink :]], dim=1), attended[1]
         return attended
 
     def reset(self) -> None:
@@ -176,7 +179,10 @@ class RollingCache:
 
     @staticmethod
     def _attended(buffer: Tensor, new: Tensor, move: _Move) -> Tensor:
-        temporary = buffer.clone()
-        move.apply(temporary, new)
+        with span(KV_CLONE):
+            temporary = buffer.clone()
+        with span(KV_ROLL):
+            move.apply(temporary, new)
         sink = min(move.sink, move.stop)
-        return torch.cat([temporary[:, :sink], temporary[:, sink : move.stop]], dim=1)
+        with span(KV_CLONE):
+            return torch.cat([temporary[:, :sink], temporary[:, sink : move.stop]], dim=1)

@@ -55,7 +55,7 @@ class Knobs:
     )
     fused_kernels: bool = _knob("norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch")
     cuda_graphs: bool = _knob("a pass is one CUDA graph, replayed; off: every kernel is launched by the host")
-    compile: bool = _knob("passes over a frame block through torch.compile, layer by layer; off: eager")
+    compile: bool = _knob("the decoder, and without fused_kernels the layers of a pass, through torch.compile; off: eager")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +99,10 @@ class EngineConfig:
         linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on matrix units
             for it) or "int8" (weights alone).
         kv_format: of the cached keys and values: "native", "fp8" or "int8", one scale per token and head.
-        simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster and no smaller.
-        compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead" (its own graphs; knob `cuda_graphs` is off).
+        native_layers: numbers of layers whose matrices stay native whatever `linear_format` says; -1 is the last.
+        simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster.
+        compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead", which makes graphs of its own and is the
+            compiler's to fuse: with it, knobs `cuda_graphs` and `fused_kernels` are off.
         decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
         knobs: optimisations.
 
@@ -120,6 +122,7 @@ class EngineConfig:
     dtype: DType = "auto"
     linear_format: Format = "native"
     kv_format: Format = "native"
+    native_layers: tuple[int, ...] = ()
     simulate: bool = False
     compile_mode: CompileMode = "default"
     decode_device: str | None = None
@@ -134,6 +137,9 @@ class EngineConfig:
         if self.timesteps is not None:
             check_timesteps(self.timesteps)
             object.__setattr__(self, "timesteps", tuple(self.timesteps))  # a list would not equal its resumed self
+        object.__setattr__(self, "native_layers", tuple(self.native_layers))
+        if self.native_layers and self.linear_format == "native":
+            raise ConfigError(f"native_layers {self.native_layers} goes with linear_format 'fp8' or 'int8'; it is 'native'")
         if self.positions not in ("absolute", "rebased"):
             raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
         if self.dtype not in ("auto", *DTYPES):
@@ -321,10 +327,10 @@ NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
 def _cannot_launch(knobs: Knobs, name: str, place: _Place) -> str:
     if place.device.type == "cpu":
         return "used on CUDA only"
+    if place.own_graphs:
+        return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
     if name == "fused_kernels":
         return "" if find_spec("triton") else "needs Triton, which is not installed"
-    if place.own_graphs:
-        return "compile_mode 'reduce-overhead' makes graphs of its own"
     off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
     return f"knob {off} is off" if off else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from strobe.cache.kv import CacheStep
-from strobe.core.spans import COMMIT, DENOISE_STEP, span
+from strobe.core.spans import COMMIT, DENOISE_STEP, RENOISE, span
 from strobe.engine.noise import BlockNoise
 from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.transformer import TextContext, Transformer
@@ -27,8 +27,10 @@ def denoise(dit: Transformer, noise: BlockNoise, text: TextContext, cache: Cache
     x = noise.initial
     for index, sigma in enumerate(sigmas):
         with span(DENOISE_STEP, index):
-            x0 = to_x0(x, dit.flow(x, schedule.warped[index], text, cache), sigma)
-            x = x0 if index + 1 == len(sigmas) else add_noise(x0, noise.renoise[index], sigmas[index + 1])
+            flow = dit.flow(x, schedule.warped[index], text, cache)
+            with span(RENOISE):
+                x0 = to_x0(x, flow, sigma)
+                x = x0 if index + 1 == len(sigmas) else add_noise(x0, noise.renoise[index], sigmas[index + 1])
     return x
 
 

@@ -47,8 +47,8 @@ def sparse() -> EngineConfig:
 
 
 def low_memory() -> EngineConfig:
-    """As `balanced`, but cached keys and values are int8 and nothing is decoded beside the transformer."""
-    return EngineConfig(name="low_memory", kv_format="int8", knobs=Knobs(overlap_decode=False))
+    """As `balanced`, but matrices and cached keys and values are int8 and nothing is decoded beside the transformer."""
+    return EngineConfig(name="low_memory", linear_format="int8", kv_format="int8", knobs=Knobs(overlap_decode=False))
 
 
 def speed() -> EngineConfig:

@@ -15,7 +15,7 @@ from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
-from strobe.core.spans import DRAW, FRAME_BLOCK, RECACHE, TEXT, span
+from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
 from strobe.engine.caches import new_cache
 from strobe.engine.config import ModelDefaults, ResolvedConfig
 from strobe.engine.decode import FrameDecoder
@@ -175,7 +175,8 @@ class Stream:
             blend, text = self._read(change)
             self._half_way = True
             frames = self.config.latents_of(index)
-            given, cache = self.state.start, self._cache.at(frames.start, len(frames))
+            with span(KV_OPEN):
+                given, cache = self.state.start, self._cache.at(frames.start, len(frames))
             if given is None:
                 latents = denoise(self._dit, self._noise(index), text, cache, self.config.schedule)
             else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.core.device import upload
+from strobe.core.spans import CONDITIONS, TEXT_KV, span
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Runner
 from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
@@ -62,7 +63,7 @@ class Transformer:
         self._rows: dict[float, Modulation] = {}
         self.use_lora(lora)
         if config.linear_format != "native":
-            quantize_linears(self.dit, config)
+            quantize_linears(self.dit, config, config.asked.native_layers)
             self._quantized = True
         if self.knobs.fused_kernels:
             self.dit.use_kernels()
@@ -111,7 +112,8 @@ class Transformer:
     def read(self, text: Tensor) -> TextContext:
         """Prepare a prompt: text encoder's output [B, L, text_dim] to keys and values."""
         text = upload(text, self.dit.device) if text.device.type == "cpu" else text.to(self.dit.device)
-        return TextContext(text=text, kv=self.dit.text_kv(text))
+        with span(TEXT_KV):
+            return TextContext(text=text, kv=self.dit.text_kv(text))
 
     def flow(self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep) -> Tensor:
         """Predict the flow [B, F, C, Y, X] of noisy latents; writes their keys and values into the cache.
@@ -144,10 +146,11 @@ class Transformer:
         self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep
     ) -> tuple[Modulation, TextKV, Tensor]:
         """All that a pass is told besides its latents: modulation, text keys and values, rotations."""
-        modulation = self._rows.get(timestep) or self._modulation(timestep, latents.shape[1])
-        if not self.knobs.text_once:
-            self.dit.embed_text(text.text)  # what the official code computes and, its keys being cached, does not use
-        return modulation, text.kv, self._rotations(latents, cache.positions)
+        with span(CONDITIONS):
+            modulation = self._rows.get(timestep) or self._modulation(timestep, latents.shape[1])
+            if not self.knobs.text_once:
+                self.dit.embed_text(text.text)  # what the official code computes and, its keys being cached, does not use
+            return modulation, text.kv, self._rotations(latents, cache.positions)
 
     def _modulation(self, timestep: float, num_frames: int) -> Modulation:
         timesteps = torch.full((1, num_frames), timestep, dtype=torch.float64, device=self.dit.device)

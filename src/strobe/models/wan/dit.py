@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.core.spans import DIT_FORWARD, span
+from strobe.core.spans import DIT_FORWARD, HEAD, PATCH_EMBEDDING, span
 from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
@@ -190,20 +190,24 @@ class CausalWan(nn.Module):
             flow `[B, F, C, Y, X]`.
         """
         grid = self.grid(latents)
-        x = self.patchify(latents)
+        with span(PATCH_EMBEDDING):
+            x = self.patchify(latents)
         if mask is None and (fused := self.fused(modulation, text, rope, kv)):
             with span(DIT_FORWARD):
                 x = fused.run(x)
-            return self.unpatchify(self.head.head(x), grid)
+            with span(HEAD):
+                return self.unpatchify(self.head.head(x), grid)
         with span(DIT_FORWARD):
             for index, layer in enumerate(self.layers):
                 x = layer.section(x, modulation.layers[index], rope, index, kv, mask)
                 x = layer.rest(x, modulation.layers[index], text[index])
-        return self.project_out(x, modulation.head, grid)
+        with span(HEAD):
+            return self.project_out(x, modulation.head, grid)
 
     def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""
-        x = self.patchify(latents)
+        with span(PATCH_EMBEDDING):
+            x = self.patchify(latents)
         if fused := self.fused(modulation, text, rope, kv):
             with span(DIT_FORWARD):
                 return fused.commit(x)

@@ -14,7 +14,24 @@ from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
 from strobe.cache.kv import RingStep
-from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN, span
+from strobe.core.spans import (
+    ATTENTION,
+    CROSS_ATTENTION,
+    CROSS_ATTENTION_KERNEL,
+    CROSS_NORM,
+    CROSS_PROJECTION,
+    CROSS_RESIDUAL,
+    FFN,
+    FFN_ACTIVATION,
+    FFN_DOWN,
+    FFN_UP,
+    GATED_RESIDUAL,
+    MODULATED_NORM,
+    OUTPUT_PROJECTION,
+    QK_NORM_ROPE,
+    QKV_PROJECTION,
+    span,
+)
 from strobe.eightbit.rows import Quantized
 from strobe.models.wan.kernels.api import (
     Affine,
@@ -81,20 +98,25 @@ class FusedPass:
     def _through(self, x: Tensor, number: int) -> Tensor | Quantized:
         """Tokens through the first layers; returns the input of what comes after them."""
         impl, rope = self.impl, self._angles()
-        normed = norm_modulate(x, self._norm1(0), self.layers[0].eps, impl=impl, fp8=self._fp8(0))
+        with span(MODULATED_NORM):
+            normed = norm_modulate(x, self._norm1(0), self.layers[0].eps, impl=impl, fp8=self._fp8(0))
         for index, layer in enumerate(self.layers[:number]):
             mod, eps = self.mods[index], layer.eps
             with span(ATTENTION):
-                y = layer.self_attn.o(self._attend(layer, normed, rope, index).flatten(2))
-                fp8 = _takes_rows(layer.cross_attn.q)
-                x, normed = add_gated_norm(x, y, mod[..., 2, :], _weights(layer.norm3), eps, impl=impl, fp8=fp8)
+                out, fp8 = self._attend(layer, normed, rope, index).flatten(2), _takes_rows(layer.cross_attn.q)
+                with span(OUTPUT_PROJECTION):
+                    y = layer.self_attn.o(out)
+                with span(GATED_RESIDUAL):
+                    x, normed = add_gated_norm(x, y, mod[..., 2, :], _weights(layer.norm3), eps, impl=impl, fp8=fp8)
             with span(CROSS_ATTENTION):
                 y = self._cross(layer, normed, self.text[index])
                 norm2, fp8 = Affine(shift=mod[..., 3, :], scale=mod[..., 4, :]), _takes_rows(layer.ffn[0])
-                x, normed = add_gated_norm(x, y, None, norm2, eps, impl=impl, fp8=fp8)
+                with span(CROSS_RESIDUAL):
+                    x, normed = add_gated_norm(x, y, None, norm2, eps, impl=impl, fp8=fp8)
             with span(FFN):
                 y, fp8 = self._feed_forward(layer, normed), self._fp8(index + 1)
-                x, normed = add_gated_norm(x, y, mod[..., 5, :], self._norm1(index + 1), eps, impl=impl, fp8=fp8)
+                with span(GATED_RESIDUAL):
+                    x, normed = add_gated_norm(x, y, mod[..., 5, :], self._norm1(index + 1), eps, impl=impl, fp8=fp8)
         return normed
 
     def _norm1(self, index: int) -> Affine:
@@ -117,13 +139,16 @@ class FusedPass:
         """Self-attention over the cache, up to its output projection: `[B, S, H, D]`."""
         attention = layer.self_attn
         turn = Turn(weight_q=attention.norm_q.weight, weight_k=attention.norm_k.weight, rope=rope, eps=attention.norm_q.eps)
-        packed = _packed(attention, normed)
+        with span(QKV_PROJECTION):
+            packed = _packed(attention, normed)
         if isinstance(self.kv, RingStep):
             place = self._place(self.kv, index)
-            q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
+            with span(QK_NORM_ROPE):
+                q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
             assert q is not None
             return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
-        q, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
+        with span(QK_NORM_ROPE):
+            q, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
         assert q is not None
         return layer.attend(q, k, v, None) if self.kv is None else layer.attend_new(q, k, v, index, self.kv)
 
@@ -134,22 +159,30 @@ class FusedPass:
     def _cross(self, layer: WanLayer, normed: Tensor | Quantized, text: TextRows) -> Tensor:
         """Attention to the text; as `CrossAttention.forward`."""
         cross, (k, v) = layer.cross_attn, text
-        q = rms_norm(cross.q(normed), cross.norm_q.weight, cross.norm_q.eps, impl=self.impl)
-        out = dense_attention(q.reshape(k.shape[0], -1, cross.num_heads, k.shape[-1]), k, v).out
-        y: Tensor = cross.o(out.reshape(q.shape))
+        with span(CROSS_PROJECTION):
+            q = cross.q(normed)
+        with span(CROSS_NORM):
+            q = rms_norm(q, cross.norm_q.weight, cross.norm_q.eps, impl=self.impl)
+        with span(CROSS_ATTENTION_KERNEL):
+            out = dense_attention(q.reshape(k.shape[0], -1, cross.num_heads, k.shape[-1]), k, v).out
+        with span(CROSS_PROJECTION):
+            y: Tensor = cross.o(out.reshape(q.shape))
         return y
 
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
         """The two matrices with GELU between them."""
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
-        if _takes_rows(down):
-            hidden = gelu_quantize(up(normed), impl=self.impl)
-        elif isinstance(normed, Tensor) and _has_epilogue(up, normed):
-            hidden = _up_and_gelu(up, normed)
+        if isinstance(normed, Tensor) and not _takes_rows(down) and _has_epilogue(up, normed):
+            with span(FFN_UP):
+                hidden = _up_and_gelu(up, normed)
         else:
-            hidden = gelu(up(normed))
-        y: Tensor = down(hidden)
+            with span(FFN_UP):
+                wide = up(normed)
+            with span(FFN_ACTIVATION):
+                hidden = gelu_quantize(wide, impl=self.impl) if _takes_rows(down) else gelu(wide)
+        with span(FFN_DOWN):
+            y: Tensor = down(hidden)
         return y
 
 

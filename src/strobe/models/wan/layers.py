@@ -15,8 +15,28 @@ from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.tiled import Reach
 from strobe.core.errors import ConfigError
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, span
+from strobe.core.spans import (
+    ATTENTION,
+    ATTENTION_KERNEL,
+    CROSS_ATTENTION,
+    CROSS_ATTENTION_KERNEL,
+    CROSS_NORM,
+    CROSS_PROJECTION,
+    CROSS_RESIDUAL,
+    FFN,
+    FFN_ACTIVATION,
+    FFN_DOWN,
+    FFN_UP,
+    GATED_RESIDUAL,
+    KV_WRITE,
+    MODULATED_NORM,
+    OUTPUT_PROJECTION,
+    QK_NORM_ROPE,
+    QKV_PROJECTION,
+    span,
+)
 from strobe.models.wan.config import WanConfig
+from strobe.models.wan.pieces import piece
 from strobe.models.wan.rope import rotate
 
 Piece = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -140,8 +160,10 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys after RoPE, and values, each `[B, S, H, D]`."""
-        q, k, v = self.qkv(x)
-        return *self.turned(q, k, rope), v.unflatten(-1, (self.num_heads, -1))
+        with piece(QKV_PROJECTION):
+            q, k, v = self.qkv(x)
+        with piece(QK_NORM_ROPE):
+            return *self.turned(q, k, rope), v.unflatten(-1, (self.num_heads, -1))
 
 
 class CrossAttention(nn.Module):
@@ -164,8 +186,14 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """x `[B, S, dim]`; k, v `[B * P, L, H, D]`: with P prompts per sample, each owns an equal run of the tokens."""
-        q = self.norm_q(self.q(x)).reshape(k.shape[0], -1, self.num_heads, k.shape[-1])
-        out: Tensor = self.o(dense_attention(q, k, v).out.reshape(x.shape))
+        with piece(CROSS_PROJECTION):
+            q = self.q(x)
+        with piece(CROSS_NORM):
+            q = self.norm_q(q).reshape(k.shape[0], -1, self.num_heads, k.shape[-1])
+        with piece(CROSS_ATTENTION_KERNEL):
+            attended = dense_attention(q, k, v).out.reshape(x.shape)
+        with piece(CROSS_PROJECTION):
+            out: Tensor = self.o(attended)
         return out
 
 
@@ -185,11 +213,16 @@ class WanLayer(nn.Module):
 
     def before(self, x: Tensor, mod: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All of the attention section that comes before the cache: queries, keys and values `[B, S, H, D]`."""
-        return self.self_attn.project(modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps), rope)
+        with piece(MODULATED_NORM):
+            normed = modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps)
+        return self.self_attn.project(normed, rope)
 
     def after(self, x: Tensor, out: Tensor, mod: Tensor) -> Tensor:
         """All of the attention section that comes after the kernel: output projection and gated residual."""
-        return add_gated(x, self.self_attn.o(out.flatten(2)), mod[..., 2, :])
+        with piece(OUTPUT_PROJECTION):
+            y = self.self_attn.o(out.flatten(2))
+        with piece(GATED_RESIDUAL):
+            return add_gated(x, y, mod[..., 2, :])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The kernel alone; `mask` (True = attend, `[S_q, S_kv]`) exists on the training path only."""
@@ -228,7 +261,9 @@ class WanLayer(nn.Module):
         """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""
         if isinstance(kv, SharedKeyValueStep):
             return kv.attend(index, q, k, v, self.attend_kept)
-        return self.attend_kept(q, (k, v), kv.write(index, k, v), kv.reach, index)
+        with span(KV_WRITE):
+            kept = kv.write(index, k, v)
+        return self.attend_kept(q, (k, v), kept, kv.reach, index)
 
     def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
         """The attention section: `x + gate * attention(modulated norm of x)`."""
@@ -241,16 +276,35 @@ class WanLayer(nn.Module):
     def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
         """Store this block's keys and values and compute nothing else: all a commit pass needs of the last layer."""
         with span(ATTENTION):
-            kv.write(index, *self.self_attn.keys_values(modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps), rope))
+            with span(MODULATED_NORM):
+                normed = modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps)
+            with span(QKV_PROJECTION):
+                k, v = self.self_attn.keys_values(normed, rope)
+            with span(KV_WRITE):
+                kv.write(index, k, v)
 
     def cross(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-attention with its norm and residual."""
-        out: Tensor = x + self.cross_attn(self.norm3(x), *text)
+        with piece(CROSS_NORM):
+            normed = self.norm3(x)
+        y = self.cross_attn(normed, *text)
+        with piece(CROSS_RESIDUAL):
+            out: Tensor = x + y
         return out
 
     def feed_forward(self, x: Tensor, mod: Tensor) -> Tensor:
         """Feed-forward with its norm and gated residual."""
-        return add_gated(x, self.ffn(modulate(x, mod[..., 3, :], mod[..., 4, :], self.eps)), mod[..., 5, :])
+        up, gelu, down = self.ffn
+        with piece(MODULATED_NORM):
+            y = modulate(x, mod[..., 3, :], mod[..., 4, :], self.eps)
+        with piece(FFN_UP):
+            y = up(y)
+        with piece(FFN_ACTIVATION):
+            y = gelu(y)
+        with piece(FFN_DOWN):
+            y = down(y)
+        with piece(GATED_RESIDUAL):
+            return add_gated(x, y, mod[..., 5, :])
 
     def rest(self, x: Tensor, mod: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-attention and feed-forward."""

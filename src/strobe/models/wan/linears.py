@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.spans import QUANTISE
 from strobe.eightbit.rows import EightBit, Quantized, quantize_rows, quantize_tensor
+from strobe.models.wan.pieces import piece
 
 Scaling = Literal["rows", "tensor"]
 SCALING: Final[Scaling] = "rows"
@@ -124,7 +126,8 @@ class Fp8Linear(EightBitLinear):
     def forward(self, x: Tensor | Quantized) -> Tensor:
         """x `[..., in]`, or already quantised, to `[..., out]`."""
         if not isinstance(x, Quantized):
-            x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
+            with piece(QUANTISE):
+                x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
         if self.simulate:
             return F.linear(x.dequantized(self.dtype), self.dequantized().to(self.dtype), self.bias)
         out: Tensor = self._product(x).unflatten(0, x.values.shape[:-1])
