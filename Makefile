@@ -49,7 +49,7 @@ demo: setup
 # A CPU build of torch brings no Triton; the kernels' tests run in its interpreter.
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
@@ -64,7 +64,7 @@ type: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/strobe compare baseline quality balanced turbo ultra
+	$(BIN)/strobe compare baseline quality balanced turbo
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -18,7 +19,8 @@ PROMPTS = ("red circle moving", "blue square")
 def profiled(tiny: Model, name: str, iterations: int, said: list[tuple[int, int, str]] | None = None) -> KernelProfile:
     heard = [] if said is None else said
     plan = KernelPlan(iterations=iterations, switches=2)
-    return profile_kernels(tiny, preset(name), PROMPTS, device=CPU, plan=plan, progress=lambda *step: heard.append(step))
+    config = replace(preset(name), simulate=True)
+    return profile_kernels(tiny, config, PROMPTS, device=CPU, plan=plan, progress=lambda *step: heard.append(step))
 
 
 @pytest.mark.parametrize("name", ["ultra", "baseline"])

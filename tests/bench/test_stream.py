@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from strobe.bench.runner import run_case
 from strobe.core.errors import ConfigError
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import Model
-from strobe.engine.presets import balanced
+from strobe.engine.presets import balanced, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.analysis.runs.latency import latencies
@@ -26,7 +27,8 @@ EXACT, FEW = ("quality", "balanced"), ("turbo", "ultra")
 
 @pytest.fixture(scope="module")
 def case(tiny: Model) -> StreamCase:
-    return StreamCase(["baseline", *EXACT, *FEW], script=SCRIPT, model=tiny, device="cpu", review_samples=2)
+    configs = [replace(preset(name), simulate=True) for name in ("baseline", *EXACT, *FEW)]
+    return StreamCase(configs, script=SCRIPT, model=tiny, device="cpu", review_samples=2)
 
 
 @pytest.mark.parametrize("name", [*EXACT, *FEW])
@@ -70,6 +72,8 @@ def test_settings_are_what_ran(case: StreamCase, tiny: Model) -> None:
     compile_knob = next(knob for knob in found["ultra"].knobs if knob.name == "compile")
     assert (compile_knob.on, bool(compile_knob.reason), found["ultra"].compile_mode) == (False, True, None)
     assert found["ultra"].attention_impl
+    assert (found["ultra"].linear_format, found["ultra"].kv_format) == ("fp8, simulated", "native")
+    assert found["baseline"].linear_format == "native"
     assert (case.workload.frames, case.workload.frames_first_block, case.workload.frames_per_block) == (93, 9, 12)
     assert [(prompt.frame_block, prompt.mode) for prompt in case.workload.prompts] == [(0, "start"), (4, "recache")]
 

@@ -108,7 +108,7 @@ class TestPrompts:
 
 
 class TestSnapshots:
-    @pytest.mark.parametrize("preset", ["baseline", "balanced", "ultra"])
+    @pytest.mark.parametrize("preset", ["baseline", "balanced", "turbo"])
     @pytest.mark.parametrize("before", [0, 2, 6])
     def test_replay_fork_and_resume_are_bit_equal(
         self, make: Callable[..., Session], tiny: Model, tmp_path: Path, preset: str, before: int
