@@ -26,7 +26,7 @@ DEFAULTS = ModelDefaults(
     timesteps=(1000.0, 500.0),
     shift=5.0,
 )
-SHORT_S = 1.0
+SHORT_S = 3.0
 """Timeout of what is to fail."""
 HEADS = 6
 

@@ -20,7 +20,7 @@ def test_torchrun(tmp_path: Path) -> None:
         argv=(sys.executable, *torchrun, str(script), str(tmp_path)),
         env={"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         resources=Resources(exclusive=False),
-        timeout_s=120,
+        timeout_s=900,
     )
     executor = LocalExecutor()
     done = executor.wait(executor.submit(cell))
@@ -38,6 +38,6 @@ def test_torchrun(tmp_path: Path) -> None:
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and said[0].startswith("error: 2 ranks cannot share this session: sparse attention needs"), done.stderr
 
-    for what, words in (("hangs", "rank 1 did not answer within 1 s"), ("ends", "rank 1 ended (process ")):
+    for what, words in (("hangs", "rank 1 did not answer within 3 s"), ("ends", "rank 1 ended (process ")):
         told = (tmp_path / what).read_text()
         assert told.startswith("(1,) ") and words in told, told

@@ -46,7 +46,7 @@ def alone(model: Model) -> Told:
 
 
 def on_ranks(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> list[Told]:
-    return ranks(ulysses * tree, lambda rank: stream(model, config, DeviceGroup(ulysses=ulysses, timeout_s=20)))
+    return ranks(ulysses * tree, lambda rank: stream(model, config, DeviceGroup(ulysses=ulysses, timeout_s=300)))
 
 
 def compare(found: list[Told], alone: Told) -> None:
@@ -100,12 +100,12 @@ def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:
             return next(session.stream(1))
 
     whole, latents = begin("cpu")
-    taken = ranks(4, lambda rank: begin(DeviceGroup(timeout_s=20)))
+    taken = ranks(4, lambda rank: begin(DeviceGroup(timeout_s=300)))
     for snapshot, after in taken:
         for name in ("keys", "values", "sink_keys"):
             torch.testing.assert_close(getattr(snapshot.cache, name), getattr(whole.cache, name), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(after, latents, atol=1e-5, rtol=1e-5)
-    on_three = ranks(3, lambda rank: go_on(DeviceGroup(ulysses=1, timeout_s=20), taken[0][0]))
+    on_three = ranks(3, lambda rank: go_on(DeviceGroup(ulysses=1, timeout_s=300), taken[0][0]))
     on_one = go_on("cpu", taken[0][0])
     for block in (*on_three, on_one):
         torch.testing.assert_close(block.latents, latents, atol=1e-5, rtol=1e-5)
@@ -128,7 +128,7 @@ def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
 
     prompts, latents = work(0, "cpu")
     assert prompts == ["red circle", *["blue square"] * 3]
-    for said, made in ranks(2, lambda rank: work(rank, DeviceGroup(timeout_s=20))):
+    for said, made in ranks(2, lambda rank: work(rank, DeviceGroup(timeout_s=300))):
         assert said == prompts
         torch.testing.assert_close(made, latents, atol=1e-5, rtol=1e-5)
 
@@ -136,7 +136,7 @@ def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
 @pytest.mark.parametrize(("change", "words"), [({"seed": 1}, "seed 1"), ({"preset": "balanced"}, "balanced")])
 def test_another_session_on_one_rank_is_refused(ranks: Runner, model: Model, change: dict[str, Any], words: str) -> None:
     def work(rank: int) -> str:
-        options = {"preset": CONFIG, "model": model, "device": DeviceGroup(timeout_s=20)} | (change if rank == 2 else {})
+        options = {"preset": CONFIG, "model": model, "device": DeviceGroup(timeout_s=300)} | (change if rank == 2 else {})
         with pytest.raises(CollectiveError) as raised:
             Session("red circle", **options)
         assert raised.value.ranks == (2,)
@@ -147,7 +147,7 @@ def test_another_session_on_one_rank_is_refused(ranks: Runner, model: Model, cha
 
 def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None:
     def work(rank: int) -> tuple[dict[str, int], int]:
-        group = DeviceGroup(ulysses=2, timeout_s=20)
+        group = DeviceGroup(ulysses=2, timeout_s=300)
         with Session("red circle", preset=CONFIG, model=model, device=group) as session:
             share, cache = session._stream.share, session._stream._cache
             assert share is not None and isinstance(cache, SharedCache)

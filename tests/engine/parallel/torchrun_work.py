@@ -24,7 +24,7 @@ from strobe.engine.session import Session
 
 def work(folder: Path) -> None:
     """All of it."""
-    with DeviceGroup.join("cpu", timeout_s=60) as devices:
+    with DeviceGroup.join("cpu", timeout_s=300) as devices:
         told = bundled(devices)
         torch.save({"latents": told.latents, "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt")
         command = ["generate", "a red circle moving left", "--device", "cpu", "--blocks", "1", "-o", str(folder / "clip.gif")]
@@ -32,7 +32,7 @@ def work(folder: Path) -> None:
         (folder / f"codes{devices.rank}").write_text(repr(codes))
         groups = [dist.new_group([0, 1]) for _ in range(2)]
         for what, group in zip(("hangs", "ends"), groups, strict=True):
-            fail(folder / what, DeviceGroup(group, timeout_s=60))
+            fail(folder / what, DeviceGroup(group, timeout_s=300))
 
 
 def fail(told: Path, devices: DeviceGroup) -> None:
