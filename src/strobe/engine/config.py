@@ -96,8 +96,8 @@ class EngineConfig:
         sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
-        linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on matrix units
-            for it) or "int8" (weights alone).
+        linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on
+            FP8 matrix units) or "int8" (weights alone).
         kv_format: of the cached keys and values: "native", "fp8" or "int8", one scale per token and head.
         native_layers: numbers of layers whose matrices stay native whatever `linear_format` says; -1 is the last.
         simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster.

@@ -67,7 +67,7 @@ def turbo_fp8() -> EngineConfig:
 
 
 def ultra() -> EngineConfig:
-    """Two steps, a window of six latent frames, linear layers in FP8; a sink of one leaves room for history. One frame block late."""
+    """Two steps, a window of six latent frames (a sink of one leaves room for history), FP8; frames come one frame block late."""
     knobs = Knobs(late_frames=True)
     return EngineConfig(name="ultra", timesteps=(1000, 250), window=6, sink=1, linear_format="fp8", knobs=knobs)
 

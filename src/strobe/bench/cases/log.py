@@ -54,7 +54,9 @@ def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed
 
 
 def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool) -> list[Cell]:
-    """A cell for every preset but the base's own (none named: all that the device has what they need for), and for every optimisation alone on top of the base if asked for.
+    """A cell for every preset but the base's own, and for every optimisation alone on top of the base if asked for.
+
+    Where no preset is named, those that the device lacks nothing for.
 
     Raises:
         ConfigError: a preset that there is not, or nothing to measure.

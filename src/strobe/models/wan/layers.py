@@ -136,8 +136,8 @@ class SelfAttention(nn.Module):
             held: Tensor = getattr(self.fused, name).detach()
             whole = new if held.is_meta else held.copy_(new)
             pieces = (*whole.chunk(3), whole, whole[dim:])
-            for layer, piece in zip((*layers, self.fused, self.fused_kv), pieces, strict=True):
-                setattr(layer, name, nn.Parameter(piece, requires_grad=False))
+            for layer, part in zip((*layers, self.fused, self.fused_kv), pieces, strict=True):
+                setattr(layer, name, nn.Parameter(part, requires_grad=False))
 
     def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys after RoPE and values, each `[B, S, H, D]`."""
