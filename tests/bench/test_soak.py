@@ -13,7 +13,7 @@ import pytest
 from strobe.bench.cases.soak import run_soak, soak_script
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.perf.analysis.runs.soak import soak_of
-from strobe.perf.records.record import End, Memory, Span, Variant
+from strobe.perf.records.record import End, Knob, Memory, Span, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.markdown import render_markdown
@@ -120,15 +120,25 @@ def test_a_stream_with_switches_leaves_them_out(soaked: Callable[..., RunRecords
     times[10] = times[15] = 5000
     found = soak_of(soaked(times, [MIB] * 20, switches=(10, 15)))
     assert {10, 15}.isdisjoint(found.first + found.last) and len(found.first) == (20 - FILLING - 2) // 2
-    assert all(each.holds for each in found.times) and found.drift == 0
+    assert all(each.holds for each in found.times) and found.drift is None
+
+
+def test_frames_that_come_late_carry_the_work_of_the_next(soaked: Callable[..., RunRecords]) -> None:
+    """With `late_frames` a switch makes the frame block before it longer, and the last one only waits."""
+    times = [1000] * 19 + [10]
+    times[9] = times[14] = 5000
+    run = soaked(times, [MIB] * 20, switches=(10, 15))
+    late = msgspec.structs.replace(run.variants[0], knobs=(Knob(name="late_frames", value="on", on=True),))
+    found = soak_of(replace(run, variants=(late,)))
+    assert (found.first, found.last) == ((6, 7, 8, 10, 11), (13, 15, 16, 17, 18))
 
 
 def test_drift_is_a_slope(soaked: Callable[..., RunRecords]) -> None:
     """One part in a thousand longer with each frame block: as much as the first after 1,000 of them."""
-    times = [10_000_000 + 10_000 * number for number in range(40)]
+    times = [10_000_000 + 10_000 * number for number in range(140)]
     times[20] = 10**9  # one straggler does not move a median of slopes
-    found = soak_of(soaked(times, [MIB] * 40))
-    assert found.drift == pytest.approx(1000 * 10_000 / sorted(times[FILLING:])[17], rel=0.02)
+    found = soak_of(soaked(times, [MIB] * 140))
+    assert found.drift == pytest.approx(1000 * 10_000 / sorted(times[FILLING:])[67], rel=0.02)
 
 
 def test_memory_that_grows_is_seen(soaked: Callable[..., RunRecords]) -> None:

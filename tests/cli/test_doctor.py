@@ -49,3 +49,38 @@ def test_a_machine_without_torch_is_told_so(strobe: Strobe, monkeypatch: pytest.
     assert result.code == 3
     (check,) = result.document["checks"]
     assert check["name"] == "torch" and not check["ok"] and "README" in check["fix"]
+
+
+def test_numbers_of_devices(strobe: Strobe) -> None:
+    """Degrees and memory of each; what all devices keep is what one would."""
+    asked = ("--preset", "sparse", "--device", "cpu", "--devices", "4")
+    document = strobe("doctor", *asked, "--json").document
+    one, two, three, four = document["devices"]
+    assert [(each["tree"], each["ulysses"], len(each["ranks"])) for each in (one, two, three)] == [
+        (1, 1, 1),
+        (None, None, 0),
+        (1, 3, 2),
+    ]
+    assert "the ranks must divide the 3 heads" in two["reason"] and two["reason"] == four["reason"]
+    alone, leader, other = (
+        {part["name"]: part["num_bytes"] for part in rank["parts"]} for rank in (*one["ranks"], *three["ranks"])
+    )
+    assert alone == {part["name"]: part["num_bytes"] for part in document["memory"]["parts"]}
+    assert 3 * other["keys and values"] == 3 * leader["keys and values"] == alone["keys and values"]
+    assert (leader["autoencoder weights"], other["autoencoder weights"]) == (alone["autoencoder weights"], 0)
+    assert all(rank["total_bytes"] == sum(part["num_bytes"] for part in rank["parts"]) for rank in three["ranks"])
+    page = strobe("doctor", *asked).out
+    assert "1 x 3" in page and "cannot" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--devices", "2"), "give --preset too"),
+        (("--model", "wan-1.3b"), "give --preset too"),
+        (("--preset", "balanced", "--devices", "0"), "give 1 or more"),
+    ],
+)
+def test_what_cannot_be_predicted(strobe: Strobe, flags: tuple[str, ...], words: str) -> None:
+    result = strobe("doctor", "--device", "cpu", *flags)
+    assert result.code == 2 and words in result.err

@@ -8,7 +8,7 @@ from strobe.attention.tree import CollectiveError
 from strobe.cli.console import Output
 from strobe.cli.main import MISSING, USAGE, main
 from strobe.cli.ranks import said_by_rank_0, says
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,20 @@ from strobe.core.errors import ConfigError, StrobeError
         (MISSING, CollectiveError("rank 1 is gone, and rank 0 says so", [1]), False),
         (MISSING, CollectiveError("rank 0 is gone", [0]), True),
         (MISSING, StrobeError("this GPU is full"), True),
+        (MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]), False),
     ],
 )
 def test_who_says_what(monkeypatch: pytest.MonkeyPatch, code: int, error: Exception, followers: bool) -> None:
     assert says(code, error)
     monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "2")
     assert says(code, error) == followers
+
+
+def test_what_another_machine_lacks_is_said_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert says(MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]))
 
 
 def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch._inductor import list_mode_options
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, lacking, replace_knobs, resolve
+from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, lacking, replace_knobs, resolve
+from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, diff, preset
+from strobe.engine.transformer import Transformer
+from strobe.models.wan.layers import WanLayer
 
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0, 750.0, 500.0, 250.0), shift=5.0
@@ -82,6 +86,17 @@ def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyP
     ):
         states = {state.name: state for state in resolve(EngineConfig(**changes), DEFAULTS, gpu).knob_states}  # type: ignore[arg-type]
         assert not states["cuda_graphs"].on and words in states["cuda_graphs"].reason
+
+
+def test_only_one_compile_mode_makes_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Model) -> None:
+    """Inductor's graphs amid a pass that is captured, or without marks between passes, would fail."""
+    modes: dict[str, str] = {}
+    for asked in COMPILE_MODES:
+        monkeypatch.setattr(WanLayer, "compile_pieces", lambda _, __, mode, asked=asked: modes.update({asked: mode}))
+        config = resolve(EngineConfig(compile_mode=asked), DEFAULTS, torch.device("cpu"))
+        Transformer(tiny.dit, replace(config, knobs=replace_knobs(config.knobs, compile=True)), 12)
+    graphs = [asked for asked, mode in modes.items() if list_mode_options(mode).get("triton.cudagraphs")]
+    assert list(modes) == list(COMPILE_MODES) and graphs == ["reduce-overhead"]
 
 
 @pytest.mark.parametrize("name", PRESETS)

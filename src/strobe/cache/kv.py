@@ -88,7 +88,7 @@ class CacheStep(Protocol):
 
 
 class KVCache(Protocol):
-    """What a stream needs of a cache. `RingCache` and `RollingCache` are the two."""
+    """What a stream needs of a cache: `RingCache`, `RollingCache` or `strobe.cache.quantized.QuantizedRing`."""
 
     @property
     def end(self) -> int:

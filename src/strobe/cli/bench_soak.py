@@ -53,9 +53,11 @@ def soak(
     with output.progress("soak"):
         from strobe.bench.cases.soak import run_soak, soak_script
         from strobe.bench.cases.stream import StreamCase
+        from strobe.perf.analysis.runs.soak import counted
 
         script = soak_script((clip.prompt, *clip.then), blocks, switch_every, clip.seed)
-        case = StreamCase([preset], script=script, model=clip.load(), device=clip.device)
+        case = StreamCase([clip.config(preset)], script=script, model=clip.load(), device=clip.device)
+        counted(case.settings(preset), case.workload, blocks)  # too few to compare: told now
     limit_s = None if minutes is None else 60 * minutes
     with closing(case), output.progress("soak") as advance:
         folder = run_soak(case, root=out, limit_s=limit_s, progress=advance, open_run=rotating(kept))

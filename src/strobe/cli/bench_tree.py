@@ -188,6 +188,9 @@ def _how(flags: Measurement) -> How:
 
 
 def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> Outcome:
+    most = max(shape.world_size for shape in shapes)
+    if flags.delay is not None and flags.delay[0] not in range(most):
+        raise ConfigError(f"--delay {flags.delay[0]}: no such rank; give 0 to {most - 1}")
     with output.progress("tree") as progress:
         from strobe.bench.executor import open_executor
         from strobe.bench.tree.run import run_cells

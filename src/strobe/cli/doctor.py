@@ -11,10 +11,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
-from strobe.core.errors import StrobeError
+from strobe.cli.presets import SideBySide
+from strobe.core.errors import ConfigError, StrobeError
 
 if TYPE_CHECKING:
     import torch
+
+    from strobe.engine.config import ResolvedConfig
+    from strobe.engine.load import Parts
+    from strobe.engine.memory import MemoryPart
+    from strobe.engine.parallel import Degrees
 
 MISSING: Final = 3
 
@@ -40,6 +46,7 @@ def doctor(
     model: str = "shapes",
     size: str | None = None,
     samples: int = 1,
+    devices: int | None = None,
     output: Output = Output(),
 ) -> int:
     """Say what this machine has, which implementation would run and why the others would not.
@@ -48,6 +55,7 @@ def doctor(
     strobe doctor
     strobe doctor --device cpu --json
     strobe doctor --preset balanced --model wan-1.3b --size 480x832
+    strobe doctor --preset balanced --model wan-1.3b --devices 8
     ```
 
     Exit code 3 if something that every stream needs is missing.
@@ -58,7 +66,11 @@ def doctor(
         model: shapes, wan-1.3b or wan-14b: whose memory.
         size: frame height x width of a Wan model, such as 320x576.
         samples: streams in lockstep.
+        devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
+            why they cannot.
     """
+    if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
+        raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
     checks = [check_torch()]
     if checks[0].ok:
         checks += [check_weights(), check_video()]
@@ -66,7 +78,10 @@ def doctor(
     if checks[0].ok:
         document |= look(device)
         if preset is not None:
-            document["memory"] = predict_memory(preset, model, size, samples, device)
+            stream = _asked(preset, model, size, samples, device)
+            document["memory"] = predict_memory(stream)
+            if devices is not None:
+                document["devices"] = predict_devices(stream, devices)
     output.show(*_tables(document))
     output.emit(document)
     return 0 if all(check.ok for check in checks) else MISSING
@@ -129,12 +144,20 @@ def look(device: str) -> dict[str, Any]:
     }
 
 
-def predict_memory(preset: str, model: str, size: str | None, samples: int, device: str) -> dict[str, Any]:
-    """Bytes that a stream will hold, part by part."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A stream whose memory is predicted."""
+
+    model: str
+    samples: int
+    parts: Parts
+    config: ResolvedConfig
+
+
+def _asked(preset: str, model: str, size: str | None, samples: int, device: str) -> Asked:
     from strobe.cli.model import parse_size
     from strobe.core.device import resolve_device
-    from strobe.core.errors import ConfigError, unknown_choice
-    from strobe.engine import memory
+    from strobe.core.errors import unknown_choice
     from strobe.engine.config import resolve
     from strobe.engine.load import MODELS, model_parts
     from strobe.engine.presets import preset as find_preset
@@ -143,18 +166,66 @@ def predict_memory(preset: str, model: str, size: str | None, samples: int, devi
         raise unknown_choice("model", model, MODELS)
     if samples < 1:
         raise ConfigError(f"--samples {samples}: give 1 or more")
-    where, parts = resolve_device(device), model_parts(model, parse_size(size))
-    found = memory.predict(parts, resolve(replace(find_preset(preset), simulate=True), parts.defaults, where), samples)
-    free = memory.free_bytes(where) if where.type == "cuda" else None
+    parts = model_parts(model, parse_size(size))
+    config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
+    return Asked(model=model, samples=samples, parts=parts, config=config)
+
+
+def predict_memory(stream: Asked) -> dict[str, Any]:
+    """Bytes that a stream will hold, part by part."""
+    from strobe.engine import memory
+
+    where = stream.config.device
     return {
-        "preset": preset,
-        "model": model,
-        "frame_size": list(parts.defaults.frame_size),
-        "samples": samples,
-        "parts": [asdict(part) for part in found],
-        "total_bytes": sum(part.num_bytes for part in found),
-        "free_bytes": free,
+        "preset": stream.config.name,
+        "model": stream.model,
+        "frame_size": list(stream.parts.defaults.frame_size),
+        "samples": stream.samples,
+        "dtype": str(stream.config.dtype).removeprefix("torch."),
+        **_held(memory.predict(stream.parts, stream.config, stream.samples)),
+        "free_bytes": memory.free_bytes(where) if where.type == "cuda" else None,
     }
+
+
+def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
+    """Each number of devices from 1 to `most`: their grid and what rank 0, which decodes, and rank 1, the fullest of the others,
+    will hold; or why they cannot share the stream.
+    """
+    from strobe.engine.parallel import legal_degrees
+    from strobe.engine.parallel.layout import Layout
+    from strobe.engine.parallel.memory import predict_ranks
+    from strobe.engine.parallel.transformer import without_graphs
+    from strobe.engine.stream import latent_shape
+
+    if most < 1:
+        raise ConfigError(f"--devices {most}: give 1 or more")
+    dit, config = stream.parts.dit, without_graphs(stream.config)
+    tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
+    legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
+    layouts = [
+        Layout(degrees=each.degrees, rank=rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
+        for each in legal
+        if each.degrees is not None
+        for rank in range(min(2, each.num_ranks))
+    ]
+    held = zip(layouts, predict_ranks(stream.parts, config, layouts, stream.samples), strict=True)
+    of_grid: dict[Degrees, list[dict[str, Any]]] = {}
+    for layout, parts in held:
+        of_grid.setdefault(layout.degrees, []).append(_held(parts))
+    return [
+        {
+            "devices": each.num_ranks,
+            "tree": each.degrees and each.degrees.tree,
+            "ulysses": each.degrees and each.degrees.ulysses,
+            "reason": each.reason,
+            "ranks": of_grid[each.degrees] if each.degrees else [],
+        }
+        for each in legal
+    ]
+
+
+def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
+    return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -203,13 +274,16 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from (f"  {name}: {escape(state)}" for name, state in document["metrics"].items())
     if "memory" in document:
         yield from _memory_table(document["memory"])
+    if "devices" in document:
+        yield from _devices_table(document["devices"])
 
 
 def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     """Parts of a stream's memory, and whether they fit."""
     height, width = memory["frame_size"]
     yield ""
-    yield f"[bold]memory[/] of {memory['preset']}, {memory['model']}, {height}x{width}, {memory['samples']} sample(s), in GiB"
+    what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
+    yield f"[bold]memory[/] of {memory['preset']}, {memory['model']}, {what}, in GiB"
     table = Table("", Column("", justify="right"), "", box=None, show_header=False)
     for part in memory["parts"]:
         table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
@@ -220,6 +294,18 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     yield "  the text encoder is not counted"
 
 
+def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Numbers of devices, and what the fullest ranks of each hold."""
+    yield from ("", "[bold]devices[/] that share it, in GiB each; rank 0 decodes")
+    numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
+    table = Table(*numbers, "", box=None, header_style="")
+    for each in devices:
+        grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
+        held = [f"{rank['total_bytes'] / 2**30:.2f}" for rank in each["ranks"]]
+        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), escape(each["reason"]))
+    yield table
+
+
 def _impl_table(impls: list[dict[str, str]]) -> Table:
     """Every implementation: gated and where, or untested or missing and why."""
     table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
@@ -228,10 +314,10 @@ def _impl_table(impls: list[dict[str, str]]) -> Table:
     return table
 
 
-def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> Table:
+def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> SideBySide:
     """Knobs down, presets across; a knob that was asked for and does nothing here is said to be off."""
-    table = Table(Column("", no_wrap=True), *presets, box=None)
+    rows = {}
     for knob in next(iter(presets.values())):
         states = [knobs[knob] for knobs in presets.values()]
-        table.add_row(knob, *("on" if state["on"] else "off here" if state["reason"] else "off" for state in states))
-    return table
+        rows[knob] = ["on" if state["on"] else "off here" if state["reason"] else "off" for state in states]
+    return SideBySide(names=list(presets), rows=rows)

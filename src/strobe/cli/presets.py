@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _SideBySide:
+class SideBySide:
     """Settings down, presets across, as many at a time as the terminal is wide for."""
 
     names: list[str]
@@ -90,7 +90,7 @@ def show(
         for row in rows
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
-    output.show(_SideBySide(names=names, rows=shown), "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
+    output.show(SideBySide(names=names, rows=shown), "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(f"[bold]{setting}*[/] is off on {where}: {reason}")
     elsewhere = ", ".join(f"{name}: {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)

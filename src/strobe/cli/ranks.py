@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from strobe.cli.console import Output
+from strobe.core.errors import ImplUnavailableError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
@@ -25,13 +26,17 @@ def said_by_rank_0(output: Output) -> Output:
 
 
 def says(code: int, error: BaseException) -> bool:
-    """Whether this process prints an error: rank 0 says what all know, another one what only it can.
+    """Whether this process prints an error: rank 0 says what all know, one of each machine what it lacks, any what only it can.
 
     Args:
         code: exit code of the error; 2: the same command line fails on every rank.
         error: one that names ranks is known to all that are not named.
     """
-    return not follows() or not (code == 2 or 0 not in getattr(error, "ranks", (0,)))
+    if not follows():
+        return True
+    if isinstance(error, ImplUnavailableError):
+        return read_settings().local_rank == 0
+    return code != 2 and 0 in getattr(error, "ranks", (0,))
 
 
 @contextmanager

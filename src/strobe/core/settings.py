@@ -12,6 +12,7 @@ class Settings:
 
     Args:
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
+        local_rank: `LOCAL_RANK`: number of this process among those of this machine; 0 without torchrun.
         local_world_size: `LOCAL_WORLD_SIZE`: processes that torchrun has started on this machine; 1 without it.
         nccl_blocking_wait: `TORCH_NCCL_BLOCKING_WAIT` is on: waiting for NCCL stops the CPU, and so can have a timeout.
         no_color: `NO_COLOR` is set.
@@ -24,6 +25,7 @@ class Settings:
     """
 
     launch_blocking: bool
+    local_rank: int
     local_world_size: int
     nccl_blocking_wait: bool
     no_color: bool
@@ -39,6 +41,7 @@ def read_settings() -> Settings:
     """Read the environment once, now."""
     return Settings(
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         nccl_blocking_wait=os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0"),
         no_color="NO_COLOR" in os.environ,

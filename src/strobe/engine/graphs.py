@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final, Literal, Protocol, Self
 
 import torch
@@ -224,7 +224,7 @@ class CudaGraphs(Recorded):
     def __init__(self, device: torch.device, limit: int = LIMIT) -> None:
         super().__init__(limit)
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def fresh(self) -> Self:
@@ -246,7 +246,8 @@ class CudaGraphs(Recorded):
             with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
                 out = call()
         except RuntimeError as error:
-            what = str(error).partition("\n")[0]
+            torch.cuda.set_stream(here)  # torch leaves it where the capture failed
+            what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
 
         def again() -> None:
@@ -257,6 +258,12 @@ class CudaGraphs(Recorded):
 
     def _forget(self, replay: Replay) -> None:
         torch.cuda.synchronize(self._device)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where passes are captured, of all streams of a device: libraries keep a workspace for every stream they were called on."""
+    return torch.cuda.Stream(device)
 
 
 class _Static:

@@ -1,13 +1,7 @@
 """Which linear layers of a transformer run in eight bits, and what that costs in accuracy.
 
-How `Transformer` uses it::
-
-    # once, after the LoRA was merged and Q, K and V were fused, before layers are compiled
-    self.quantized = quantize_linears(self.dit, config)          # a report; empty for linear_format "native"
-    # in `use_lora` from then on, instead of `merge` and `fuse_qkv`; addresses stay, so graphs stay valid
-    requantize_linears(self.dit, self._base, lora, strength)
-    # in `use_lora`, before anything changes
-    check_lora(self._config)
+`Transformer` quantises once, after a LoRA was merged and Q, K and V were fused and before layers are compiled. Another LoRA then
+goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses stay, so recorded passes stay valid.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class Transformer:
         if self.knobs.fused_kernels:
             self.dit.use_kernels()
         if compiled:
+            mode = "max-autotune-no-cudagraphs" if config.compile_mode == "max-autotune" else config.compile_mode
             for layer in self.dit.layers:
-                layer.compile_pieces(block_tokens, config.compile_mode)
+                layer.compile_pieces(block_tokens, mode)
 
     def share(self, runner: Runner | None = None) -> Transformer:
         """Return a transformer with the same weights for another stream.

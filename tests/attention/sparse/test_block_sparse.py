@@ -194,14 +194,18 @@ def test_one_count_for_all_rows_may_be_told_but_not_wrongly(impl: str) -> None:
     q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
     two = replace(selection, counts=torch.full_like(selection.counts, 2))
     expected, grads = _gradients((q, k, v, two), impl)
-    found, same = _gradients((q, k, v, replace(two, uniform_count=2)), impl)
+    found, same = _gradients((q, k, v, replace(two, known_count=2)), impl)
     assert torch.equal(found.out, expected.out) and all(map(torch.equal, same, grads))
     for counts in (selection.counts, torch.full_like(two.counts, 1)):
-        with pytest.raises(ShapeError, match=r"uniform_count: got 2, but counts holds [01] to [123]; leave uniform_count out"):
-            block_sparse_attention(q, k, v, replace(two, counts=counts, uniform_count=2), impl=impl)
+        for name in (impl, "flex"):
+            with pytest.raises(ShapeError, match=r"known_count: got 2, but counts holds [01] to [123]; leave known_count out"):
+                block_sparse_attention(q, k, v, replace(two, counts=counts, known_count=2), impl=name)
+    other = replace(replace(two, known_count=2), counts=selection.counts)  # what was said of other counts is not kept
+    assert other.uniform_count is None
+    block_sparse_attention(q, k, v, other, impl=impl)
     for told in (-1, 4):
-        with pytest.raises(ShapeError, match=f"uniform_count: got {told}, expected 0 to 3, the entries of a row, or None"):
-            block_sparse_attention(q, k, v, replace(two, uniform_count=told), impl=impl)
+        with pytest.raises(ShapeError, match=f"known_count: got {told}, expected 0 to 3, the entries of a row, or None"):
+            block_sparse_attention(q, k, v, replace(two, known_count=told), impl=impl)
 
 
 @pytest.mark.parametrize("told", [None, 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import product
 from math import prod
 
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.attention.sparse import layout
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.core.errors import ShapeError
 
@@ -82,6 +85,20 @@ def test_a_layout_is_a_value() -> None:
     first, second = tile_layout([3, 4, 5], (4, 4, 4)), TileLayout((3, 4, 5), (4, 4, 4), 64)
     assert first == second and hash(first) == hash(second)
     assert first.rows() is second.rows()
+
+
+def test_what_a_recorded_graph_reads_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        """Something that can be watched."""
+
+    monkeypatch.setattr(layout, "_RECORDED", set())
+    alive = []
+    for place, recording in (("cuda", True), ("cuda", False), ("cpu", True)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=recording: recording)
+        seen = weakref.ref(layout.held(Table(), torch.device(place)))
+        gc.collect()
+        alive.append(seen() is not None)
+    assert alive == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -190,19 +190,20 @@ def test_one_count_that_the_host_knows(block: int, ragged: bool, count: int, imp
     generator = torch.Generator().manual_seed(count)
     indices = torch.rand(2, 4, 5, 7, generator=generator).argsort(-1).to(torch.int32)
     indices[..., count:] = 1 << 29
-    told = replace(selection, indices=indices.cuda(), counts=torch.full_like(selection.counts, count), uniform_count=count)
+    told = replace(selection, indices=indices.cuda(), counts=torch.full_like(selection.counts, count), known_count=count)
     if ragged:
-        told = replace(told, kv_sizes=told.kv_sizes.masked_fill(torch.arange(7, device="cuda") == 3, 0))  # type: ignore[union-attr]
+        sizes = told.kv_sizes.masked_fill(torch.arange(7, device="cuda") == 3, 0)  # type: ignore[union-attr]
+        told = replace(told, kv_sizes=sizes, known_count=count)
         empty = torch.zeros(7 * block, dtype=torch.bool, device="cuda")
         empty[3 * block : 4 * block] = True
         k[:, empty], v[:, empty] = float("nan"), float("nan")
     usable((q, k, v, told), impl)
     found = block_sparse_attention(q, k, v, told, impl=impl, return_lse=True)
     expected = block_sparse_attention(
-        *wide((q, k, v, told))[:3], replace(told, uniform_count=None), impl="reference", return_lse=True
+        *wide((q, k, v, told))[:3], replace(told, known_count=None), impl="reference", return_lse=True
     )
     same_result(found, expected, torch.bfloat16)
-    again = block_sparse_attention(q, k, v, replace(told, uniform_count=None), impl=impl, return_lse=True)
+    again = block_sparse_attention(q, k, v, replace(told, known_count=None), impl=impl, return_lse=True)
     same(found.out, again.out.float(), 2e-2, "out of the kernels that read counts")
 
 
@@ -211,10 +212,10 @@ def test_one_count_that_the_host_knows(block: int, ragged: bool, count: int, imp
 def test_gradients_for_one_count_that_the_host_knows(block: int, impl: str) -> None:
     q, k, v, selection = draw(Shape(block=block))
     indices = torch.rand(2, 4, 5, 7, generator=torch.Generator().manual_seed(3)).argsort(-1).to(torch.int32).cuda()
-    told = replace(selection, indices=indices, counts=torch.full_like(selection.counts, 3), uniform_count=3)
+    told = replace(selection, indices=indices, counts=torch.full_like(selection.counts, 3), known_count=3)
     usable((q, k, v, told), impl, needs_grad=True, return_lse=False)
     found, grads = gradients((q, k, v, told), impl, through_lse=False)
-    expected, wanted = gradients((*wide((q, k, v, told))[:3], replace(told, uniform_count=None)), "reference", through_lse=False)
+    expected, wanted = gradients((*wide((q, k, v, told))[:3], replace(told, known_count=None)), "reference", through_lse=False)
     same_result(found, expected, torch.bfloat16)
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted, strict=True):
         same(got, want, TOLERANCES[torch.bfloat16], name)

@@ -1,4 +1,4 @@
-"""The fused stages around the fine stage equal the reference."""
+"""The fused stages around the fine stage equal the reference, and a GPU's compiler takes every launch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("stages_on_cpu.py")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_fused_stages_equal_the_reference(device: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
     result = subprocess.run(
         [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
     )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@needs_triton
+def test_a_compiler_for_a_gpu_takes_every_launch() -> None:
+    script = SCRIPT.with_name("launches_without_a_gpu.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0"}
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=3000, check=False)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse import layout, video
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ImplUnavailableError
@@ -57,6 +60,21 @@ def test_nothing_waits_for_the_device() -> None:
         call(inputs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_a_graph_reads_outlives_the_caches() -> None:
+    inputs = operands()
+    call(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(inputs)
+    expected = call(inputs).clone()
+    layout._kept.cache_clear()
+    video._kept.cache_clear()
+    gc.collect()
+    others = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in (30, 90, 128, 900, 1920, 3840) for _ in range(200)]
+    graph.replay()
+    assert torch.equal(found, expected) and not any(other.any() for other in others)
 
 
 def test_a_graph_follows_new_inputs() -> None:

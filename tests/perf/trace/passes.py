@@ -78,7 +78,8 @@ def _layers(to: Recorder) -> None:
 
 
 def stream(to: Recorder, *, graphs: bool = False, blocks: int = 1, extra: Sequence[tuple[str, int]] = ()) -> Trace:
-    """Frame blocks of `STEPS` denoise steps and a commit pass; a step ends with a kernel `mix` outside of the graph.
+    """Frame blocks of `STEPS` denoise steps and a commit pass; before a pass region `conditions`, and a step ends with a kernel
+    `mix`, both outside of the graph.
 
     Args:
         extra: kernels that a graph runs first and that no pass without graphs has.
@@ -88,6 +89,7 @@ def stream(to: Recorder, *, graphs: bool = False, blocks: int = 1, extra: Sequen
         outer = to.enter()
         for name, index in (*(("denoise_step", step) for step in range(STEPS)), ("commit", None)):
             start = to.enter()
+            to.leave("conditions", to.enter())
             if graphs:
                 to.launch([*extra, *whole], "cudaGraphLaunch")
             else:

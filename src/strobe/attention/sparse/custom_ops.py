@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from strobe.attention.ambient import ambient
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
@@ -55,7 +56,7 @@ def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
         q_sizes=q_sizes,
         kv_sizes=kv_sizes,
         finite_padding=finite_padding,
-        uniform_count=uniform_count,
+        known_count=uniform_count,
     )
 
 
@@ -76,7 +77,8 @@ def block_sparse_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
     selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
-    out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
+    with ambient(q):  # compiled code calls this with any device current
+        out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
     return out.contiguous(), lse.contiguous()
 
 
@@ -107,7 +109,8 @@ def block_sparse_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
     selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
-    dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
+    with ambient(q):
+        dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 

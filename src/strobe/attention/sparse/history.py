@@ -129,7 +129,7 @@ def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: fl
         q_sizes=None if q_tiles.whole else sizes,
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
-        uniform_count=per_head[0],
+        known_count=per_head[0],
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, floor, prod
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ BLOCKS: Final = (64, 128, 256)
 """Tokens of an attention block, of queries and of keys."""
 
 Triple = tuple[int, int, int]
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +179,21 @@ class _Tables:
     tokens: Tensor
 
 
+_RECORDED: Final[set[Any]] = set()
+
+
+def held(found: Kept, device: torch.device) -> Kept:
+    """The same; never let go if a CUDA graph is being recorded, because nothing says for how long it will be replayed."""
+    if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        _RECORDED.add(found)
+    return found
+
+
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Index tensors of a layout; kept for the next call, unless a dispatch mode (fake tensors, tracing) makes them its own."""
     if torch._C._len_torch_dispatch_stack():
         return _made(layout, device)
-    return _kept(layout, device)
+    return held(_kept(layout, device), device)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class BlockSelection:
         kv_sizes: likewise of the key blocks, int32 `[N_kv]`.
         finite_padding: padding rows of q, k and v hold finite numbers, as `TileLayout.to_tiles` leaves them, and need not be
             cleared first; by default they may hold anything, NaN included.
-        uniform_count: what every entry of `counts` is, where the host knows it: some kernels are faster for it. None if it is
-            not known, or rows differ.
+        known_count: what every entry of `counts` is, where the host knows it: some kernels are faster for it. It is read as
+            `uniform_count`, and said of these counts alone: `dataclasses.replace` drops it.
     """
 
     indices: Tensor
@@ -37,7 +37,11 @@ class BlockSelection:
     q_sizes: Tensor | None = None
     kv_sizes: Tensor | None = None
     finite_padding: bool = False
-    uniform_count: int | None = None
+    known_count: InitVar[int | None] = None
+    uniform_count: int | None = field(init=False)
+
+    def __post_init__(self, known_count: int | None) -> None:
+        object.__setattr__(self, "uniform_count", known_count)
 
     @classmethod
     def from_mask(
@@ -103,15 +107,15 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
             given = f"{tuple(found.shape)} {found.dtype} on {found.device}"
             raise ShapeError(f"{name}: got {given}, expected {expected} torch.int32 on {q.device}")
     if selection.uniform_count is not None and not 0 <= selection.uniform_count <= shape[3]:
-        raise ShapeError(f"uniform_count: got {selection.uniform_count}, expected 0 to {shape[3]}, the entries of a row, or None")
+        raise ShapeError(f"known_count: got {selection.uniform_count}, expected 0 to {shape[3]}, the entries of a row, or None")
     return num_q, num_kv
 
 
 def check_counts(selection: BlockSelection) -> None:
-    """Raise ShapeError if `uniform_count` is not what `counts` says. Looked at on a CPU alone: elsewhere it would wait."""
+    """Raise ShapeError if the known count is not what `counts` says. Looked at on a CPU alone: elsewhere it would wait."""
     told, counts = selection.uniform_count, selection.counts
     if told is None or counts.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return
     if bool((counts != told).any()):
         low, high = counts.aminmax()
-        raise ShapeError(f"uniform_count: got {told}, but counts holds {int(low)} to {int(high)}; leave uniform_count out")
+        raise ShapeError(f"known_count: got {told}, but counts holds {int(low)} to {int(high)}; leave known_count out")

@@ -20,7 +20,7 @@ from strobe.attention.ambient import ambient
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import RUN, choose
-from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.attention.sparse.layout import TileLayout, held, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
@@ -190,7 +190,7 @@ def _selection(plan: _Plan, chosen: Selected, q_sizes: Tensor | None) -> BlockSe
         q_sizes=q_sizes,
         kv_sizes=plan.kv_rows.ragged_sizes,
         finite_padding=True,
-        uniform_count=plan.uniform_count,
+        known_count=plan.uniform_count,
     )
 
 
@@ -296,7 +296,7 @@ def _plan_of(call: _Call, keep: bool) -> _Plan:
         must = (call.forced.own, call.forced.first_frames, call.forced.last_frames)
         plan: _Plan = _traced(tuple(tuple(face) for face in call[:3]), must, call.estimator.parts, *call[5:])
         return plan
-    return _kept(call) if keep else _planned(call)
+    return held(_kept(call), call.q.device) if keep else _planned(call)
 
 
 @lru_cache(maxsize=256)

@@ -58,9 +58,11 @@ def run_cells(
         executor: where; this machine by default.
 
     Raises:
-        ConfigError: the folder holds cells of another request.
+        ConfigError: the folder holds cells of another request, or a cell would have no time.
         StrobeError: the records cannot be written.
     """
+    if cell_timeout_s <= 0:
+        raise ConfigError(f"cell_timeout: got {cell_timeout_s:g}, expected more than 0 seconds")
     executor = LocalExecutor() if executor is None else executor
     _claim(folder, how)
     measured, kept, failed = [], [], []

@@ -81,8 +81,10 @@ class DeviceGroup:
             torch.cuda.set_device(where)
         joined = not dist.is_initialized()
         if joined:
-            backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            on_gpu = where.type == "cuda"
+            patience = 2 if on_gpu else 1  # NCCL ends the process at its timeout: let `settle` be first, if it is reached
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=patience * timeout_s))
         group = cls(device=where, ulysses=ulysses, timeout_s=timeout_s)
         group._joined = joined
         return group
@@ -145,7 +147,7 @@ class DeviceGroup:
         if self.device.type != "cuda":
             return
         done = torch.cuda.Event()
-        done.record()
+        done.record(torch.cuda.current_stream(self.device))
         deadline = time.monotonic() + self.timeout_s
         while not done.query():
             if time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -22,17 +23,27 @@ def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: in
     Args: as of `strobe.engine.memory.predict`, and
         layout: of the rank.
     """
+    return predict_ranks(parts, config, [layout], batch)[0]
+
+
+def predict_ranks(
+    parts: Parts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
+) -> list[tuple[MemoryPart, ...]]:
+    """The same of several, with one look at the model."""
     bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
     together = replace(config, knobs=replace(config.knobs, late_frames=True))
     whole, alone, both = ({part.name: part for part in predict(parts, each, batch)} for each in (config, bare, together))
-    transformer = _pass(alone[LARGEST].num_bytes, layout)
-    decoder = both[LARGEST].num_bytes - alone[LARGEST].num_bytes if layout.rank == 0 else 0
-    largest = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
-    (first, last), (low, high) = layout.kept(), layout.heads()
-    share, everything = (last - first) * (high - low), layout.tokens_per_frame * layout.num_heads
-    held = {SHARED: whole[SHARED].num_bytes * share // everything, LARGEST: largest}
-    held |= {} if layout.rank == 0 else dict.fromkeys(LEADERS, 0)
-    return tuple(replace(part, num_bytes=held.get(part.name, part.num_bytes)) for part in whole.values())
+    transformer, largest = alone[LARGEST].num_bytes, both[LARGEST].num_bytes
+    found = []
+    for layout in layouts:
+        own, decoder = _pass(transformer, layout), largest - transformer if layout.rank == 0 else 0
+        (first, last), (low, high) = layout.kept(), layout.heads()
+        share, everything = (last - first) * (high - low), layout.tokens_per_frame * layout.num_heads
+        held = {SHARED: whole[SHARED].num_bytes * share // everything}
+        held[LARGEST] = own + decoder if config.knobs.late_frames else max(own, decoder)
+        held |= {} if layout.rank == 0 else dict.fromkeys(LEADERS, 0)
+        found.append(tuple(replace(part, num_bytes=held.get(part.name, part.num_bytes)) for part in whole.values()))
+    return found
 
 
 def _pass(num_bytes: int, layout: Layout) -> int:

@@ -98,13 +98,13 @@ def verdict_table(found: Soak) -> Table:
         _row(each, lambda held: Number(held / _GIB, 3, "GiB"), lambda each: Number(each.growth / _MIB, 2, "MiB"), "memory")
         for each in found.held
     ]
-    drift: Cell = Missing("too few frame blocks", "-") if found.drift is None else Share(found.drift)
+    drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     blank = Text("")
     rows.append(Row((Text("drift of a frame block over 1,000"), blank, blank, drift, blank, Text("told, not judged", "muted"))))
     note = (
-        f"Frame blocks {found.first[0]} to {found.first[-1]} against {found.last[0]} to {found.last[-1]}, those with a prompt "
-        f"switch left out; the {found.settled} before fill the cache, and compile and capture. Drift: median of the slopes "
-        "between any two."
+        f"Frame blocks {found.first[0]} to {found.first[-1]} against {found.last[0]} to {found.last[-1]}, those that a prompt "
+        f"switch made longer left out; the {found.settled} before fill the cache, and compile and capture. Drift: median of the "
+        "slopes between any two."
     )
     return Table("The first frame blocks against the last.", columns, tuple(rows), (note,))
 
@@ -141,7 +141,8 @@ def _times(found: Soak) -> Section:
     plane = Plane(
         Axis("frame block"), Axis("length", "ms", True), tuple(marks if size > 1 else marks[::2]), series=names[: 1 + (size > 1)]
     )
-    title = f"Length of a frame block over the stream, {size} to a point, from number {found.settled} on."
+    to_a_point = f", {size} to a point" if size > 1 else ""
+    title = f"Length of a frame block over the stream{to_a_point}, from number {found.settled} on."
     figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
     return Section("times", "Frame blocks over the stream", "", (figure,))
 
@@ -163,7 +164,8 @@ def _memory(found: Soak) -> Section:
     columns = (Column("frame blocks"), *(Column(_WORDS[kind], numeric=True) for kind in kinds))
     series = tuple(_WORDS[kind] for kind in kinds)
     plane = Plane(Axis("frame block"), Axis("GiB", from_zero=True), tuple(marks), series=series)
-    title = f"Memory held after a frame block, the most of {len(buckets[0])}."
+    most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
+    title = f"Memory held after a frame block{most_of}."
     figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
     return Section("memory", "Memory over the stream", "", (figure,))
 

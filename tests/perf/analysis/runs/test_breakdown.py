@@ -82,6 +82,7 @@ def test_a_graph_is_taken_apart_by_the_run_without_it() -> None:
     assert (found.replays.launches, found.replays.attributed) == (launches, launches)
     assert (found.replays.kernels, found.replays.matched) == (kernels, kernels)
     assert found.of(("denoise_step",), ("attention", "attention_kernel")).calls == 2 * STEPS * LAYERS
+    assert found.of(None, ("conditions",)).calls == 2 * (STEPS + 1)  # entered with the graph too, and once
     mix = found.of(("denoise_step",), ())
     assert (mix.busy_ns, mix.calls) == (2 * STEPS * 8 * 3, 2 * STEPS)
 

@@ -10,7 +10,7 @@ the output only, adds the gradient of q with atomics, and reads padding rows of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def backward(
     from cudnn import BSA
 
     block, q_sizes, kv_sizes = selection.block, selection.q_sizes, selection.kv_sizes
+    count = selection.uniform_count or None  # the library takes no count of 0 but from the device
     found = BSA.block_sparse_attention_backward(
         aligned(cleared(grads[0], q_sizes, block)),
         aligned(finite(q, q_sizes, selection)),
@@ -70,9 +71,9 @@ def backward(
         aligned(state[0]),
         state[1].masked_fill(state[1].isneginf(), float("inf")),  # exp(score - inf) = 0: an empty row has no gradient
         selection.indices.contiguous(),
-        selection.uniform_count,
+        count,
         kv_sizes,
-        selection.counts.contiguous() if selection.uniform_count is None else None,
+        selection.counts.contiguous() if count is None else None,
         softmax_scale=softmax_scale,
         sparse_block_size=block,
         layout="bshd",
@@ -80,7 +81,7 @@ def backward(
     return found["dq_tensor"], found["dk_tensor"], found["dv_tensor"]
 
 
-@lru_cache(maxsize=64)
+@cache
 def _forward_kernel(
     block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, counted: bool, device_index: int | None
 ) -> Callable[..., None]:
@@ -88,6 +89,7 @@ def _forward_kernel(
 
     q, k and out are `[S, D, H, B]`, v `[D, S, H, B]`, lse `[S, H, B]`, indices `[K, N_q, H, B]`, counts `[N_q, H, B]`; it runs on
     torch's current stream. `counted`: every row sees `count` key blocks, at least one. `device_index` keeps devices apart.
+    Variants are few and never let go: a recorded CUDA graph may launch them.
     """
     import cutlass
     from cudnn.block_sparse_attention import _interface

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from strobe.attention.sparse.lists import key_lists
 from strobe.attention.sparse.padding import finite, padding_rows
-from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.selection import BlockSelection, check_counts
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
@@ -25,6 +25,7 @@ _TILES = dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2"
 
 def run(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
     """FlexAttention under a mask built from the lists; forward only."""
+    check_counts(selection)
     q = finite(q, selection.q_sizes, selection)
     k, v = (finite(tensor, selection.kv_sizes, selection) for tensor in (k, v))
     out, found = (_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention)(

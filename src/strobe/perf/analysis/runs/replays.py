@@ -63,6 +63,13 @@ class _Match(NamedTuple):
     places: Sequence[int | None]
     share: Fraction
 
+    @property
+    def entered(self) -> Counter[Path]:
+        """Regions of the pass that hold kernels of the replay; others lie outside of the graph and are marked beside it."""
+        matched = {self.of.paths[place] for place in self.places if place is not None}
+        around = {path[:size] for path in matched for size in range(1, len(path) + 1)}
+        return Counter({path: number for path, number in self.of.entered.items() if path in around})
+
 
 def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTimeline, Replays | None]:
     """Give the kernels of graph launches the paths that they have without graphs.
@@ -95,7 +102,7 @@ def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTim
             path = (*stage, UNMATCHED) if place is None else found.of.paths[place]
             labels[event] = Label(path, timeline.labels[event].activity)
             matched += place is not None
-        entered += found.of.entered
+        entered += found.entered
     replays = Replays(
         launches=len(launches),
         attributed=attributed,

@@ -11,7 +11,7 @@ import numpy as np
 from strobe.core.errors import DataError
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.measure.stats import percentile
-from strobe.perf.records.record import Memory
+from strobe.perf.records.record import Memory, Variant, Workload
 from strobe.perf.records.store import RunRecords
 
 PART: Final = 100
@@ -21,8 +21,9 @@ MAX_MAY_GROW: Final = 0.05
 """Shares that median and longest frame block of the last part may be above those of the first."""
 MAY_GROW_BYTES: Final[dict[str, int]] = {"allocated": 1 << 20, "reserved": 1 << 20, "resident": 32 << 20}
 """Bytes that the most memory held in the last part may be above that in the first; the host's holds the run's own buffers too."""
+_LEAST: Final = 100
 _MOST: Final = 1000
-"""Frame blocks that a slope is found from; of more every so many-th."""
+"""Frame blocks that a slope is found from: no fewer, or it tells the noise of a few; of more every so many-th."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +59,12 @@ class Soak:
         blocks_ns: length of every frame block, from one delivery to the next.
         memory: what was held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
-        switches: frame blocks that begin with a prompt switch; they are in neither part.
+        switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
         first, last: frame blocks of the two parts.
         times: median and max.
         held: kinds of memory that are known.
         drift: change of a frame block's length over 1,000 of them, as a share of the median: the median of all slopes between two
-            frame blocks (Theil and Sen); None with fewer than 3.
+            frame blocks (Theil and Sen); None with fewer than 100.
     """
 
     blocks_ns: tuple[int, ...]
@@ -86,31 +87,55 @@ def soak_of(run: RunRecords) -> Soak:
     """Read a soak's records, whether it came to its end or not.
 
     Raises:
-        DataError: it is none, or has fewer than 2 frame blocks after the cache was full.
+        DataError: it is none, or has too few frame blocks, see `counted`.
     """
     spans = sorted((span for span in run.spans if span.name == FRAME_BLOCK), key=lambda span: span.index or 0)
     work = run.header.workload
     if not is_soak(run) or work is None or not run.variants:
         raise DataError(f"{run.folder} holds no soak; `strobe bench soak` makes one")
     blocks = tuple(span.value_ns for span in spans)
-    settled = 2 + -(-(run.variants[0].window or 0) // work.latents_per_block)
-    switches = frozenset(prompt.frame_block for prompt in work.prompts if prompt.frame_block)
-    steady = [index for index in range(settled, len(blocks)) if index not in switches]
+    steady = counted(run.variants[0], work, len(blocks))
     part = min(PART, len(steady) // 2)
-    if not part:
-        raise DataError(f"{run.folder}: {len(blocks)} frame blocks are too few: from number {settled} on the cache is full")
     first, last = tuple(steady[:part]), tuple(steady[-part:])
     return Soak(
         blocks_ns=blocks,
         memory=run.memory,
-        settled=settled,
-        switches=switches,
+        settled=_settled(run.variants[0], work),
+        switches=_switches(work),
         first=first,
         last=last,
         times=tuple(_times(blocks, first, last)),
         held=tuple(_held(run.memory, first, last)),
         drift=_drift(steady, [blocks[index] for index in steady]),
     )
+
+
+def counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
+    """Frame blocks of a soak that are compared: the cache is full, and their length holds no work of a prompt switch.
+
+    Where frames come late (knob `late_frames`), the length of each is mostly work on the next one, and that of the last is short.
+
+    Raises:
+        DataError: they are fewer than 2.
+    """
+    settled, switches = _settled(settings, work), _switches(work)
+    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
+    found = [index for index in range(settled, num_blocks - late) if index + late not in switches]
+    if len(found) < 2:
+        seldom = ", and switch less often" if switches else ""
+        raise DataError(
+            f"{num_blocks} frame blocks are too few: from number {settled} on the cache is full, and two must follow without a "
+            f"prompt switch; give {settled + late + 2} or more{seldom}"
+        )
+    return found
+
+
+def _settled(settings: Variant, work: Workload) -> int:
+    return 2 + -(-(settings.window or 0) // work.latents_per_block)
+
+
+def _switches(work: Workload) -> frozenset[int]:
+    return frozenset(prompt.frame_block for prompt in work.prompts if prompt.frame_block)
 
 
 def _times(blocks: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[Compared]:
@@ -135,7 +160,7 @@ def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -
 
 def _drift(at: Sequence[int], lengths: Sequence[int]) -> float | None:
     """Theil and Sen's slope over 1,000 frame blocks / the median; evenly chosen ones if there are very many."""
-    if len(at) < 3:
+    if len(at) < _LEAST:
         return None
     chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _MOST)).round().astype(np.int64))
     x, y = np.asarray(at, np.float64)[chosen], np.asarray(lengths, np.float64)[chosen]

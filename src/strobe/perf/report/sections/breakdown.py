@@ -18,11 +18,7 @@ GRAPHS: Final = "cuda_graphs"
 
 def breakdown_section(study: Study) -> Section | None:
     """The breakdown of every subject whose trace marks pieces; None if there is none."""
-    found = {
-        subject.label: breakdown_of(study, subject)
-        for subject in study.subjects
-        if isinstance(subject.profile, Profile) and _marked(subject)
-    }
+    found = {subject.label: breakdown_of(study, subject) for subject in study.subjects if _marked(subject)}
     if not found:
         return None
     blocks: list[Block] = []

@@ -241,6 +241,8 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
     )
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
     cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
+    q_means, k_means, v_means = tiled.means or (None, None, None)
+    means = (q_means, k_means, k_means if v_means is None else v_means)  # of one type; without the coarse output v has none
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
     last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
     for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
@@ -249,7 +251,7 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
         run = min(grid.block, 2 * _RUN)
         _TILE(
             (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
-            (q, k, v, tiled.q, tiled.k, tiled.v, *(tiled.means or (None, None, None)), grid.tokens, grid.sizes, cos, sin),
+            (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
             (*numbers, grid.num_tiles),
             (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
             num_warps=run // 32,

@@ -1,0 +1,132 @@
+"""Every launch as a GPU would see it, without one: Triton's own binder and front end for compute capability 9.0, nothing runs.
+
+The interpreter compiles nothing and takes arguments as they are; here each variant must pass Triton's type rules, and a launch
+of a kept variant must hand over what its signature says. Each call is made twice, so that the second takes what was kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from strobe.attention.sparse import video
+from strobe.attention.sparse.coarse import Estimator, Forced
+from strobe.attention.sparse.impl import triton as fine
+from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.selection import BlockSelection
+
+TARGET = GPUTarget("cuda", 90, 32)
+launched: Counter[tuple[str, bool]] = Counter()
+
+
+class Driver:
+    """One device of compute capability 9.0 that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+
+class Variant:
+    """What a compiler would have made, launched by Triton (`run`) or directly (`variant[grid]`)."""
+
+    function = packed_metadata = None
+
+    def __init__(self, source: ASTSource) -> None:
+        self.source = source
+
+    def launch_metadata(self, *_: object) -> None:
+        return None
+
+    def run(self, *arguments: Any) -> None:
+        self.check(arguments[9:], direct=False)  # after the grid, the stream, the function, its metadata and the hooks
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        assert len(grid) == 3
+        return lambda *arguments: self.check(arguments, direct=True)
+
+    def check(self, arguments: tuple[Any, ...], direct: bool) -> None:
+        names = self.source.fn.arg_names
+        for place, (name, given) in enumerate(zip(names, arguments, strict=True)):
+            kind = self.source.signature[name]
+            if kind == "constexpr":
+                assert given == self.source.constants[(place,)], (name, given)
+            elif kind.startswith("tensordesc"):
+                assert type(given).__name__ == "TensorDescriptor", (name, given)
+            else:
+                wanted = (int, torch.Tensor) if kind[0] == "*" else float if kind == "fp32" else int
+                assert isinstance(given, wanted), (name, kind, given)
+        launched[self.source.fn.fn.__name__, direct] += 1
+
+
+def front_end(
+    kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
+) -> Variant:
+    """In the place of compiling: as far as Triton's own types go."""
+    source, backend, context = ASTSource(kernel, signature, constants, attributes), make_backend(TARGET), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    made = kernel.device_caches[device][0][key] = Variant(source)
+    return made
+
+
+def whole_operator(heads: int, block: int, layout: str, parts: int, gated: bool, own: bool) -> None:
+    """One call of each kind of the stages and the forward kernel between them."""
+    grid, tile = ((5, 9, 10), {64: (4, 4, 4), 128: (2, 8, 8)}[block]) if heads > 1 else ((4, 4, 4), (4, 4, 4))
+    rows = tile_layout(grid, tile).num_rows if layout == "tiled" else grid[0] * grid[1] * grid[2]
+    q, k, v, gate = (torch.zeros(1, rows, number, 64, dtype=torch.bfloat16) for number in (heads, 1, 1, heads))
+    rope = (torch.zeros(rows, 32), torch.zeros(rows, 32)) if own else None
+    options: dict[str, Any] = {"gate": gate if gated else None, "rope": rope, "estimator": Estimator(parts=parts)}
+    options |= {"topk": 1 if heads == 1 else (1, 2), "forced": Forced(own=own), "q_layout": layout, "kv_layout": layout}
+    video.video_sparse_attention(q, k, v, grid=grid, tile=tile, **options)
+
+
+def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None:
+    """The kernels forward and backward."""
+    q, k, v = (torch.zeros(1, 192, heads, 64, dtype=dtype) for heads in (2, 1, 1))
+    counts, sizes = torch.full((1, 2, 3), count or 0, dtype=torch.int32), torch.full((3,), 64, dtype=torch.int32)
+    edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
+    indices = torch.zeros(1, 2, 3, 2, dtype=torch.int32)
+    selection = BlockSelection(indices=indices, counts=counts, block=64, known_count=count, **edges)  # type: ignore[arg-type]
+    state = fine.forward(q, k, v, selection, 0.3)
+    fine.backward(state, q, k, v, state, selection, 0.3)
+
+
+if __name__ == "__main__":
+    driver.set_active(Driver())
+    choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
+    for place, name, instead in (
+        (JITFunction, "_do_compile", front_end),
+        (video, "_fuses", lambda *_: True),
+        (video, "choose", lambda *_: choice),
+    ):
+        setattr(place, name, instead)
+    sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
+    for _ in range(2):
+        whole_operator(2, 64, "raster", 1, gated=False, own=False)
+        whole_operator(2, 128, "raster", 1, gated=True, own=True)
+        whole_operator(2, 64, "tiled", 1, gated=False, own=False)
+        whole_operator(2, 64, "tiled", 4, gated=True, own=False)
+        whole_operator(2, 64, "raster", 4, gated=False, own=False)
+        whole_operator(1, 64, "raster", 1, gated=False, own=False)
+        for dtype, count, ragged in ((torch.bfloat16, 2, True), (torch.float32, None, True), (torch.float16, 1, False)):
+            given_selection(dtype, count, ragged)
+        for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
+            settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
+    names = {name for name, _ in launched}
+    assert len(names) == 12 and all(launched[name, True] >= launched[name, False] > 0 for name in names), launched
