@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.cache.policy import RingPolicy, SlotRun
+from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError
 
 windows = st.tuples(st.integers(1, 24), st.integers(0, 12)).filter(lambda pair: pair[0] > pair[1])
@@ -18,21 +18,13 @@ def test_slots_of_the_reference_window() -> None:
     assert policy.frames(15) == (0, 1, 2, 12, 13, 14, 6, 7, 8, 9, 10, 11)
 
 
-def test_runs_wrap_and_skip() -> None:
-    policy = RingPolicy(window=6, sink=1)
-    assert policy.runs(0, 3) == (SlotRun(source=0, slot=0, length=3),)
-    assert policy.runs(4, 3) == (SlotRun(source=0, slot=4, length=2), SlotRun(source=2, slot=1, length=1))
-    assert policy.runs(4, 3, skip=2) == (SlotRun(source=2, slot=1, length=1),)
-
-
 @given(pair=windows, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=30))
 def test_slots_hold_the_sink_and_the_last_frames(pair: tuple[int, int], sizes: list[int]) -> None:
     policy = RingPolicy(window=pair[0], sink=pair[1])
     slots: dict[int, int] = {}
     end = 0
     for size in (min(size, policy.local) for size in sizes):
-        for run in policy.runs(end, size):
-            slots.update({run.slot + i: end + run.source + i for i in range(run.length)})
+        slots.update({policy.slot(frame): frame for frame in range(end, end + size)})
         end += size
         assert [slots[slot] for slot in range(policy.filled(end))] == list(policy.frames(end))
         assert len(slots) == policy.filled(end)

@@ -8,15 +8,6 @@ from strobe.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlotRun:
-    """`length` frames of a frame block, from its frame `source` on, live in the slots from `slot` on."""
-
-    source: int
-    slot: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RingPolicy:
     """A window of latent frames: the first `sink` frames stay, the others take turns in the remaining slots.
 
@@ -81,14 +72,3 @@ class RingPolicy:
     def sink_shift(self, end: int) -> int:
         """Frames by which sink positions move so that sink and window stay contiguous: ``max(0, end - window)``."""
         return max(0, end - self.window)
-
-    def runs(self, first: int, num_frames: int, *, skip: int = 0) -> tuple[SlotRun, ...]:
-        """Contiguous slot runs of frames ``first .. first + num_frames - 1`` without the first `skip` of them."""
-        runs: list[SlotRun] = []
-        for source in range(skip, num_frames):
-            slot = self.slot(first + source)
-            if runs and slot == runs[-1].slot + runs[-1].length:
-                runs[-1] = SlotRun(source=runs[-1].source, slot=runs[-1].slot, length=runs[-1].length + 1)
-            else:
-                runs.append(SlotRun(source=source, slot=slot, length=1))
-        return tuple(runs)

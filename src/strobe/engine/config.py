@@ -15,6 +15,7 @@ from strobe.cache.policy import RingPolicy
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
+from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -22,8 +23,6 @@ Format = Literal["native", "fp8", "int8"]
 FORMATS: tuple[Format, ...] = ("native", "fp8", "int8")
 CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
-FP8_CAPABILITY = (8, 9)
-"""First compute capability with FP8 matrix units."""
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -137,10 +137,11 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     columns = triton.next_power_of_2(width)
     rows = max(1, _ELEMENTS // columns)
     if flat.shape[0]:
-        _rows_kernel[(triton.cdiv(flat.shape[0], rows),)](
-            flat, values, scale, flat.shape[0], width, flat.stride(0), rows=rows, columns=columns,
-            num_warps=4 if columns <= _ELEMENTS else 8, **_to(dtype),
-        )  # fmt: skip
+        with torch.cuda.device_of(x):
+            _rows_kernel[(triton.cdiv(flat.shape[0], rows),)](
+                flat, values, scale, flat.shape[0], width, flat.stride(0), rows=rows, columns=columns,
+                num_warps=4 if columns <= _ELEMENTS else 8, **_to(dtype),
+            )  # fmt: skip
     return values, scale
 
 
@@ -151,8 +152,9 @@ def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.empty((1,) * x.dim(), dtype=torch.float32, device=x.device)
     most = torch.zeros(1, dtype=torch.int32, device=x.device)
     grid = (triton.cdiv(x.numel(), _ELEMENTS),)
-    _most_kernel[grid](flat, most, x.numel(), columns=_ELEMENTS, num_warps=4)
-    _whole_kernel[grid](flat, most, values, scale, x.numel(), columns=_ELEMENTS, num_warps=4, **_to(dtype))
+    with torch.cuda.device_of(x):
+        _most_kernel[grid](flat, most, x.numel(), columns=_ELEMENTS, num_warps=4)
+        _whole_kernel[grid](flat, most, values, scale, x.numel(), columns=_ELEMENTS, num_warps=4, **_to(dtype))
     return values, scale
 
 
@@ -163,10 +165,11 @@ def store_rows(pair: tuple[Tensor, Tensor], rows: Tensor, kept: Quantized) -> No
     channels = triton.next_power_of_2(width)
     lines = max(1, _ELEMENTS // channels)
     strides = [each // width for each in kept.values.stride()[:2]]
-    _store_kernel[(triton.cdiv(tokens * heads, lines), 2 * batch)](
-        k, v, rows, kept.values, kept.scale, *k.stride()[:3], *v.stride()[:3], *strides, tokens * heads, heads,
-        lines=lines, width=width, channels=channels, num_warps=4, **_to(kept.values.dtype),
-    )  # fmt: skip
+    with torch.cuda.device_of(rows):
+        _store_kernel[(triton.cdiv(tokens * heads, lines), 2 * batch)](
+            k, v, rows, kept.values, kept.scale, *k.stride()[:3], *v.stride()[:3], *strides, tokens * heads, heads,
+            lines=lines, width=width, channels=channels, num_warps=4, **_to(kept.values.dtype),
+        )  # fmt: skip
 
 
 def expand_rows(kept: Quantized, out: Tensor) -> None:
@@ -175,10 +178,11 @@ def expand_rows(kept: Quantized, out: Tensor) -> None:
     channels = triton.next_power_of_2(width)
     lines = max(1, _ELEMENTS // channels)
     strides = [each // width for each in kept.values.stride()[:2]]
-    _expand_kernel[(triton.cdiv(rows * heads, lines), 2 * batch)](
-        kept.values, kept.scale, out, *strides, *out.stride()[:2], rows * heads,
-        lines=lines, width=width, channels=channels, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(out):
+        _expand_kernel[(triton.cdiv(rows * heads, lines), 2 * batch)](
+            kept.values, kept.scale, out, *strides, *out.stride()[:2], rows * heads,
+            lines=lines, width=width, channels=channels, num_warps=4,
+        )  # fmt: skip
 
 
 def _to(dtype: torch.dtype) -> dict[str, float | bool]:

@@ -158,7 +158,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `reference.rms_norm`."""
     x, dim = x.contiguous(), x.shape[-1]
     out, block = torch.empty_like(x), triton.next_power_of_2(dim)
-    _rms_norm_kernel[(x.numel() // dim,)](x, weight, out, eps, dim=dim, block=block, num_warps=_warps(dim, block))
+    with torch.cuda.device_of(x):
+        _rms_norm_kernel[(x.numel() // dim,)](x, weight, out, eps, dim=dim, block=block, num_warps=_warps(dim, block))
     return out
 
 
@@ -199,14 +200,15 @@ def _turn(
     heads, width = keys.shape[2:]
     q = None if weight_q is None else packed.new_empty(batch, num_tokens, heads, width)
     block_heads, block_width = triton.next_power_of_2(heads), triton.next_power_of_2(width)
-    _turn_kernel[(num_tokens, batch)](
-        packed.contiguous(), weight_q, weight_k, rope.contiguous(), q, keys, values, rows,
-        *keys.stride()[:2], *((0, 0) if values is None else values.stride()[:2]), num_tokens, eps,
-        heads=heads, width=width, block_heads=block_heads, block_width=block_width,
-        with_q=weight_q is not None, write=rows is not None,
-        num_warps=_warps(heads * width, block_heads * block_width),
-        enable_fp_fusion=False,  # the plain path rounds every product
-    )  # fmt: skip
+    with torch.cuda.device_of(packed):
+        _turn_kernel[(num_tokens, batch)](
+            packed.contiguous(), weight_q, weight_k, rope.contiguous(), q, keys, values, rows,
+            *keys.stride()[:2], *((0, 0) if values is None else values.stride()[:2]), num_tokens, eps,
+            heads=heads, width=width, block_heads=block_heads, block_width=block_width,
+            with_q=weight_q is not None, write=rows is not None,
+            num_warps=_warps(heads * width, block_heads * block_width),
+            enable_fp_fusion=False,  # the plain path rounds every product
+        )  # fmt: skip
     return q
 
 
@@ -220,11 +222,12 @@ def norm(
     sizes = x.new_empty(batch, num_tokens, 1, dtype=torch.float32) if fp8 else None
     frames = max(1 if table is None else table.shape[1] for table in (gate, scale, shift))
     block = triton.next_power_of_2(dim)
-    _norm_kernel[(num_tokens, batch)](
-        x, y, gate, scale, shift, total, out, sizes, *_steps(gate), *_steps(scale), *_steps(shift),
-        num_tokens, num_tokens // frames, eps, dim=dim, block=block, from_one=from_one,
-        num_warps=_warps(dim, block, 16 if fp8 else 8),
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _norm_kernel[(num_tokens, batch)](
+            x, y, gate, scale, shift, total, out, sizes, *_steps(gate), *_steps(scale), *_steps(shift),
+            num_tokens, num_tokens // frames, eps, dim=dim, block=block, from_one=from_one,
+            num_warps=_warps(dim, block, 16 if fp8 else 8),
+        )  # fmt: skip
     return [tensor for tensor in (total, out, sizes) if tensor is not None]
 
 
@@ -234,7 +237,8 @@ def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     out, scale = torch.empty_like(x, dtype=_FP8), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
     block = triton.next_power_of_2(dim + 1) // 2  # the largest power of 2 that is not above dim
     tail = triton.next_power_of_2(dim - block) if dim > block else 0
-    _gelu_quantize_kernel[(x.numel() // dim,)](x, out, scale, dim=dim, block=block, tail=tail, num_warps=_warps(block, block))
+    with torch.cuda.device_of(x):
+        _gelu_quantize_kernel[(x.numel() // dim,)](x, out, scale, dim=dim, block=block, tail=tail, num_warps=_warps(block, block))
     return out, scale
 
 
