@@ -63,10 +63,11 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, so
         hidden = visibility.hidden(start, stop)
         if hidden is not None:
             scores.unflatten(2, (-1, stop - start)).masked_fill_(hidden, float("-inf"))
-        part = torch.logsumexp(scores, dim=-1, keepdim=True)
-        weights = torch.exp(scores - part.masked_fill(part.isneginf(), 0))
-        out[:, start:stop] = _unrows(weights @ values, stop - start)
-        lse[:, :, start:stop] = part.reshape(batch, num_heads, stop - start)
+        top = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
+        total = weights.sum(dim=-1, keepdim=True)  # 0 where no key is seen
+        out[:, start:stop] = _unrows((weights @ values).div_(total.masked_fill(total == 0, 1)), stop - start)
+        lse[:, :, start:stop] = (top + total.log()).reshape(batch, num_heads, stop - start)
     return AttentionOutput(out=out, lse=lse)
 
 
