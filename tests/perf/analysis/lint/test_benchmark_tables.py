@@ -321,6 +321,29 @@ def test_two_rows_with_the_same_times(seed: int, page: Any) -> None:
     assert found[0].corrected.endswith("it is Fast")
 
 
+def test_rates_that_are_the_same_by_their_nature(page: Any, clean: Any) -> None:
+    made = page(0).say("# Attention, CPU", "AMD EPYC, torch 2.13.0, median of 16 calls each, one process.")
+    made.table(
+        (
+            "budget",
+            "contestant",
+            "median (ms)",
+            "calls",
+            "speedup",
+            "verdict",
+            "useful TFLOP/s",
+            "padded TFLOP/s",
+            "of measured peak",
+        ),
+        [
+            ["s0.9", "dense:sdpa", "476.1", "16", "1 (it is the reference)", "*reference*", "0.1443", "0.1443", "79.7 %"],
+            ["s0.9", "fine:cpu", "108.3", "64", "4.396x [4.101, 4.771]", "faster", "0.06444", "0.06444", "35.6 %"],
+            ["s0.9", "tiled:cpu", "109.3", "48", "4.356x [4.024, 4.750]", "faster", "0.06442", "0.06442", "35.6 %"],
+        ],
+    )
+    clean(made)
+
+
 @pytest.mark.parametrize("label", ["Fast (again)", "Best", "Recommended"])
 def test_a_row_that_repeats_another_by_its_nature(label: str, page: Any, clean: Any) -> None:
     made = page(0)

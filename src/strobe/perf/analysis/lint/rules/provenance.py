@@ -67,7 +67,8 @@ def copied_row(study: Study) -> Iterator[Claim]:
         for entry in times[0].entries:
             figures = tuple(figure for each in times if (figure := each.of(entry.position)) is not None)
             digits = sum({figure.value: figure.digits for figure in figures}.values())
-            if len({figure.value for figure in figures}) < 2 or digits < COPIED_DIGITS or _CHOSEN.search(entry.key):
+            told = _CHOSEN.search(entry.key) or _RATE.search(entry.key)
+            if len({figure.value for figure in figures}) < 2 or digits < COPIED_DIGITS or told:
                 continue
             first = firsts.setdefault(tuple(figure.text for figure in figures), entry)
             if first is not entry and not _names(first.key, entry.key):
@@ -76,6 +77,8 @@ def copied_row(study: Study) -> Iterator[Claim]:
 
 _CHOSEN: Final = re.compile(r"(?i)\b(?:best|worst|slowest|fastest|median|selected|chosen|default|recommended|same)\b")
 """Labels of rows that repeat another one by their nature."""
+_RATE: Final = re.compile(r"/\s?s\b")
+"""Labels of rates: two of them are the same where nothing is padded."""
 
 
 def _names(one: str, two: str) -> bool:
