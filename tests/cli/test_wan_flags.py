@@ -62,7 +62,7 @@ class TestMemory:
 
     def test_the_page_for_people_has_the_same(self, strobe: Strobe) -> None:
         out = strobe("doctor", "--preset", "ultra", "--device", "cpu").out
-        assert "memory of ultra, shapes, 128x128, 1 sample(s), in GiB" in out and "text encoder is not counted" in out
+        assert "memory of ultra, shapes, 128x128, 1 sample(s), float32, in GiB" in out and "text encoder is not counted" in out
         assert "in GiB" not in strobe("doctor", "--device", "cpu").out
 
     def test_what_is_refused(self, strobe: Strobe) -> None:
