@@ -42,12 +42,13 @@ def turn(made: SelfAttention, turns: Tensor) -> api.Turn:
     return api.Turn(weight_q=made.norm_q.weight, weight_k=made.norm_k.weight, rope=turns, eps=EPS)
 
 
-def nearly_all_equal(found: Tensor, expected: Tensor, share: float = 1e-2) -> None:
-    """Another order of a sum turns the rounding of few numbers, by one step each (of a pair: by one step of the larger one)."""
+def nearly_all_equal(found: Tensor, expected: Tensor, share: float = 1e-2, steps: int = 1) -> None:
+    """Another order of a sum turns the rounding of few numbers, by one step each; by less than four where three roundings follow one
+    another (normed, weighted, rotated: 2 sqrt(2) + 1)."""
     differs = found != expected
     assert differs.float().mean() <= share
     step = torch.finfo(expected.dtype).eps * expected.float().abs().amax(-1, keepdim=True)
-    assert bool(((found.float() - expected.float()).abs() <= step).all())
+    assert bool(((found.float() - expected.float()).abs() <= steps * step).all())
 
 
 def test_queries_keys_and_the_cache_are_those_of_the_plain_layer() -> None:
@@ -59,8 +60,8 @@ def test_queries_keys_and_the_cache_are_those_of_the_plain_layer() -> None:
     q = api.qk_norm_rope_write(packed, turn(made, turns), api.CacheRows(keys=keys, values=values, rows=rows), impl="triton")
     plain_q, plain_k = made.turned(*packed.chunk(3, -1)[:2], turns)
     assert q is not None
-    nearly_all_equal(q, plain_q)
-    nearly_all_equal(keys[:, rows], plain_k)
+    nearly_all_equal(q, plain_q, steps=4)
+    nearly_all_equal(keys[:, rows], plain_k, steps=4)
     assert torch.equal(values[:, rows].flatten(2), packed[..., 2 * DIM :])
     rest = torch.ones(2 * TOKENS, dtype=torch.bool, device="cuda")
     rest[rows] = False
