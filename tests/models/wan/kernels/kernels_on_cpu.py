@@ -18,10 +18,10 @@ from strobe.eightbit.rows import Quantized
 from strobe.models.wan.kernels import api
 
 ULPS = {torch.float32: 16, torch.float16: 1, torch.bfloat16: 1}
-"""Steps of the dtype, at the size of the largest number of a row, by which another order of sums may move a result that is rounded once."""
+"""Steps of the dtype, at the size of the largest number of a row, by which another order of sums moves a result rounded once."""
 TURNED = {torch.float32: 16, torch.float16: 4, torch.bfloat16: 4}
-"""The same after three roundings in a chain (normed, weighted, rotated): a step of the first may be two of the second, which a pair has
-in both numbers, sqrt(2) of them after rotation, and one of the third: 2 sqrt(2) + 1 < 4."""
+"""The same after three roundings in a chain (normed, weighted, rotated): one step of the first is up to two of the second, which
+a pair has in both numbers, sqrt(2) of them after rotation, and one of the third: 2 sqrt(2) + 1 < 4."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ def turn(made: SelfAttention, turns: Tensor) -> api.Turn:
 
 
 def nearly_all_equal(found: Tensor, expected: Tensor, share: float = 1e-2, steps: int = 1) -> None:
-    """Another order of a sum turns the rounding of few numbers, by one step each; by less than four where three roundings follow one
-    another (normed, weighted, rotated: 2 sqrt(2) + 1)."""
+    """Another order of a sum turns the rounding of few numbers, by one step each; by less than four where three roundings follow
+    one another (normed, weighted, rotated: 2 sqrt(2) + 1)."""
     differs = found != expected
     assert differs.float().mean() <= share
     step = torch.finfo(expected.dtype).eps * expected.float().abs().amax(-1, keepdim=True)
