@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +18,9 @@ from torch import Tensor
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
-from strobe.core.errors import ShapeError
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+
+SCRIPT = Path(__file__).with_name("merge_on_cpu.py")
 
 
 def _qkv(q_len: int, kv_len: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +102,76 @@ def test_nan_is_never_hidden() -> None:
             assert merge(order).out.isnan().all()
 
 
+def test_rows_of_a_part_lie_elsewhere() -> None:
+    """One part in another order amid rows that nothing reads; what it gives is what reordering it first gives, with gradients."""
+    q, k, v = _qkv(9, 41)
+    plain, other = _parts(q, k, v, [17])
+    rows = torch.randperm(30, generator=torch.Generator().manual_seed(1))[:9]
+    assert other.lse is not None
+    out, lse = torch.full((2, 30, 4, 16), float("nan"), dtype=q.dtype), torch.full((2, 4, 30), float("nan"))
+    out[:, rows], lse[:, :, rows] = other.out, other.lse
+    out.requires_grad_()
+    found = merge([plain, AttentionOutput(out=out, lse=lse)], rows=[None, rows])
+    expected = merge([plain, other])
+    assert torch.equal(found.out, expected.out) and found.lse is not None and torch.equal(found.lse, expected.lse)
+    (gradient,) = torch.autograd.grad(found.out.sum(), [out])
+    unread = torch.ones(30, dtype=torch.bool)
+    unread[rows] = False
+    assert gradient[:, rows].any(dim=-1).all() and not gradient[:, unread].any()
+
+
+def test_the_result_goes_where_it_is_wanted() -> None:
+    q, k, v = _qkv(9, 41)
+    parts = _parts(q, k, v, [17])
+    expected = merge(parts)
+    out, lse = torch.zeros(2, 12, 4, 16, dtype=q.dtype), torch.zeros(2, 4, 12)
+    into = AttentionOutput(out=out[:, 3:], lse=lse[:, :, 3:])
+    assert merge(parts, into=into) is into
+    assert torch.equal(out[:, 3:], expected.out) and expected.lse is not None and torch.equal(lse[:, :, 3:], expected.lse)
+    assert not out[:, :3].any() and not lse[:, :, :3].any()
+    assert torch.equal(merge(parts, into=parts[0]).out, expected.out)
+    assert merge(parts, return_lse=False).lse is None
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_equals_the_reference(device: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    result = subprocess.run(
+        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.gpu
+def test_a_graph_merges_what_lies_there_when_it_is_replayed() -> None:
+    states = [
+        AttentionOutput(out=torch.randn(1, 100, 3, 64, device="cuda"), lse=torch.randn(1, 3, 100, device="cuda"))
+        for _ in range(2)
+    ]
+    rows = torch.randperm(100, device="cuda")
+    merge(states, rows=[None, rows])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = merge(states, rows=[None, rows])
+    rows.copy_(torch.arange(99, -1, -1, device="cuda"))
+    for state in states:
+        assert state.lse is not None
+        state.out.normal_()
+        state.lse.normal_()
+    graph.replay()
+    expected = merge(states, rows=[None, rows], impl="reference")
+    assert found.lse is not None and expected.lse is not None
+    torch.testing.assert_close(found.out, expected.out, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=1e-6)
+
+
+def test_a_compiled_merge_is_the_eager_one() -> None:
+    parts = _parts(*_qkv(9, 41, torch.float32), [17])
+    compiled = torch.compile(lambda *states: merge(states).out, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*parts), merge(parts).out)
+
+
 def test_states_that_do_not_fit_are_refused() -> None:
     state = AttentionOutput(out=torch.zeros(1, 2, 3, 4), lse=torch.zeros(1, 3, 2))
     for states, message in (
@@ -107,3 +184,17 @@ def test_states_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ShapeError, match=message):
             merge(states)
+    rows = torch.arange(2)
+    for options, message in (
+        ({"rows": [rows]}, "rows: got 1 entries, expected one, a tensor or None, for each of 2 states"),
+        ({"rows": [None, rows.int()]}, r"rows\[1\]: got \(2,\) torch.int32 on cpu, expected \(2,\) torch.int64"),
+        ({"rows": [rows[:1], None]}, r"states\[1\].out: got \(1, 2, 3, 4\) .*, expected \(1, 1, 3, 4\)"),
+        ({"into": AttentionOutput(out=state.out[:, :1], lse=None)}, r"into.out: got \(1, 1, 3, 4\) .*, expected \(1, 2, 3, 4\)"),
+        ({"into": AttentionOutput(out=state.out, lse=torch.zeros(1, 3, 1))}, r"into.lse: got \(1, 3, 1\)"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            merge([state, state], **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="unknown impl 'tritn'"):
+        merge([state], impl="tritn")
+    with pytest.raises(ImplUnavailableError, match="would run here: reference"):
+        merge([state], impl="triton")

@@ -23,6 +23,8 @@ from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.state.impl import triton as merging
+from strobe.attention.types import AttentionOutput
 
 TARGET = GPUTarget("cuda", 90, 32)
 launched: Counter[tuple[str, bool]] = Counter()
@@ -107,6 +109,16 @@ def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None
     fine.backward(state, q, k, v, state, selection, 0.3)
 
 
+def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) -> None:
+    """Partial results of one to four parts; the last with its rows elsewhere."""
+    states = [(torch.zeros(1, 100, 2, width, dtype=dtype), torch.zeros(1, 2, 100), None) for _ in range(parts)]
+    rows = torch.arange(37) if ranked else None
+    whole = states[-1][0][:, : 37 if ranked else 100], states[-1][1][:, :, : 37 if ranked else 100]
+    states = [(out[:, : whole[0].shape[1]], some[:, :, : whole[0].shape[1]], None) for out, some, _ in states[:-1]]
+    merging.merge([*states, (torch.zeros(1, 100, 2, width, dtype=dtype), torch.zeros(1, 2, 100), rows)], None, lse)
+    merging.merge([(*whole, None)], AttentionOutput(out=whole[0], lse=whole[1]), lse)
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
     choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
@@ -128,5 +140,7 @@ if __name__ == "__main__":
             given_selection(dtype, count, ragged)
         for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
             settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
+        for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
+            merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
     names = {name for name, _ in launched}
-    assert len(names) == 12 and all(launched[name, True] >= launched[name, False] > 0 for name in names), launched
+    assert len(names) == 13 and all(launched[name, True] >= launched[name, False] > 0 for name in names), launched

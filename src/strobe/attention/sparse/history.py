@@ -92,6 +92,7 @@ def history_attention(
     """
     _check(q, history, q_tiles)
     parts, scale = [(k, v) for k, v in dense if k.shape[1]], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    rows: list[Tensor | None] = [None] * len(parts)
     if not history.num_tiles:
         with span(ATTENTION_KERNEL):
             lse_wanted = return_lse or len(parts) > 1
@@ -106,9 +107,9 @@ def history_attention(
             fine = block_sparse_attention(
                 tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
             )
-        states.append(_in_raster(fine, q_tiles))
+        states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
     with span(ATTENTION_FINISH):
-        result = states[0] if len(states) == 1 else merge(states)
+        result = states[0] if len(states) == 1 and rows[0] is None else merge(states, rows=rows, return_lse=return_lse)
     return AttentionOutput(out=result.out, lse=result.lse if return_lse else None)
 
 
@@ -131,12 +132,6 @@ def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: fl
         finite_padding=True,
         known_count=per_head[0],
     )
-
-
-def _in_raster(fine: AttentionOutput, q_tiles: TileLayout) -> AttentionOutput:
-    assert fine.lse is not None
-    rows = q_tiles.rows(fine.out.device)
-    return AttentionOutput(out=fine.out.index_select(1, rows), lse=fine.lse.index_select(2, rows))
 
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:

@@ -1,0 +1,162 @@
+"""The algebra of partial attention: results over disjoint sets of keys merge into the result over their union.
+
+An `AttentionOutput` with its lse is a sufficient statistic: with `L_i` the natural-log softmax denominator of part `i`,
+
+    L = log sum_i exp(L_i)          out = sum_i exp(L_i - L) out_i
+
+is attention over all keys, whatever the order and grouping. An empty part (`L_i = -inf`, `out_i = 0`) is the neutral element.
+Source: online softmax, Milakov and Gimelshein, arXiv 1805.02867; tree attention, arXiv 2408.04093.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.ambient import ambient
+from strobe.attention.state.impl import reference
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice
+from strobe.core.settings import read_settings
+
+_MOST: Final = 4
+"""States that the kernel merges at once."""
+
+_State = tuple[Tensor, Tensor, Tensor | None]
+
+
+def merge(
+    states: Sequence[AttentionOutput],
+    *,
+    rows: Sequence[Tensor | None] | None = None,
+    into: AttentionOutput | None = None,
+    return_lse: bool = True,
+    impl: str = "auto",
+) -> AttentionOutput:
+    """Merge attention over disjoint sets of keys into attention over their union.
+
+    Exact up to rounding: weights and sums are float32 (float64 for float64 outputs) and the result is rounded once.
+    Differentiable in every `out` and through every `lse`. A row that is empty in all parts stays empty: out 0, lse -inf,
+    gradients 0. A NaN in any part is in the result.
+
+    Args:
+        states: at least one; `out` `[B, S, H, D]` of one dtype, `lse` float32 `[B, H, S]`. All of one shape, but for the rows.
+        rows: for each state where the rows of the result lie in it, int64 `[S]`, or None where they lie as they are. Such a
+            state may have any number of rows; those that `rows` does not name are not read.
+        into: where the result goes and what is returned, such as some rows of larger tensors; it may be the memory of a state
+            without `rows`. Its lse may be None.
+        return_lse: also return the lse; with `into` it is that one's.
+        impl: `auto`, `triton` or `reference`; `auto` takes `triton` where it runs and no gradient is wanted.
+
+    Returns:
+        `out` in the dtype of the parts, `lse` float32 `[B, H, S]`.
+
+    Raises:
+        ShapeError: no state, a state without lse, or states that do not fit together.
+        ConfigError: no impl has that name.
+        ImplUnavailableError: the named impl cannot run this call.
+    """
+    parts = _checked(states, rows)
+    if into is not None:
+        _check_target(into, parts)
+    out = parts[0][0]
+    with ambient(out):
+        if _takes_triton(parts, impl):
+            merged: AttentionOutput = import_module("strobe.attention.state.impl.triton").merge(parts, into, return_lse)
+            return merged
+        merged = reference.merge(parts)
+    if into is None:
+        return merged if return_lse else AttentionOutput(out=merged.out, lse=None)
+    into.out.copy_(merged.out)
+    if into.lse is not None:
+        assert merged.lse is not None
+        into.lse.copy_(merged.lse)
+    return into
+
+
+def _takes_triton(parts: Sequence[_State], impl: str) -> bool:
+    """Whether the kernel is to run. A compiler fuses the plain operations itself."""
+    if impl not in ("auto", "triton", "reference"):
+        raise unknown_choice("impl", impl, ("auto", "triton", "reference"))
+    if impl == "reference" or (impl == "auto" and torch.compiler.is_compiling()):
+        return False
+    reason = _refuses(parts)
+    if reason is not None and impl == "triton":
+        raise ImplUnavailableError("triton", reason, alternatives=("reference",))
+    return reason is None
+
+
+def _refuses(parts: Sequence[_State]) -> str | None:
+    """Why the kernel cannot merge these, or None if it can."""
+    out = parts[0][0]
+    if not _runs(out.device.type):
+        return f"it needs Triton and a CUDA device, and the states are on {out.device}"
+    if out.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"it has no {out.dtype}"
+    if len(parts) > _MOST:
+        return f"it merges at most {_MOST} states at once, got {len(parts)}"
+    if torch.is_grad_enabled() and any(out.requires_grad or lse.requires_grad for out, lse, _ in parts):
+        return "it has no gradient"
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or any(type(out) is not Tensor for out, _, _ in parts)
+    ):
+        return "something looks at the operations"
+    return None
+
+
+@cache
+def _runs(device_type: str) -> bool:
+    able = device_type == "cuda" or (device_type == "cpu" and read_settings().triton_interpret)
+    return able and find_spec("triton") is not None
+
+
+def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | None) -> list[_State]:
+    """Out, lse and rows of every state, once they all fit together."""
+    if not states:
+        raise ShapeError("states: got none, expected at least one AttentionOutput")
+    places = [None] * len(states) if rows is None else list(rows)
+    if len(places) != len(states):
+        raise ShapeError(f"rows: got {len(places)} entries, expected one, a tensor or None, for each of {len(states)} states")
+    first = states[0].out
+    if first.dim() != 4:
+        raise ShapeError(f"states[0].out: got shape {tuple(first.shape)}, expected [B, S, H, D]")
+    number = first.shape[1] if places[0] is None else places[0].shape[0]
+    parts = []
+    for i, (state, place) in enumerate(zip(states, places, strict=True)):
+        length = state.out.shape[1] if place is not None and state.out.dim() == 4 else number
+        wanted = (first.shape[0], length, *first.shape[2:])
+        if state.out.shape != wanted or state.out.dtype != first.dtype or state.out.device != first.device:
+            given = f"{tuple(state.out.shape)} {state.out.dtype} on {state.out.device}"
+            raise ShapeError(f"states[{i}].out: got {given}, expected {wanted} {first.dtype} on {first.device} like states[0]")
+        if state.lse is None:
+            raise ShapeError(f"states[{i}].lse: got None, expected the lse; call the operator with return_lse=True")
+        _check_lse(f"states[{i}]", state.lse, state.out)
+        if place is not None and (place.shape != (number,) or place.dtype != torch.int64 or place.device != first.device):
+            given = f"{tuple(place.shape)} {place.dtype} on {place.device}"
+            raise ShapeError(f"rows[{i}]: got {given}, expected ({number},) torch.int64 on {first.device}")
+        parts.append((state.out, state.lse, place))
+    return parts
+
+
+def _check_lse(name: str, lse: Tensor, out: Tensor) -> None:
+    wanted = (out.shape[0], out.shape[2], out.shape[1])
+    if lse.shape != wanted or lse.dtype != torch.float32:
+        raise ShapeError(f"{name}.lse: got {tuple(lse.shape)} {lse.dtype}, expected {wanted} torch.float32")
+
+
+def _check_target(into: AttentionOutput, parts: Sequence[_State]) -> None:
+    out, _, rows = parts[0]
+    wanted = (out.shape[0], out.shape[1] if rows is None else rows.shape[0], *out.shape[2:])
+    if into.out.shape != wanted or into.out.dtype != out.dtype or into.out.device != out.device:
+        given = f"{tuple(into.out.shape)} {into.out.dtype} on {into.out.device}"
+        raise ShapeError(f"into.out: got {given}, expected {wanted} {out.dtype} on {out.device}")
+    if into.lse is not None:
+        _check_lse("into", into.lse, into.out)

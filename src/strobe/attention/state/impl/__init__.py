@@ -1,0 +1,1 @@
+"""Merging: `reference` in PyTorch, `triton` in one pass."""
