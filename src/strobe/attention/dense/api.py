@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from strobe.attention.ambient import ambient
 from strobe.attention.dense.impl import fa3, fa4, reference, sdpa
-from strobe.attention.impls import Choice, select
+from strobe.attention.impls import Choice, Impl, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 
 IMPLS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, reference.IMPL)
+_OF_FEW_KEYS = (sdpa.IMPL, fa4.IMPL, fa3.IMPL, reference.IMPL)
+_FEW_KEYS: Final = 512
+"""Keys up to which cuDNN is faster than FA4 on an H200: 35 against 41 microseconds for 4,680 queries, 12 heads of 128."""
 
 
 @lru_cache(maxsize=256)
 def _choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
-    return select(spec, IMPLS, impl)
+    return select(spec, _order(spec), impl)
+
+
+def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
+    """Implementations, the fastest first."""
+    return _OF_FEW_KEYS if spec.kv_len <= _FEW_KEYS and spec.device.type == "cuda" else IMPLS
 
 
 def dense_attention(
@@ -44,7 +53,7 @@ def dense_attention(
         ImplUnavailableError: the named impl cannot run this call.
     """
     spec = check(q, k, v, softmax_scale, return_lse)
-    choice = select(spec, IMPLS, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    choice = select(spec, _order(spec), impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     with ambient(q):
         return choice.impl.run(q, k, v, spec)
 

@@ -1,31 +1,62 @@
 """Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 9.0; gradients through the lse are exact.
 
-Eager calls go to its public function. Under `torch.compile` the same kernels are reached through custom operators.
+Eager calls go to its public function. Under `torch.compile` the same kernels are reached through custom operators. Where its last
+wave of programs would be nearly empty, the queries of that wave attend to parts of the keys, which are merged by lse (`waves`).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from strobe.attention.dense.impl.waves import Split, split_last_wave
 from strobe.attention.gates import untested
 from strobe.attention.impls import Impl
 from strobe.attention.libraries import MISSING, not_hopper, short
+from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec
+
+_TILE: Final = 128
+"""Queries of one of its programs, for head_dim 128."""
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput:
     """Attention by the library's kernels; strides other than of the last dimension are read in place."""
     if torch.compiler.is_compiling():
         out, lse = fa4_forward(q, k, v, spec.softmax_scale)
+    elif (split := _split(spec)) is not None:
+        return _in_parts(q, k, v, spec, split)
     else:
         from flash_attn.cute import flash_attn_func
 
         out, lse = flash_attn_func(q, k, v, softmax_scale=spec.softmax_scale, return_lse=spec.return_lse)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
+
+
+def _split(spec: AttentionSpec) -> Split | None:
+    """How the last wave is split; None for gradients, several samples, grouped heads, and tiles of other sizes."""
+    if spec.batch != 1 or spec.num_heads != spec.num_kv_heads or spec.head_dim != 128 or spec.needs_grad or spec.return_lse:
+        return None
+    count = torch.cuda.get_device_properties(spec.device).multi_processor_count
+    return split_last_wave(spec.q_len, spec.kv_len, spec.num_heads, _TILE, count)
+
+
+def _in_parts(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, split: Split) -> AttentionOutput:
+    """The first queries over all keys; the rest over parts of the keys, as samples of one call."""
+    from flash_attn.cute import interface
+
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    attend = partial(interface._flash_attn_fwd, softmax_scale=spec.softmax_scale)
+    if split.first:
+        attend(q[:, : split.first], k, v, out=out[:, : split.first])
+    keys, values = (each.unflatten(1, (split.parts, -1))[0] for each in (k, v))
+    rest, lse, *_ = attend(q[:, split.first :].expand(split.parts, -1, -1, -1), keys, values, return_lse=True)
+    states = [AttentionOutput(out=rest[i : i + 1], lse=lse[i : i + 1]) for i in range(split.parts)]
+    merge(states, into=AttentionOutput(out=out[:, split.first :], lse=None))
+    return AttentionOutput(out=out, lse=None)
 
 
 @torch.library.custom_op("strobe::fa4_forward", mutates_args=())
