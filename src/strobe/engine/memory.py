@@ -62,7 +62,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
         MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
-        MemoryPart(name="reserved for passes", num_bytes=reserved, exact=False),
+        MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
         MemoryPart(name="largest pass", num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
     )
 
