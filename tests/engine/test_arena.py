@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strobe.engine.arena import Anywhere, ArenaPlan, ArenaUse, CudaArena, new_arena
+from strobe.engine.arena import Anywhere, ArenaPlan, ArenaUse, CudaArena, end_capture, new_arena
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.graphs import Recorded
@@ -202,16 +202,76 @@ def test_on_several_devices_there_is_none(tiny: Model) -> None:
     assert not any(state.reason for state in on_several(asked_off).knob_states if state.name == "memory_pool")
 
 
-def test_what_a_pool_holds_is_summed_over_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = [{"total_size": 20 << 20, "allocated_size": 3}, {"total_size": 2 << 20, "allocated_size": 512}]
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 4), snapshot=lambda: segments))
-    arena = CudaArena(torch.device("cuda", 0), PLAN)
-    assert arena.pool_id == (0, 4) and arena.use == ArenaUse(reserved_bytes=22 << 20, used_bytes=515)
-    assert PLAN.total_bytes == 15 and arena.fresh().plan == PLAN
+class Allocator:
+    """Counts uses of pools as torch does, and refuses what it refuses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.uses: dict[Any, int] = {}
+        self.underway: list[Any] = []
+        self.calls: list[str] = []
+        for name, function in (
+            ("_cuda_beginAllocateCurrentThreadToPool", self.begin),
+            ("_cuda_endAllocateToPool", self.end),
+            ("_cuda_releasePool", self.release),
+        ):
+            monkeypatch.setattr(torch._C, name, function, raising=False)
+        handles = iter(range(1, 9))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.calls.append(name))
+
+    def begin(self, device: int, pool_id: Any) -> None:
+        if self.uses.setdefault(pool_id, 0) < 0 or pool_id in self.underway:
+            raise RuntimeError("already recording to mempool_id")
+        self.uses[pool_id] += 1
+        self.underway.append(pool_id)
+
+    def end(self, device: int, pool_id: Any) -> None:
+        if pool_id not in self.underway:
+            raise RuntimeError("not currently recording to mempool_id")
+        self.underway.remove(pool_id)
+
+    def release(self, device: int, pool_id: Any) -> None:
+        self.uses[pool_id] = self.uses[pool_id] - 1 or -1  # gone for good
+
+
+def test_a_pool_is_in_use_until_it_is_closed_or_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
+    arena, forgotten = (CudaArena(device, PLAN) for _ in range(2))
+    other = arena.fresh()
+    assert other.plan == PLAN and torch_has.uses == {(0, 1): 1, (0, 2): 1, (0, 3): 1} and not torch_has.underway
+    with pytest.raises(ZeroDivisionError), arena.open():
+        assert torch_has.underway == [arena.pool_id] and torch_has.uses[arena.pool_id] == 2
+        raise ZeroDivisionError
+    arena.reserve(0, None)
+    assert not torch_has.underway and not torch_has.calls
+    arena.reserve(64, None)
+    assert torch_has.calls == ["empty_cache"] and torch_has.uses[arena.pool_id] == 1
+    del forgotten
+    gc.collect()
     for _ in range(2):
         arena.close()
         assert arena.use is None
-    with pytest.raises(AssertionError, match="was closed"):
-        arena.open()
+    assert torch_has.uses == {(0, 1): -1, (0, 2): -1, (0, 3): 1}
+    assert torch_has.calls == ["empty_cache", "synchronize", "empty_cache"]
+    with pytest.raises(AssertionError, match="was closed"), arena.open():
+        pass
+
+
+@pytest.mark.parametrize("left_in_use", [True, False])
+def test_a_capture_that_failed_leaves_no_pool_in_use(monkeypatch: pytest.MonkeyPatch, left_in_use: bool) -> None:
+    torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
+    arena = CudaArena(device, PLAN)
+    if left_in_use:
+        torch_has.begin(0, arena.pool_id)
+    end_capture(device, arena.pool_id)
+    assert not torch_has.underway and torch_has.uses == {arena.pool_id: 1}
+
+
+def test_what_a_pool_holds_is_summed_over_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    Allocator(monkeypatch)
+    segments = [{"total_size": 20 << 20, "allocated_size": 3}, {"total_size": 2 << 20, "allocated_size": 512}]
+    arena = CudaArena(torch.device("cpu", 0), PLAN)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", {arena.pool_id: segments}.__getitem__)
+    assert arena.use == ArenaUse(reserved_bytes=22 << 20, used_bytes=515) and PLAN.total_bytes == 15

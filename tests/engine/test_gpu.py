@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.core.errors import StrobeError
+from strobe.engine.arena import new_arena
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.graphs import CudaGraphs
 from strobe.engine.load import Model
@@ -263,6 +265,29 @@ def test_a_pool_is_given_back(make: Callable[..., Session], name: str, fails: bo
         gc.collect()
         torch.cuda.empty_cache()
     assert not segments(pool_id)
+
+
+def test_a_failed_capture_gives_its_pool_back(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves torch able to go on: the next session captures, and closes."""
+    commit, arenas = CausalWan.commit, []
+
+    def waits(self: CausalWan, latents: Tensor, *rest: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            latents.sum().item()
+        commit(self, latents, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalWan, "commit", waits)
+        patch.setattr("strobe.engine.session.new_arena", lambda *args: arenas.append(new_arena(*args)) or arenas[-1])
+        with pytest.raises(StrobeError, match="cannot be captured"):
+            make(preset=pooled(), device="cuda")
+    pool_id = arenas[0].pool_id
+    arenas.pop().close()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool_id)
+    with make(preset=pooled(), device="cuda") as session:
+        play(session)
 
 
 class NoDecoder:

@@ -11,7 +11,9 @@ constants made once. So passes and decoder run once outside of it, before they r
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -110,36 +112,49 @@ class Anywhere:
 
 
 class CudaArena:
-    """A `torch.cuda.MemPool`.
+    """A private pool of torch's caching allocator, held in use from here until it is closed or nobody knows it any more.
+
+    No `torch.cuda.MemPool`: one that is collected as garbage while any thread captures a graph or has a pool open ends the
+    process (an assertion in its destructor). Here the use is counted down, which is always allowed.
 
     Args:
-        device: a GPU.
+        device: a GPU, with its number.
         plan: what to size it for.
     """
 
     def __init__(self, device: torch.device, plan: ArenaPlan) -> None:
         self.plan = plan
         self._device = device
-        with torch.cuda.device(device):
-            self._pool: torch.cuda.MemPool | None = torch.cuda.MemPool()
+        self._key = device.index, torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)  # counts a use
+        torch._C._cuda_endAllocateToPool(*self._key)  # does not count it down
+        self._release = weakref.finalize(self, torch._C._cuda_releasePool, *self._key)
+        self._release.atexit = False
 
     @property
     def pool_id(self) -> Any:
         """See `Arena.pool_id`."""
-        return self._held.id
+        return self._key[1]
 
     @property
     def use(self) -> ArenaUse | None:
         """See `Arena.use`. None once it is closed."""
-        if self._pool is None:
+        if not self._release.alive:
             return None
-        segments: list[dict[str, Any]] = self._pool.snapshot()
-        reserved, used = (sum(each[key] for each in segments) for key in ("total_size", "allocated_size"))
+        segments = torch.cuda.memory_snapshot(self.pool_id)
+        reserved, used = (sum(each[size] for each in segments) for size in ("total_size", "allocated_size"))
         return ArenaUse(reserved_bytes=reserved, used_bytes=used)
 
-    def open(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def open(self) -> Iterator[None]:
         """See `Arena.open`."""
-        return torch.cuda.use_mem_pool(self._held, self._device)
+        assert self._release.alive, "this arena was closed"
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(*self._key)
+            torch._C._cuda_releasePool(*self._key)
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
         """See `Arena.reserve`: a block taken and let go, which a pool in use keeps for the stream it was taken on."""
@@ -155,14 +170,17 @@ class CudaArena:
 
     def close(self) -> None:
         """See `Arena.close`. What a tensor still holds goes back with `torch.cuda.empty_cache()` after the tensor."""
-        if self._pool is not None:
+        if self._release.alive:
             torch.cuda.synchronize(self._device)
-            self._pool = None
+            self._release()
+            torch.cuda.empty_cache()
 
-    @property
-    def _held(self) -> torch.cuda.MemPool:
-        assert self._pool is not None, "this arena was closed"
-        return self._pool
+
+def end_capture(device: torch.device, pool_id: Any) -> None:
+    """After a capture that failed: let the pool go that torch before 2.12 leaves in use, with all that was to come from it."""
+    with suppress(RuntimeError):  # later ones did it
+        torch._C._cuda_endAllocateToPool(device.index, pool_id)
+        torch._C._cuda_releasePool(device.index, pool_id)
 
 
 def new_arena(config: ResolvedConfig, plan: ArenaPlan) -> Arena:

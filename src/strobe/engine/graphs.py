@@ -19,7 +19,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import Anywhere, Arena
+from strobe.engine.arena import Anywhere, Arena, end_capture
 from strobe.models.wan.dit import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
@@ -267,6 +267,7 @@ class CudaGraphs(Recorded):
                 out = call()
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # torch leaves it where the capture failed
+            end_capture(self._device, self._pool)
             what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
 
