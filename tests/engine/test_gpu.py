@@ -190,7 +190,7 @@ def test_a_pool_changes_no_bit(make: Callable[..., Session], name: str) -> None:
 @pytest.mark.parametrize("name", POOLED)
 def test_what_is_kept_lies_in_the_pool(make: Callable[..., Session], name: str) -> None:
     session = make(preset=pooled(**POOLED[name]), device="cuda")
-    blocks = list(session.stream(4, switches=SWITCHES[:0]))
+    blocks = list(session.stream(4))
     stream: Any = session._stream
     pool_id = stream.arena.pool_id
     kept = [memory for memory in stream.state.decoder[1] if memory is not None]
