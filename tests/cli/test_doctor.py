@@ -9,6 +9,7 @@ import torch
 
 from strobe.core.errors import WeightsError
 from strobe.engine import load
+from strobe.engine.arena import ArenaPlan
 from terminal import Strobe
 
 
@@ -71,6 +72,15 @@ def test_numbers_of_devices(strobe: Strobe) -> None:
     assert all(rank["total_bytes"] == sum(part["num_bytes"] for part in rank["parts"]) for rank in three["ranks"])
     page = strobe("doctor", *asked).out
     assert "1 x 3" in page and "cannot" in page
+
+
+def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("--preset", "balanced", "--device", "cpu")
+    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 0
+    assert "in one pool" not in strobe("doctor", *asked).out
+    monkeypatch.setattr("strobe.engine.memory.plan_arena", lambda *_: ArenaPlan(kept_bytes=3 << 30, decoder_bytes=1 << 29))
+    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 7 << 29
+    assert "3.50 of it in one pool" in strobe("doctor", *asked).out
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import StrobeError
-from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.config import EngineConfig, replace_knobs, resolve
 from strobe.engine.load import Model, model_parts
-from strobe.engine.memory import MemoryPart, check, predict
+from strobe.engine.memory import MemoryPart, check, plan_arena, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
@@ -73,6 +73,27 @@ def test_late_frames_make_both_passes_live_at_once() -> None:
     late = replace(at_once, knobs=replace(at_once.knobs, late_frames=True))
     largest, both = (predict(parts, config)[-1] for config in (at_once, late))
     assert largest.name == both.name == "largest pass" and largest.num_bytes < both.num_bytes <= 2 * largest.num_bytes
+
+
+def test_a_pool_is_planned_and_counted() -> None:
+    """It holds what is kept, the largest recache of the transformer, and the decoder's memories twice beside its largest call."""
+    parts = model_parts("wan-1.3b")
+    here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
+    pooled = replace(here, knobs=replace_knobs(here.knobs, memory_pool=True, cuda_graphs=True))
+    plan, found = plan_arena(parts, pooled), {part.name: part.num_bytes for part in predict(parts, pooled)}
+    assert plan.kept_bytes == found["keys and values"] + found["inputs of graphs"]
+    assert plan.passes_bytes == found["largest pass"] == 12 * 1560 * (2 * 1536 + 2 * 8960) * 2
+    late = replace(here, knobs=replace_knobs(here.knobs, late_frames=True))
+    assert plan.decoder_bytes == 2 * found["decoder memories"] + predict(parts, late)[-1].num_bytes - plan.passes_bytes
+    pool = ("keys and values", "inputs of graphs", "decoder memories", "reserved in the pool")
+    assert plan.total_bytes == sum(found[name] for name in pool)
+    launched = plan_arena(parts, replace(pooled, knobs=replace_knobs(pooled.knobs, cuda_graphs=False)))
+    assert (launched.passes_bytes, launched.kept_bytes) == (0, found["keys and values"])
+    elsewhere = replace(pooled, decode_device=torch.device("cuda", 1))
+    assert plan_arena(parts, elsewhere).decoder_bytes == 0
+    assert {part.name: part.num_bytes for part in predict(parts, elsewhere)}["reserved in the pool"] == plan.passes_bytes
+    assert plan_arena(parts, here).total_bytes == 0
+    assert {part.name: part.num_bytes for part in predict(parts, here)}["reserved in the pool"] == 0
 
 
 def test_a_fused_transformer_holds_nothing_twice(make: Callable[..., Session]) -> None:

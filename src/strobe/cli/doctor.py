@@ -183,6 +183,7 @@ def predict_memory(stream: Asked) -> dict[str, Any]:
         "samples": stream.samples,
         "dtype": str(stream.config.dtype).removeprefix("torch."),
         **_held(memory.predict(stream.parts, stream.config, stream.samples)),
+        "arena_bytes": memory.plan_arena(stream.parts, stream.config, stream.samples).total_bytes,
         "free_bytes": memory.free_bytes(where) if where.type == "cuda" else None,
     }
 
@@ -194,12 +195,12 @@ def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
     from strobe.engine.parallel.memory import predict_ranks
-    from strobe.engine.parallel.transformer import without_graphs
+    from strobe.engine.parallel.transformer import on_several
     from strobe.engine.stream import latent_shape
 
     if most < 1:
         raise ConfigError(f"--devices {most}: give 1 or more")
-    dit, config = stream.parts.dit, without_graphs(stream.config)
+    dit, config = stream.parts.dit, on_several(stream.config)
     tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
     legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
     layouts = [
@@ -291,6 +292,8 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {free / 2**30:.2f} free"
     table.add_row("  total", f"{memory['total_bytes'] / 2**30:.2f}", verdict)
     yield table
+    if memory["arena_bytes"]:
+        yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
 
 

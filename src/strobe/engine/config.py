@@ -37,7 +37,7 @@ def _knob(meaning: str, *, on: bool = True) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """Optimisations, each on or off. Off costs what the official code pays; none but `compile` needs a GPU."""
+    """Optimisations, each on or off. Off costs what the official code pays. What a device cannot use is off there."""
 
     ring_cache: bool = _knob("keys and values stay in fixed slots; off: rolled, cloned and concatenated in every layer and pass")
     rope_table: bool = _knob("rotations built once per frame block in float32; off: built in every pass, applied in float64")
@@ -54,6 +54,9 @@ class Knobs:
     )
     fused_kernels: bool = _knob("norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch")
     cuda_graphs: bool = _knob("a pass is one CUDA graph, replayed; off: every kernel is launched by the host")
+    memory_pool: bool = _knob(
+        "keys and values, recorded passes and the decoder take from one pool, sized at the start; off: from torch's, as they come"
+    )
     compile: bool = _knob("the decoder, and without fused_kernels the layers of a pass, through torch.compile; off: eager")
 
 
@@ -309,6 +312,8 @@ def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
         return "" if place.lora else "no LoRA belongs to the model"
     if name in ("compile", "fused_kernels", "cuda_graphs"):
         return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place)
+    if name == "memory_pool":
+        return "used on CUDA only" if place.device.type == "cpu" else ""
     if place.elsewhere:  # which always works beside the transformer
         return ""
     cores = len(os.sched_getaffinity(0))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strobe.core.errors import SessionError
 from strobe.core.spans import VAE_DECODE, span
+from strobe.engine.arena import Anywhere, Arena
 from strobe.engine.config import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
@@ -61,17 +62,25 @@ class FrameDecoder:
         overlap = self._config.knobs.overlap_decode or device != self._config.device
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
+        self._arena: Arena = Anywhere()
 
     @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Compile now what would be compiled amid a stream; nothing with knob `compile` off.
+        """Decode zeros, so that what would be compiled, tuned or kept for good amid a stream is now; nothing with knobs `compile`
+        and `memory_pool` off.
 
         Args:
             pieces: shapes [B, F, C, Y, X] of the latents of a stream's first frame blocks, in order.
         """
         state = self.state()
-        for shape in pieces if self._compiled else ():
+        for shape in pieces if self._compiled or self._config.knobs.memory_pool else ():
             _, state = self.start(torch.zeros(shape, device=self._config.device), state)()
+
+    def place(self, arena: Arena) -> None:
+        """Take memory for decoding from an arena, after `warm_up`; nothing if another device decodes."""
+        if self._device == self._config.device:
+            self._arena = arena
+            arena.reserve(arena.plan.decoder_bytes, self._side)
 
     def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
         """Begin to decode latents [B, F, C, Y, X]; call the result for the frames and the state after them.
@@ -93,6 +102,12 @@ class FrameDecoder:
     def state(self) -> DecoderState:
         """State at the start of a stream."""
         return StreamingDecoder(self._vae).state()
+
+    @torch.inference_mode()
+    def copied(self, state: DecoderState) -> DecoderState:
+        """A copy that lies in no arena."""
+        started, memories = state
+        return started, tuple(memory if memory is None else memory.clone() for memory in memories)
 
     @torch.inference_mode()
     def adopt(self, state: DecoderState) -> DecoderState:
@@ -147,8 +162,9 @@ class FrameDecoder:
     def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
-        latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
-        pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
-        dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # a slice would be compiled for again
-        frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
-        return to_levels(frames, beside=self._side is not None), decoder.state()
+        with self._arena.open():
+            latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
+            pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
+            dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # slices would be compiled for again
+            frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
+            return to_levels(frames, beside=self._side is not None), decoder.state()

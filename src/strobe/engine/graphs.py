@@ -19,6 +19,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
+from strobe.engine.arena import Anywhere, Arena, end_capture
 from strobe.models.wan.dit import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
@@ -63,6 +64,10 @@ class Runner(Protocol):
         """Run a pass. The result may be overwritten by the next pass of the same mode."""
         ...
 
+    def place(self, arena: Arena) -> None:
+        """Take what is kept from an arena; before the first pass."""
+        ...
+
     def reset(self) -> None:
         """Forget what was recorded, because weights moved or the stream ends."""
         ...
@@ -80,6 +85,9 @@ class Eager:
     def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
         """See `Runner.run`."""
         return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
+
+    def place(self, arena: Arena) -> None:
+        """Nothing is kept."""
 
     def reset(self) -> None:
         """Nothing is kept."""
@@ -111,6 +119,7 @@ class Recorded:
         self._limit = limit
         self._replays: OrderedDict[tuple[object, ...], Replay] = OrderedDict()
         self._inputs: dict[tuple[object, ...], _Static] = {}
+        self._arena: Arena = Anywhere()
 
     def __len__(self) -> int:
         """Passes kept."""
@@ -140,6 +149,10 @@ class Recorded:
         replay.again()
         return replay.out
 
+    def place(self, arena: Arena) -> None:
+        """See `Runner.place`."""
+        self._arena = arena
+
     def reset(self) -> None:
         """Forget every pass and free the static inputs."""
         while self._replays:
@@ -164,7 +177,8 @@ class Recorded:
             key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
             group = self._inputs.get(key)
             if group is None:
-                group = self._inputs[key] = _Static(tensors)
+                with self._arena.open():
+                    group = self._inputs[key] = _Static(tensors)
             group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
             groups.append(group)
         return tuple(groups)
@@ -214,7 +228,8 @@ class Recorded:
 
 
 class CudaGraphs(Recorded):
-    """Every pass as one CUDA graph. All graphs of a stream share one memory pool: they run one after the other.
+    """Every pass as one CUDA graph. All graphs of a stream share one memory pool, its arena if it has one: they run one after
+    the other.
 
     Args:
         device: where the passes run.
@@ -227,13 +242,18 @@ class CudaGraphs(Recorded):
         self._side = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
+    def place(self, arena: Arena) -> None:
+        """See `Runner.place`."""
+        super().place(arena)
+        arena.reserve(arena.plan.passes_bytes, self._side)
+
     def fresh(self) -> Self:
         """See `Runner.fresh`."""
         return type(self)(self._device, self._limit)
 
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):
-            self._pool = torch.cuda.graph_pool_handle()  # a pool that all graphs have left is gone
+            self._pool = self._arena.pool_id or torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
         with torch.cuda.stream(self._side):
@@ -247,6 +267,7 @@ class CudaGraphs(Recorded):
                 out = call()
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # torch leaves it where the capture failed
+            end_capture(self._device, self._pool)
             what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
 

@@ -11,6 +11,7 @@ from torch import nn
 from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.engine.arena import ArenaPlan
 from strobe.engine.caches import cache_shape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
@@ -44,12 +45,15 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     latents = latent_shape(parts.defaults, dit)
     grid = latents.token_grid(dit.patch)
     beside = 0 if parts.lora is None or config.asked.knobs.merge_lora else parts.lora.num_params
-    text = 2 * batch * dit.text_len * dit.dim * dit.num_layers * size
-    timestep = (6 * dit.num_layers + 2) * dit.dim * size
+    text, timestep = _conditions(dit, config, batch)
     steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     if config.decode_device != config.device:
         vae_bytes = memories = 0
+    plan = plan_arena(parts, config, batch)
+    reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
+    transformer, decoder = _activations(parts, config, batch)
+    both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
         MemoryPart(name="keys and values", num_bytes=_cached(dit, grid, config, batch), exact=True),
@@ -57,8 +61,26 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
         MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-        MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch, text + timestep), exact=True),
-        MemoryPart(name="largest pass", num_bytes=_activations(parts, config, batch), exact=False),
+        MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
+        MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
+        MemoryPart(name="largest pass", num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+    )
+
+
+def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
+    """Sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
+
+    An autoencoder on a device of its own decodes outside of it.
+    """
+    if not config.knobs.memory_pool:
+        return ArenaPlan()
+    dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
+    transformer, decoder = _activations(parts, config, batch)
+    _, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
+    return ArenaPlan(
+        kept_bytes=_cached(dit, latents.token_grid(dit.patch), config, batch) + _static(dit, latents, config, batch),
+        passes_bytes=transformer if config.knobs.cuda_graphs else 0,
+        decoder_bytes=2 * memories + decoder if config.decode_device == config.device else 0,
     )
 
 
@@ -97,13 +119,20 @@ def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
     return num_bytes
 
 
-def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, conditions: int) -> int:
+def _conditions(dit: WanConfig, config: ResolvedConfig, batch: int) -> tuple[int, int]:
+    """Bytes of a prompt's keys and values, and of the modulation of a timestep."""
+    size = config.dtype.itemsize
+    return 2 * batch * dit.text_len * dit.dim * dit.num_layers * size, (6 * dit.num_layers + 2) * dit.dim * size
+
+
+def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int) -> int:
     """Bytes of what recorded passes read: of their text and timestep, and for each number of frames latents and rotations."""
     if not config.knobs.cuda_graphs:
         return 0
     frames = sum({config.first_block, config.frame_block, config.policy.window})
     rotations = latents.token_grid(dit.patch).tokens_per_frame * dit.head_dim
-    return conditions + frames * (batch * latents.channels * latents.height * latents.width + rotations) * 4
+    cells = batch * latents.channels * latents.height * latents.width
+    return sum(_conditions(dit, config, batch)) + frames * (cells + rotations) * 4
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
@@ -129,11 +158,8 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
     return weights, predict_state_bytes(bare, batch, latent_size)
 
 
-def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> int:
-    """The larger of two: the feed-forward or attention of a recache over the window, and the decoder's last resolution.
-
-    Their sum where frames come late, for then the two may live at once.
-    """
+def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int, int]:
+    """Of the transformer the feed-forward or attention of a recache over the window, and of the decoder its last resolution."""
     dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
     tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame
     feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
@@ -144,4 +170,4 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> int:
     cells = batch * frames * parts.defaults.stride.time * height * width
     channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
     decoder = 0 if config.decode_device != config.device else int(4 * cells * channels) * config.dtype.itemsize
-    return transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
+    return transformer, decoder

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
+from strobe.engine.arena import ArenaUse, new_arena
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.load import Model, load
-from strobe.engine.memory import check, free_bytes, predict
+from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.memory import predict_rank
+from strobe.engine.parallel.memory import check_room
 from strobe.engine.parallel.share import Share
-from strobe.engine.parallel.transformer import without_graphs
+from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
 from strobe.engine.start import start_latents, with_first_block
@@ -96,13 +97,11 @@ class Session:
         config = resolve(asked, loaded.defaults, where)
         share, parts = None, loaded.parts
         if isinstance(device, DeviceGroup):
-            config = without_graphs(config)
+            config = on_several(config)
             share = Share.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
-        if where.type == "cuda":
-            batch = len(samples)
-            held = predict(parts, config, batch) if share is None else predict_rank(parts, config, share.layout, batch)
-            check(held, free_bytes(where), where)
-        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
+        check_room(parts, config, share.layout if share else None, len(samples))
+        arena = new_arena(config, plan_arena(parts, config, len(samples)))
+        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
         if prompt is not None:
             self.prompt(prompt)
 
@@ -131,6 +130,11 @@ class Session:
         """Devices that share the session."""
         share = self._stream.share
         return 1 if share is None else share.devices.size
+
+    @property
+    def arena(self) -> ArenaUse | None:
+        """Bytes of its memory pool; None without knob `memory_pool`, and once it is closed."""
+        return self._stream.arena.use
 
     @property
     def next_block(self) -> int:

@@ -16,6 +16,7 @@ from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
+from strobe.engine.arena import Anywhere, Arena
 from strobe.engine.caches import new_cache
 from strobe.engine.config import ModelDefaults, ResolvedConfig
 from strobe.engine.decode import FrameDecoder
@@ -83,6 +84,7 @@ class Stream:
         start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
         share: this process's of a stream on several devices.
+        arena: where the stream allocates what it keeps; None: nowhere in particular.
 
     Raises:
         CollectiveError: the processes of a stream on several devices do not open the same; while it runs: one of them is gone.
@@ -98,12 +100,14 @@ class Stream:
         start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
         share: Share | None = None,
+        arena: Arena | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.seed = seed
         self.samples = tuple(samples)
         self.share = share
+        self.arena = Anywhere() if arena is None else arena
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
         if parts is not None:
@@ -112,10 +116,13 @@ class Stream:
             self._dit, self._decoder = share.parts(model, config, block_tokens)
         else:
             self._dit, self._decoder = Transformer(model.dit, config, block_tokens, model.lora), FrameDecoder(model.vae, config)
-        if parts is None:
+        if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
-        self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
+        with self.arena.open():
+            self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
+        self._dit.runner.place(self.arena)
+        self._decoder.place(self.arena)
         self._text: tuple[Blend, TextContext] | None = None
         self._half_way = False  # the cache has moved on from `state`
         self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before it
@@ -257,7 +264,8 @@ class Stream:
         self._whole()
         self._settle()
         frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
-        return replace(self.state, undelivered=frames), (self._ahead and self._ahead.kept) or self._cache.snapshot()
+        cache = (self._ahead and self._ahead.kept) or self._cache.snapshot()
+        return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), cache
 
     def _whole(self) -> None:
         if self._half_way:
@@ -303,15 +311,20 @@ class Stream:
         """
         state, cache = self.snapshot()
         parts = (self._dit.share(), self._decoder.share())
-        other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts, share=self.share)
+        seed, samples, share, arena = self.seed, self.samples, self.share, self.arena.fresh()
+        other = Stream(self.model, self.config, seed=seed, samples=samples, parts=parts, share=share, arena=arena)
         other.restore(state, cache)
         other.weights_hash, other._stale, self._shared = self.weights_hash, self._stale, True
         return other
 
     def close(self) -> None:
-        """Let the decoder's worker and recorded passes go."""
+        """Let the decoder's worker go, and what the stream alone holds: recorded passes, keys and values, decoder memories."""
         self._decoder.close()
         self._dit.runner.reset()
+        vars(self).pop("_cache", None)
+        self._decoding = self._decoding and replace(self._decoding, finish=None)
+        self.state = replace(self.state, decoder=(False, ()))
+        self.arena.close()
 
     def _undelivered(self, state: StreamState) -> FrameBlock | None:
         """The frame block of a snapshot that was made and not handed out."""

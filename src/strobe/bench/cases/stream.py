@@ -143,6 +143,7 @@ class StreamCase:
         height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
         per_frame = (height // grid[0]) * (width // grid[1])
         impl, passed_over = self._attention(config, per_frame)
+        arena = self._sessions[name][0].arena if name in self._sessions else None
         return record.Variant(
             name=name,
             preset=name if name in presets.PRESETS else "custom",
@@ -165,6 +166,8 @@ class StreamCase:
             compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config),
+            arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
+            arena_used_bytes=None if arena is None else arena.used_bytes,
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from strobe.engine.arena import Arena
 from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 
 
@@ -22,6 +23,9 @@ class FramesElsewhere(FrameDecoder):
 
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
         """Nothing to compile."""
+
+    def place(self, arena: Arena) -> None:
+        """Nothing to allocate."""
 
     def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
         """No frames: uint8 [B, 0, Y, X, 3]."""

@@ -9,12 +9,26 @@ import torch
 
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Parts
-from strobe.engine.memory import MemoryPart, predict
+from strobe.engine.memory import MemoryPart, check, free_bytes, predict
 from strobe.engine.parallel.layout import Layout
 
 SHARED = "keys and values"
 LEADERS = ("autoencoder weights", "decoder memories")
 LARGEST = "largest pass"
+
+
+def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batch: int) -> None:
+    """Check that what a session of `batch` samples will hold fits its GPU; on a CPU nothing is checked.
+
+    Args: as of `strobe.engine.memory.predict`, and
+        layout: of this rank; None: the session has one device.
+
+    Raises:
+        StrobeError: it does not; says what is the largest and what to lower.
+    """
+    if config.device.type == "cuda":
+        held = predict(parts, config, batch) if layout is None else predict_rank(parts, config, layout, batch)
+        check(held, free_bytes(config.device), config.device)
 
 
 def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:

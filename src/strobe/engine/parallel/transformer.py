@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from strobe.cache.kv import CacheStep
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.config import Knobs, ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.parallel.cache import SharedStep
 from strobe.engine.parallel.group import DeviceGroup
@@ -15,7 +15,11 @@ from strobe.engine.parallel.layout import Layout, cut, join, rows
 from strobe.engine.transformer import CLEAN, TextContext, Transformer
 from strobe.models.wan.dit import Modulation, TextKV
 
-NO_GRAPHS = "a session on several devices launches its messages one by one"
+NOT_SHARED = {
+    "cuda_graphs": "a session on several devices launches its messages one by one",
+    "memory_pool": "a session on several devices has passes and messages that are not recorded, and torch keeps their memory",
+}
+"""Knobs that do nothing in a session on several devices, and why."""
 
 
 class SharedTransformer(Transformer):
@@ -68,11 +72,10 @@ class SharedTransformer(Transformer):
         return local, (modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine))
 
 
-def without_graphs(config: ResolvedConfig) -> ResolvedConfig:
-    """The configuration with knob `cuda_graphs` off, and why."""
-    if not config.knobs.cuda_graphs:
-        return config
+def on_several(config: ResolvedConfig) -> ResolvedConfig:
+    """The configuration on several devices: without the knobs that do nothing there, and why."""
     states = tuple(
-        replace(state, on=False, reason=NO_GRAPHS) if state.name == "cuda_graphs" else state for state in config.knob_states
+        replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
+        for state in config.knob_states
     )
-    return replace(config, knobs=replace(config.knobs, cuda_graphs=False), knob_states=states)
+    return replace(config, knobs=Knobs(**{state.name: state.on for state in states}), knob_states=states)

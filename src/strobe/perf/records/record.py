@@ -196,6 +196,12 @@ class Variant(_Line, frozen=True, kw_only=True):
         int | None,
         Meta(description="opening the variant and a first short clip of it, minus the same short clip again; null: not taken"),
     ] = None
+    arena_reserved_bytes: Annotated[
+        int | None, Meta(description="bytes of the session's memory pool on the GPU; null: it has none, or was not open")
+    ] = None
+    arena_used_bytes: Annotated[
+        int | None, Meta(description="bytes of that pool that tensors and recorded passes had when this was written")
+    ] = None
     text_encoder_bytes: Annotated[int | None, Meta(description="bytes of the text encoder's weights; null: not known")] = None
     text_encoder_on_device: Annotated[
         bool | None, Meta(description="they lie in the memory that `peak_bytes` counts; null: not known")

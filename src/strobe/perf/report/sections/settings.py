@@ -148,6 +148,10 @@ def _timesteps(variant: Variant) -> Cell:
     return Text(", ".join(f"{timestep:g}" for timestep in variant.timesteps)) if variant.timesteps else _NONE
 
 
+def _arena(num_bytes: int | None) -> Cell:
+    return _NONE if num_bytes is None else _bytes(num_bytes)
+
+
 def _calls(variant: Variant) -> Cell:
     counts = ", ".join(f"{name} {count}" for name, count in sorted(variant.calls_per_stage.items()))
     return Text(counts) if counts else Text("not counted", "muted")
@@ -169,6 +173,8 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ("keys and values", lambda variant: _or_none(variant.kv_format)),
     ("LoRA", lambda variant: _or_none(variant.lora)),
     ("compile mode", lambda variant: _or_none(variant.compile_mode)),
+    ("memory pool, reserved", lambda variant: _arena(variant.arena_reserved_bytes)),
+    ("memory pool, in use", lambda variant: _arena(variant.arena_used_bytes)),
     ("tokens per frame block", lambda variant: _or_none(variant.tokens_per_block)),
     ("calls per clip", _calls),
 )

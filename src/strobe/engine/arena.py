@@ -1,0 +1,188 @@
+"""One pool for what a session keeps on its GPU: sized when it opens, given back when it closes.
+
+All of it is one pool of torch's caching allocator, but the allocator never hands a freed block of one stream to another. So
+every stream that takes from an arena has its own part of it reserved: recorded passes where they are captured, the decoder
+where it decodes. That also keeps what is captured apart: nothing but a capture allocates on a capture's stream, so no tensor
+can come to lie where a replay writes.
+
+Whatever outlives a session must not lie in its arena, or the arena cannot be given back: a library's workspace for a stream,
+constants made once. So passes and decoder run once outside of it, before they run in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+
+from strobe.engine.config import ResolvedConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArenaPlan:
+    """Bytes of an arena, predicted.
+
+    Args:
+        kept_bytes: keys and values, and what recorded passes read; allocated at once, for good.
+        passes_bytes: reserved for recorded passes.
+        decoder_bytes: reserved for the decoder: its memories twice, for new ones are made beside the old, and its largest call.
+    """
+
+    kept_bytes: int = 0
+    passes_bytes: int = 0
+    decoder_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.kept_bytes + self.passes_bytes + self.decoder_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArenaUse:
+    """Bytes that an arena holds on its GPU, and those of them that tensors and recorded passes have now."""
+
+    reserved_bytes: int
+    used_bytes: int
+
+
+class Arena(Protocol):
+    """Where a session allocates what it keeps."""
+
+    @property
+    def plan(self) -> ArenaPlan:
+        """What it was sized for."""
+        ...
+
+    @property
+    def pool_id(self) -> Any:
+        """What `torch.cuda.graph` takes as its pool; None: one of its own."""
+        ...
+
+    @property
+    def use(self) -> ArenaUse | None:
+        """What it holds now; None: there is no arena."""
+        ...
+
+    def open(self) -> AbstractContextManager[None]:
+        """Within it, this thread allocates from the arena. Not to be entered twice at a time, nor around a capture."""
+        ...
+
+    def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
+        """Take so many bytes from the device now, for allocations on a stream; None: the current one.
+
+        Raises:
+            torch.OutOfMemoryError: the device has not so many.
+        """
+        ...
+
+    def fresh(self) -> Self:
+        """Return an empty one of the same kind and plan."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back that no tensor holds any more. Closing twice does nothing."""
+        ...
+
+
+class Anywhere:
+    """No arena: torch allocates where it likes."""
+
+    plan = ArenaPlan()
+    pool_id = None
+    use = None
+
+    def open(self) -> AbstractContextManager[None]:
+        """See `Arena.open`."""
+        return nullcontext()
+
+    def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
+        """Nothing is reserved."""
+
+    def fresh(self) -> Self:
+        """See `Arena.fresh`."""
+        return self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CudaArena:
+    """A private pool of torch's caching allocator, held in use from here until it is closed or nobody knows it any more.
+
+    No `torch.cuda.MemPool`: one that is collected as garbage while any thread captures a graph or has a pool open ends the
+    process (an assertion in its destructor). Here the use is counted down, which is always allowed.
+
+    Args:
+        device: a GPU, with its number.
+        plan: what to size it for.
+    """
+
+    def __init__(self, device: torch.device, plan: ArenaPlan) -> None:
+        self.plan = plan
+        self._device = device
+        self._key = device.index, torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)  # counts a use
+        torch._C._cuda_endAllocateToPool(*self._key)  # does not count it down
+        self._release = weakref.finalize(self, torch._C._cuda_releasePool, *self._key)
+        self._release.atexit = False
+
+    @property
+    def pool_id(self) -> Any:
+        """See `Arena.pool_id`."""
+        return self._key[1]
+
+    @property
+    def use(self) -> ArenaUse | None:
+        """See `Arena.use`. None once it is closed."""
+        if not self._release.alive:
+            return None
+        segments = torch.cuda.memory_snapshot(self.pool_id)
+        reserved, used = (sum(each[size] for each in segments) for size in ("total_size", "allocated_size"))
+        return ArenaUse(reserved_bytes=reserved, used_bytes=used)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """See `Arena.open`."""
+        assert self._release.alive, "this arena was closed"
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(*self._key)
+            torch._C._cuda_releasePool(*self._key)
+
+    def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
+        """See `Arena.reserve`: a block taken and let go, which a pool in use keeps for the stream it was taken on."""
+        if not num_bytes:
+            return
+        torch.cuda.empty_cache()  # within a pool, torch does not look for memory that it keeps elsewhere
+        with torch.cuda.stream(stream), self.open():
+            torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def fresh(self) -> Self:
+        """See `Arena.fresh`."""
+        return type(self)(self._device, self.plan)
+
+    def close(self) -> None:
+        """See `Arena.close`. What a tensor still holds goes back with `torch.cuda.empty_cache()` after the tensor."""
+        if self._release.alive:
+            torch.cuda.synchronize(self._device)
+            self._release()
+            torch.cuda.empty_cache()
+
+
+def end_capture(device: torch.device, pool_id: Any) -> None:
+    """After a capture that failed: let the pool go that torch before 2.12 leaves in use, with all that was to come from it."""
+    with suppress(RuntimeError):  # later ones did it
+        torch._C._cuda_endAllocateToPool(device.index, pool_id)
+        torch._C._cuda_releasePool(device.index, pool_id)
+
+
+def new_arena(config: ResolvedConfig, plan: ArenaPlan) -> Arena:
+    """The arena that a configuration asks for."""
+    return CudaArena(config.device, plan) if config.knobs.memory_pool else Anywhere()

@@ -1,0 +1,277 @@
+"""What lies in a session's arena and what does not, on any device; `test_gpu.py` has the pool itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from strobe.engine.arena import Anywhere, ArenaPlan, ArenaUse, CudaArena, end_capture, new_arena
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
+from strobe.engine.decode import FrameDecoder
+from strobe.engine.graphs import Recorded
+from strobe.engine.load import Model
+from strobe.engine.parallel.transformer import on_several
+from strobe.engine.presets import PRESETS, preset
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+
+PLAN = ArenaPlan(kept_bytes=3, passes_bytes=5, decoder_bytes=7)
+SWITCHES = [Switch(frame_block=3, prompt="blue square")]
+
+
+class Kept(TorchDispatchMode):
+    """Keeps every storage that comes to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given, made = ([each.untyped_storage() for each in tree_leaves(some) if isinstance(each, Tensor)] for some in (args, out))
+        known = {storage.data_ptr() for storage in given}  # of views
+        self.storages += [storage for storage in made if storage.data_ptr() not in known]
+        return out
+
+
+class Watched:
+    """An arena anywhere that knows what was allocated in it."""
+
+    plan = PLAN
+    pool_id = None
+
+    def __init__(self, all_of_them: list[Watched]) -> None:
+        self.kept = Kept()
+        self.reserved: list[int] = []
+        self.inside = self.closed = False
+        self.everyone = all_of_them
+        all_of_them.append(self)
+
+    @property
+    def use(self) -> ArenaUse | None:
+        return None if self.closed else ArenaUse(reserved_bytes=11, used_bytes=2)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        assert not self.inside and not self.closed, "torch refuses a pool within itself"
+        self.inside = True
+        try:
+            with self.kept:
+                yield
+        finally:
+            self.inside = False
+
+    def reserve(self, num_bytes: int, stream: object) -> None:
+        self.reserved.append(num_bytes)
+
+    def fresh(self) -> Self:
+        return type(self)(self.everyone)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in {storage.data_ptr() for storage in self.kept.storages}
+
+
+@pytest.fixture
+def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """Those of the sessions opened since, forks included."""
+    found: list[Watched] = []
+    monkeypatch.setattr("strobe.engine.session.new_arena", lambda config, plan: Watched(found))
+    return found
+
+
+def memories(session: Session) -> list[Tensor]:
+    return [memory for memory in session._stream.state.decoder[1] if memory is not None]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_a_session_keeps_lies_in_its_arena(make: Callable[..., Session], arenas: list[Watched], overlap: bool) -> None:
+    """Keys, values, static inputs and decoder memories do; what is handed out and snapshots, which may outlive it, do not."""
+    session = make(preset=EngineConfig(knobs=replace_knobs(Knobs(), overlap_decode=overlap)))
+    stream: Any = session._stream
+    (arena,) = arenas
+    assert arena.reserved == [PLAN.decoder_bytes] and session.arena == ArenaUse(reserved_bytes=11, used_bytes=2)
+    stream._dit = stream._dit.share(Recorded())
+    stream._dit.runner.place(arena)
+    blocks = list(session.stream(4, switches=SWITCHES))
+    assert stream._cache.keys in arena and stream._cache.values in arena
+    assert len(memories(session)) > 2 and all(memory in arena for memory in memories(session))
+    static = [tensor for group in stream._dit.runner._inputs.values() for tensor in group.tensors]
+    assert static and all(tensor in arena for tensor in static)
+    assert not any(block.latents in arena for block in blocks)
+    snapshot = session.snapshot()
+    assert snapshot.cache.keys not in arena and len(memories(session)) == len(snapshot.state.decoder[1])
+    assert not any(memory in arena for memory in snapshot.state.decoder[1] if memory is not None)
+
+
+def test_an_arena_changes_no_bit(make: Callable[..., Session], arenas: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make()
+    monkeypatch.undo()
+    plain = make()
+    assert plain.arena is None and isinstance(plain._stream.arena, Anywhere)
+    for found, expected in zip(session.stream(5, switches=SWITCHES), plain.stream(5, switches=SWITCHES), strict=True):
+        assert torch.equal(found.latents, expected.latents) and torch.equal(found.samples, expected.samples)
+
+
+def test_a_fork_has_an_arena_of_its_own(make: Callable[..., Session], arenas: list[Watched]) -> None:
+    session = make()
+    list(session.stream(2))
+    fork = session.fork()
+    stream: Any = fork._stream
+    first, second = arenas
+    assert stream._cache.keys in second and not any(memory in first for memory in memories(fork))
+    session.close()
+    list(fork.stream(2))
+    assert first.closed and not second.closed and all(memory in second for memory in memories(fork))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_lets_everything_in_it_go(make: Callable[..., Session], arenas: list[Watched], fails: bool, late: bool) -> None:
+    session = make(preset=EngineConfig(knobs=Knobs(late_frames=late)))
+    stream: Any = session._stream
+    cache, step = weakref.ref(stream._cache), stream._dit.flow
+
+    def fail(latents: Tensor, *rest: Any) -> Tensor:
+        if fails and stream.state.next_block == 3:
+            raise ZeroDivisionError
+        return step(latents, *rest)
+
+    stream._dit.flow = fail
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext() as error, session:
+        assert len(list(session.stream(5))) == 5
+    del error
+    assert arenas[0].closed and session.arena is None
+    assert cache() is None and not memories(session) and getattr(stream._decoding, "finish", None) is None
+    session.close()
+
+
+def test_the_decoder_warms_up_outside(tiny: Model) -> None:
+    """What libraries keep for good would else keep an arena from being given back."""
+    config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
+    config = replace(config, knobs=replace(config.knobs, memory_pool=True))
+    decoder, decoded = FrameDecoder(tiny.vae, config), []
+    start = decoder.start
+    decoder.start = lambda latents, state: decoded.append(latents.shape) or start(latents, state)  # type: ignore[method-assign]
+    pieces = [(1, 3, 4, 4, 4), (1, 3, 4, 4, 4)]
+    decoder.warm_up(pieces)
+    del decoder.start
+    assert decoded == pieces
+    arena = Watched([])
+    decoder.place(arena)
+    shared = decoder.share()
+    for each in (shared, decoder):
+        frames, (_, left) = each.start(torch.zeros(pieces[0]), each.state())()
+        assert frames.any() and all((memory in arena) == (each is decoder) for memory in left if memory is not None)
+        each.close()
+    elsewhere = replace(config, decode_device=torch.device("meta"))
+    FrameDecoder(tiny.vae, elsewhere).place(arena)
+    assert arena.reserved == [PLAN.decoder_bytes]
+
+
+def test_on_from_balanced_up_where_memory_may_be_reserved() -> None:
+    assert {name for name in PRESETS if not preset(name).knobs.memory_pool} == {"baseline", "quality", "low_memory"}
+
+
+def test_on_a_cpu_there_is_none(tiny: Model) -> None:
+    config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
+    (state,) = (each for each in config.knob_states if each.name == "memory_pool")
+    assert not state.on and state.reason == "used on CUDA only" and isinstance(new_arena(config, PLAN), Anywhere)
+    assert resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
+
+
+def test_on_several_devices_there_is_none(tiny: Model) -> None:
+    config = resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0))
+    shared = on_several(config)
+    reasons = {state.name: state.reason for state in shared.knob_states if state.reason}
+    assert "several devices" in reasons["memory_pool"] and "several devices" in reasons["cuda_graphs"]
+    assert shared.knobs == replace_knobs(config.knobs, memory_pool=False, cuda_graphs=False)
+    asked_off = resolve(EngineConfig(knobs=Knobs(memory_pool=False)), tiny.defaults, torch.device("cuda", 0))
+    assert not any(state.reason for state in on_several(asked_off).knob_states if state.name == "memory_pool")
+
+
+class Allocator:
+    """Counts uses of pools as torch does, and refuses what it refuses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.uses: dict[Any, int] = {}
+        self.underway: list[Any] = []
+        self.calls: list[str] = []
+        for name, function in (
+            ("_cuda_beginAllocateCurrentThreadToPool", self.begin),
+            ("_cuda_endAllocateToPool", self.end),
+            ("_cuda_releasePool", self.release),
+        ):
+            monkeypatch.setattr(torch._C, name, function, raising=False)
+        handles = iter(range(1, 9))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.calls.append(name))
+
+    def begin(self, device: int, pool_id: Any) -> None:
+        if self.uses.setdefault(pool_id, 0) < 0 or pool_id in self.underway:
+            raise RuntimeError("already recording to mempool_id")
+        self.uses[pool_id] += 1
+        self.underway.append(pool_id)
+
+    def end(self, device: int, pool_id: Any) -> None:
+        if pool_id not in self.underway:
+            raise RuntimeError("not currently recording to mempool_id")
+        self.underway.remove(pool_id)
+
+    def release(self, device: int, pool_id: Any) -> None:
+        self.uses[pool_id] = self.uses[pool_id] - 1 or -1  # gone for good
+
+
+def test_a_pool_is_in_use_until_it_is_closed_or_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
+    arena, forgotten = (CudaArena(device, PLAN) for _ in range(2))
+    other = arena.fresh()
+    assert other.plan == PLAN and torch_has.uses == {(0, 1): 1, (0, 2): 1, (0, 3): 1} and not torch_has.underway
+    with pytest.raises(ZeroDivisionError), arena.open():
+        assert torch_has.underway == [arena.pool_id] and torch_has.uses[arena.pool_id] == 2
+        raise ZeroDivisionError
+    arena.reserve(0, None)
+    assert not torch_has.underway and not torch_has.calls
+    arena.reserve(64, None)
+    assert torch_has.calls == ["empty_cache"] and torch_has.uses[arena.pool_id] == 1
+    del forgotten
+    gc.collect()
+    for _ in range(2):
+        arena.close()
+        assert arena.use is None
+    assert torch_has.uses == {(0, 1): -1, (0, 2): -1, (0, 3): 1}
+    assert torch_has.calls == ["empty_cache", "synchronize", "empty_cache"]
+    with pytest.raises(AssertionError, match="was closed"), arena.open():
+        pass
+
+
+@pytest.mark.parametrize("left_in_use", [True, False])
+def test_a_capture_that_failed_leaves_no_pool_in_use(monkeypatch: pytest.MonkeyPatch, left_in_use: bool) -> None:
+    torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
+    arena = CudaArena(device, PLAN)
+    if left_in_use:
+        torch_has.begin(0, arena.pool_id)
+    end_capture(device, arena.pool_id)
+    assert not torch_has.underway and torch_has.uses == {arena.pool_id: 1}
+
+
+def test_what_a_pool_holds_is_summed_over_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    Allocator(monkeypatch)
+    segments = [{"total_size": 20 << 20, "allocated_size": 3}, {"total_size": 2 << 20, "allocated_size": 512}]
+    arena = CudaArena(torch.device("cpu", 0), PLAN)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", {arena.pool_id: segments}.__getitem__)
+    assert arena.use == ArenaUse(reserved_bytes=22 << 20, used_bytes=515) and PLAN.total_bytes == 15
