@@ -70,7 +70,8 @@ class RollingCache:
 
     As in the official code each layer of each pass reads its two end indices back from the device, works on full clones of
     keys and values, concatenates sink and window, and repeats the update on the stored tensors. Attention sees the same
-    frames as with `RingCache`. With `positions="rebased"` the sink keys are turned in every layer of every pass.
+    frames as with `RingCache`. With `positions="rebased"`, which the official code does not have, every layer turns the sink keys
+    once per frame block, and each pass copies them to their place.
 
     Args, Raises: see `RingCache`.
     """
@@ -90,6 +91,7 @@ class RollingCache:
         self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._rotate = sink_rotation(policy, positions, rotate)
+        self._turned: dict[int, tuple[int, Tensor]] = {}  # by layer: the shift, and the sink keys turned by it
         self._global_end = torch.zeros(shape.num_layers, dtype=torch.int64, device=device)
         self._local_end = torch.zeros_like(self._global_end)
         self._origin = 0
@@ -102,7 +104,7 @@ class RollingCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values, without the clones of a pass."""
+        """Memory of keys and values, without the clones of a pass and the turned keys of the sink."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def at(self, first_frame: int, num_frames: int) -> RollingStep:
@@ -120,6 +122,7 @@ class RollingCache:
         if not keep_sink:
             self._origin = max(self._origin, first_frame)
         self._set_end(end)
+        self._turned.clear()
         return RollingStep(cache=self, positions=tuple(range(first_frame, end)), keep_sink=first_frame > self._origin)
 
     def write(self, layer: int, k: Tensor, v: Tensor, *, end: int, keep_sink: bool) -> tuple[Tensor, Tensor]:
@@ -136,23 +139,21 @@ class RollingCache:
             stop=grown - evicted,
             keep_sink=keep_sink,
         )
-        attended = self._attended(self.keys[layer], k, move), self._attended(self.values[layer], v, move)
+        shift = self.policy.sink_shift(end - self._origin)
+        sink = self._turned_sink(layer, shift) if self._rotate is not None and shift else None
+        attended = self._attended(self.keys[layer], k, move, sink), self._attended(self.values[layer], v, move, None)
         with span(KV_UPDATE):
             for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
                 move.apply(buffer, new)
         self._global_end[layer] = end * tokens
         self._local_end[layer] = move.stop
-        shift = self.policy.sink_shift(end - self._origin)
-        if self._rotate is not None and shift:
-            with span(KV_SINK):
-                turned = self._rotate(attended[0][:, : move.sink], shift)
-                attended = torch.cat([turned, attended[0][:, move.sink :]], dim=1), attended[1]
         return attended
 
     def reset(self) -> None:
         """Forget every frame."""
         self._origin = 0
         self._set_end(0)
+        self._turned.clear()
 
     def snapshot(self) -> CacheState:
         """Copy everything."""
@@ -171,18 +172,30 @@ class RollingCache:
         self.values.copy_(state.values)
         self._origin = state.origin
         self._set_end(state.end)
+        self._turned.clear()
 
     def _set_end(self, end: int) -> None:
         self._end = end
         self._global_end.fill_(end * self.shape.tokens_per_frame)
         self._local_end.fill_(self.policy.filled(end - self._origin) * self.shape.tokens_per_frame)
 
+    def _turned_sink(self, layer: int, shift: int) -> Tensor:
+        """Keys of the sink as they are attended once it lies `shift` frames back. Nothing is written there any more."""
+        assert self._rotate is not None
+        kept = self._turned.get(layer)
+        if kept is None or kept[0] != shift:
+            with span(KV_SINK):
+                kept = shift, self._rotate(self.keys[layer][:, : self.policy.sink * self.shape.tokens_per_frame], shift)
+            self._turned[layer] = kept
+        return kept[1]
+
     @staticmethod
-    def _attended(buffer: Tensor, new: Tensor, move: _Move) -> Tensor:
+    def _attended(buffer: Tensor, new: Tensor, move: _Move, turned: Tensor | None) -> Tensor:
+        """A fresh copy of what is attended; of keys with the sink as it is `turned`."""
         with span(KV_CLONE):
             temporary = buffer.clone()
         with span(KV_ROLL):
             move.apply(temporary, new)
         sink = min(move.sink, move.stop)
         with span(KV_CLONE):
-            return torch.cat([temporary[:, :sink], temporary[:, sink : move.stop]], dim=1)
+            return torch.cat([temporary[:, :sink] if turned is None else turned, temporary[:, sink : move.stop]], dim=1)
