@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from strobe.attention.ambient import ambient
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, budget, pool, pooled_scores, select_blocks
-from strobe.attention.sparse.layout import TileLayout
+from strobe.attention.sparse.layout import TileLayout, held
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.types import Wish
+from strobe.attention.sparse.video import fuses
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ShapeError
@@ -98,10 +103,7 @@ def history_attention(
             lse_wanted = return_lse or len(parts) > 1
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
     else:
-        with span(ATTENTION_TILE):
-            tiled = q_tiles.to_tiles(q)
-        with span(ATTENTION_SELECT):
-            selection = _selected(tiled, history, q_tiles, sparsity, scale)
+        tiled, selection = _selected(q, history, q_tiles, sparsity, scale)
         with span(ATTENTION_KERNEL):
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
             fine = block_sparse_attention(
@@ -113,25 +115,65 @@ def history_attention(
     return AttentionOutput(out=result.out, lse=result.lse if return_lse else None)
 
 
-def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> BlockSelection:
-    """Score the query tiles against the open tiles of the history and take the best."""
-    sizes, estimator = q_tiles.sizes(tiled.device), history.estimator
-    with torch.no_grad():
-        means = pool(tiled, sizes, history.block, estimator.parts)
-        scores = pooled_scores(
-            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
-        )  # closed tiles score -inf
-        per_head = budget(None, sparsity, tiled.shape[2], history.num_tiles)
-        indices, counts = select_blocks(scores, per_head, None)
-    return BlockSelection(
+def _selected(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> tuple[Tensor, BlockSelection]:
+    """The queries in tile order, and the best of the open tiles for each of theirs."""
+    per_head = budget(None, sparsity, q.shape[2], history.num_tiles)
+    fused = _fuses(q, history)
+    tiled, indices, counts = (_fused if fused else _plain)(q, history, q_tiles, per_head, scale)
+    return tiled, BlockSelection(
         indices=indices,
         counts=counts,
         block=history.block,
-        q_sizes=None if q_tiles.whole else sizes,
+        # padding queries that the merge does not read are 0, and need no masking
+        q_sizes=None if q_tiles.whole or fused else q_tiles.sizes(q.device),
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
         known_count=per_head[0],
     )
+
+
+def _plain(
+    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tile, score and select: the specification, differentiable in q."""
+    sizes, estimator = q_tiles.sizes(q.device), history.estimator
+    with span(ATTENTION_TILE):
+        tiled = q_tiles.to_tiles(q)
+    with span(ATTENTION_SELECT), torch.no_grad():
+        means = pool(tiled, sizes, history.block, estimator.parts)
+        scores = pooled_scores(
+            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
+        )  # closed tiles score -inf
+        return tiled, *select_blocks(scores, per_head, None)
+
+
+def _fused(
+    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_plain`, in three launches."""
+    stages = import_module("strobe.attention.sparse.stages.impl.history_triton")
+    wish = held(_wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device), q.device)
+    with ambient(q):
+        with span(ATTENTION_TILE):
+            tiled, means = stages.tile(q, q_tiles)
+        with span(ATTENTION_SELECT):
+            indices = stages.select(means, history.means.to(means.dtype), history.sizes, wish)
+    return tiled, indices, wish.counts
+
+
+@lru_cache(maxsize=256)
+def _wish(per_head: tuple[int, ...], batch: int, num_q: int, scale: float, device: torch.device) -> Wish:
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        counts = torch.tensor(per_head, dtype=torch.int32)[:, None].expand(batch, -1, num_q).contiguous()
+        return Wish(softmax_scale=scale, parts=1, per_head=per_head, counts=counts.to(device), forced=None, coarse=False)
+
+
+def _fuses(q: Tensor, history: History) -> bool:
+    """Whether the stages can run fused; a compiler fuses the plain ones itself."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
+        return False
+    graded = torch.is_grad_enabled() and q.requires_grad
+    return not graded and history.estimator.parts == 1 and q.shape[0] > 0 and fuses(q.device, q.dtype, q.shape[3])
 
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
