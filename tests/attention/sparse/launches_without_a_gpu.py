@@ -27,6 +27,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.state import api as state_api
 from strobe.attention.state.impl import triton as merging
 from strobe.attention.types import AttentionOutput
+from strobe.models.wan.kernels.impl import triton as wan
 
 TARGET = GPUTarget("cuda", 90, 32)
 launched: Counter[tuple[str, bool]] = Counter()
@@ -138,6 +139,16 @@ def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) ->
     history_attention(q, dense, past, q_tiles=q_tiles, sparsity=0.5)
 
 
+def turned(dtype: torch.dtype, heads: int) -> None:
+    """Queries and keys of a pass: returned, written, and both."""
+    packed, weight, rope = (torch.zeros(shape, dtype=dtype) for shape in ((1, 6, 3 * heads * 64), (heads * 64,), (6, 32, 2)))
+    buffers, rows = [torch.zeros(1, 9, heads, 64, dtype=dtype) for _ in "kv"], torch.arange(6)
+    wan.turn(packed, weight, weight, rope.float(), heads, 1e-6)
+    wan.turn_and_write(packed[..., heads * 64 :].contiguous(), None, weight, rope.float(), *buffers, rows, 1e-6)
+    wan.turn_and_write(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
+    wan.turn_and_keep(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
     choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
@@ -164,6 +175,9 @@ if __name__ == "__main__":
             settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
             over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
+            turned(dtype, heads=parts)
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
+    by_triton = {"_turn_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 13 and all(launched[name, True] >= launched[name, False] > 0 for name in names), launched
+    assert len(names) == 14 and all(launched[name, False] > 0 for name in names), launched
+    assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 CASE = Case(size=(18, 22), slots=9, held=(0, 1, 2, 3, 4, 5), heads=(4, 4), width=128, frames=3, dtype=torch.bfloat16)
 
 
-def call(drawn: Drawn) -> AttentionOutput:
-    return history_attention(drawn.q, drawn.dense, drawn.history, q_tiles=drawn.q_tiles, sparsity=0.8, return_lse=True)
+def call(drawn: Drawn, sparsity: float = 0.8) -> AttentionOutput:
+    return history_attention(drawn.q, drawn.dense, drawn.history, q_tiles=drawn.q_tiles, sparsity=sparsity, return_lse=True)
 
 
 def test_nothing_waits_for_the_device() -> None:
@@ -25,8 +25,20 @@ def test_nothing_waits_for_the_device() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         call(drawn)
+        call(drawn, 0.6)  # a number of tiles that was not asked for before
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_number_of_tiles_first_seen_in_a_recording_is_right_in_and_outside_of_it() -> None:
+    drawn = draw(CASE, "cuda")
+    call(drawn)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(drawn, 0.3)
+    eager = call(drawn, 0.3)
+    graph.replay()
+    assert torch.equal(found.out, eager.out)
 
 
 def test_a_graph_follows_the_slots_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:

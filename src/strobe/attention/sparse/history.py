@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -33,6 +32,8 @@ from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
 
 _MEANS: Final = Estimator()
+_KEPT: Final = 256
+_WISHES: Final[dict[tuple[Any, ...], Wish]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -152,8 +153,8 @@ def _fused(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `_plain`, in three launches."""
     stages = import_module("strobe.attention.sparse.stages.impl.history_triton")
-    wish = held(_wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device), q.device)
     with ambient(q):
+        wish = _wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device)
         with span(ATTENTION_TILE):
             tiled, means = stages.tile(q, q_tiles)
         with span(ATTENTION_SELECT):
@@ -161,11 +162,21 @@ def _fused(
     return tiled, indices, wish.counts
 
 
-@lru_cache(maxsize=256)
 def _wish(per_head: tuple[int, ...], batch: int, num_q: int, scale: float, device: torch.device) -> Wish:
+    """What is to be selected. Its counts are filled on the current stream and kept for that stream: nothing waits for them."""
+    cuda = device.type == "cuda"
+    key = (per_head, batch, num_q, scale, device, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
+    found = _WISHES.get(key)
+    if found is not None:
+        return held(found, device)
     with torch.inference_mode(False):  # what an inference makes, training could not use
-        counts = torch.tensor(per_head, dtype=torch.int32)[:, None].expand(batch, -1, num_q).contiguous()
-        return Wish(softmax_scale=scale, parts=1, per_head=per_head, counts=counts.to(device), forced=None, coarse=False)
+        counts = torch.full((batch, len(per_head), num_q), per_head[0], dtype=torch.int32, device=device)
+    found = Wish(softmax_scale=scale, parts=1, per_head=per_head, counts=counts, forced=None, coarse=False)
+    if not (cuda and torch.cuda.is_current_stream_capturing()):  # a recording fills its own, when it is replayed
+        if len(_WISHES) >= _KEPT:
+            _WISHES.clear()
+        _WISHES[key] = found
+    return found
 
 
 def _fuses(q: Tensor, history: History) -> bool:
