@@ -26,8 +26,8 @@ class Shape:
     dtype: torch.dtype = torch.float32
     parts: int = 3
     batch: int = 2
-    length: int = 100
-    heads: int = 3
+    length: int = 70
+    heads: int = 2
     width: int = 32
     ranked: tuple[int, ...] = ()
     strided: bool = False
@@ -105,7 +105,7 @@ CASES = (
     Shape(ranked=(2,)),
     Shape(dtype=torch.float16, parts=2, width=128, length=63, batch=1, ranked=(0, 1), strided=True),
     Shape(dtype=torch.float16, parts=4, width=24, length=1, lse=False),
-    Shape(parts=1, length=2000, heads=1, batch=1, ranked=(0,), width=16, into=True),
+    Shape(parts=1, length=300, heads=1, batch=1, ranked=(0,), width=16, into=True),
     Shape(parts=4, length=33, heads=2, strided=True, into=True, ranked=(3,), lse=False),
 )
 ON_A_GPU = tuple(

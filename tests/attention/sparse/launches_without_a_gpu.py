@@ -17,14 +17,17 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from strobe.attention.sparse import video
+from strobe.attention.sparse import history, video
 from strobe.attention.sparse.coarse import Estimator, Forced
+from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.state import api as state_api
 from strobe.attention.state.impl import triton as merging
 from strobe.attention.types import AttentionOutput
+from strobe.models.wan.kernels.impl import triton as wan
 
 TARGET = GPUTarget("cuda", 90, 32)
 launched: Counter[tuple[str, bool]] = Counter()
@@ -119,12 +122,42 @@ def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) 
     merging.merge([(*whole, None)], AttentionOutput(out=whole[0], lse=whole[1]), lse)
 
 
+def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) -> None:
+    """Two frames over `parts` dense parts and two slots of a ring."""
+    layout, q_tiles = (tile_layout((frames, 9, 10), "auto", block) for frames in (1, 2))
+    q = torch.zeros(1, 180, 2, 64, dtype=dtype)
+    dense = [(torch.zeros(1, 90, kv_heads, 64, dtype=dtype),) * 2] * parts
+    keys, tiles = torch.zeros(1, 2 * layout.num_rows, kv_heads, 64, dtype=dtype), 2 * layout.num_tiles
+    past = History(
+        keys=keys,
+        values=keys,
+        means=torch.zeros(1, kv_heads, tiles, 64),
+        sizes=layout.sizes().repeat(2),
+        num_tiles=tiles,
+        block=block,
+    )
+    history_attention(q, dense, past, q_tiles=q_tiles, sparsity=0.5)
+
+
+def turned(dtype: torch.dtype, heads: int) -> None:
+    """Queries and keys of a pass: returned, written, and both."""
+    packed, weight, rope = (torch.zeros(shape, dtype=dtype) for shape in ((1, 6, 3 * heads * 64), (heads * 64,), (6, 32, 2)))
+    buffers, rows = [torch.zeros(1, 9, heads, 64, dtype=dtype) for _ in "kv"], torch.arange(6)
+    wan.turn(packed, weight, weight, rope.float(), heads, 1e-6)
+    wan.turn_and_write(packed[..., heads * 64 :].contiguous(), None, weight, rope.float(), *buffers, rows, 1e-6)
+    wan.turn_and_write(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
+    wan.turn_and_keep(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
     choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
     for place, name, instead in (
         (JITFunction, "_do_compile", front_end),
-        (video, "_fuses", lambda *_: True),
+        (video, "fuses", lambda *_: True),
+        (history, "fuses", lambda *_: True),
+        (history, "block_sparse_attention", lambda q, *_, **__: AttentionOutput(out=q, lse=q[..., 0].transpose(1, 2).float())),
+        (state_api, "_runs", lambda *_: True),
         (video, "choose", lambda *_: choice),
     ):
         setattr(place, name, instead)
@@ -141,6 +174,10 @@ if __name__ == "__main__":
         for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
             settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
+            over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
+            turned(dtype, heads=parts)
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
+    by_triton = {"_turn_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 13 and all(launched[name, True] >= launched[name, False] > 0 for name in names), launched
+    assert len(names) == 14 and all(launched[name, False] > 0 for name in names), launched
+    assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +24,7 @@ from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 
+SCRIPT = Path(__file__).with_name("history_on_cpu.py")
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -218,6 +224,16 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
     options: dict[str, Any] = {"q_tiles": drawn.q_tiles, "sparsity": 0.5} | {k: v for k, v in change.items() if k not in own}
     with pytest.raises(error, match=words):
         history_attention(drawn.q, (drawn.new,), replace(drawn.history, **own), **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_fused_selection_equals_the_plain_one(device: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    result = subprocess.run(
+        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def test_no_key_at_all_is_refused() -> None:

@@ -12,22 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from strobe.attention.ambient import ambient
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, budget, pool, pooled_scores, select_blocks
-from strobe.attention.sparse.layout import TileLayout
+from strobe.attention.sparse.layout import TileLayout, held
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.types import Wish
+from strobe.attention.sparse.video import fuses
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
 
 _MEANS: Final = Estimator()
+_KEPT: Final = 256
+_WISHES: Final[dict[tuple[Any, ...], Wish]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,10 +104,7 @@ def history_attention(
             lse_wanted = return_lse or len(parts) > 1
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
     else:
-        with span(ATTENTION_TILE):
-            tiled = q_tiles.to_tiles(q)
-        with span(ATTENTION_SELECT):
-            selection = _selected(tiled, history, q_tiles, sparsity, scale)
+        tiled, selection = _selected(q, history, q_tiles, sparsity, scale)
         with span(ATTENTION_KERNEL):
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
             fine = block_sparse_attention(
@@ -113,25 +116,75 @@ def history_attention(
     return AttentionOutput(out=result.out, lse=result.lse if return_lse else None)
 
 
-def _selected(tiled: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> BlockSelection:
-    """Score the query tiles against the open tiles of the history and take the best."""
-    sizes, estimator = q_tiles.sizes(tiled.device), history.estimator
-    with torch.no_grad():
-        means = pool(tiled, sizes, history.block, estimator.parts)
-        scores = pooled_scores(
-            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
-        )  # closed tiles score -inf
-        per_head = budget(None, sparsity, tiled.shape[2], history.num_tiles)
-        indices, counts = select_blocks(scores, per_head, None)
-    return BlockSelection(
+def _selected(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> tuple[Tensor, BlockSelection]:
+    """The queries in tile order, and the best of the open tiles for each of theirs."""
+    per_head = budget(None, sparsity, q.shape[2], history.num_tiles)
+    fused = _fuses(q, history)
+    tiled, indices, counts = (_fused if fused else _plain)(q, history, q_tiles, per_head, scale)
+    return tiled, BlockSelection(
         indices=indices,
         counts=counts,
         block=history.block,
-        q_sizes=None if q_tiles.whole else sizes,
+        # padding queries that the merge does not read are 0, and need no masking
+        q_sizes=None if q_tiles.whole or fused else q_tiles.sizes(q.device),
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
         known_count=per_head[0],
     )
+
+
+def _plain(
+    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tile, score and select: the specification, differentiable in q."""
+    sizes, estimator = q_tiles.sizes(q.device), history.estimator
+    with span(ATTENTION_TILE):
+        tiled = q_tiles.to_tiles(q)
+    with span(ATTENTION_SELECT), torch.no_grad():
+        means = pool(tiled, sizes, history.block, estimator.parts)
+        scores = pooled_scores(
+            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
+        )  # closed tiles score -inf
+        return tiled, *select_blocks(scores, per_head, None)
+
+
+def _fused(
+    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_plain`, in three launches."""
+    stages = import_module("strobe.attention.sparse.stages.impl.history_triton")
+    with ambient(q):
+        wish = _wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device)
+        with span(ATTENTION_TILE):
+            tiled, means = stages.tile(q, q_tiles)
+        with span(ATTENTION_SELECT):
+            indices = stages.select(means, history.means.to(means.dtype), history.sizes, wish)
+    return tiled, indices, wish.counts
+
+
+def _wish(per_head: tuple[int, ...], batch: int, num_q: int, scale: float, device: torch.device) -> Wish:
+    """What is to be selected. Its counts are filled on the current stream and kept for that stream: nothing waits for them."""
+    cuda = device.type == "cuda"
+    key = (per_head, batch, num_q, scale, device, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
+    found = _WISHES.get(key)
+    if found is not None:
+        return held(found, device)
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        counts = torch.full((batch, len(per_head), num_q), per_head[0], dtype=torch.int32, device=device)
+    found = Wish(softmax_scale=scale, parts=1, per_head=per_head, counts=counts, forced=None, coarse=False)
+    if not (cuda and torch.cuda.is_current_stream_capturing()):  # a recording fills its own, when it is replayed
+        if len(_WISHES) >= _KEPT:
+            _WISHES.clear()
+        _WISHES[key] = found
+    return found
+
+
+def _fuses(q: Tensor, history: History) -> bool:
+    """Whether the stages can run fused; a compiler fuses the plain ones itself."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
+        return False
+    graded = torch.is_grad_enabled() and q.requires_grad
+    return not graded and history.estimator.parts == 1 and q.shape[0] > 0 and fuses(q.device, q.dtype, q.shape[3])
 
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:

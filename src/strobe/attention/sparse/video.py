@@ -283,7 +283,7 @@ def _planned(call: _Call) -> _Plan:
         wish=wish,
         spec=sparse,
         impl=choose(sparse, call.impl).impl.name if spec.batch else reference_impl.IMPL.name,
-        fused=not call.plain and spec.batch > 0 and _fuses(spec.device, spec.dtype, spec.head_dim),
+        fused=not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim),
     )
 
 
@@ -324,7 +324,9 @@ def _fused_stages() -> _Stages:
     return import_module("strobe.attention.sparse.stages.impl.triton")
 
 
-def _fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+@cache
+def fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the stages around the fine stage can run fused."""
     able = device.type == "cuda" or (device.type == "cpu" and read_settings().triton_interpret)
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in (32, 64, 128)
     return able and known and importlib.util.find_spec("triton") is not None

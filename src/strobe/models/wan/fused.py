@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
 from strobe.cache.kv import RingStep
+from strobe.cache.tiled import TiledStep
 from strobe.core.spans import (
     ATTENTION,
     CROSS_ATTENTION,
@@ -42,6 +43,7 @@ from strobe.models.wan.kernels.api import (
     gelu_quantize,
     norm_modulate,
     qk_norm_rope,
+    qk_norm_rope_keep,
     qk_norm_rope_write,
     rms_norm,
 )
@@ -62,7 +64,7 @@ class FusedPass:
         head: `[B or 1, F or 1, 2, dim]`, as `Modulation.head`.
         text: the prompt's keys and values.
         rope: rotations of the pass, in any form that `CausalWan.rope` gives.
-        kv: where keys and values go; None attends to this pass's own tokens. Into a plain ring the kernel writes itself.
+        kv: where keys and values go; None attends to this pass's own tokens. Into a ring the kernel writes itself.
     """
 
     layers: Sequence[WanLayer]
@@ -89,7 +91,7 @@ class FusedPass:
             fused = attention.fused_kv
             packed = torch.cat((attention.k(normed), attention.v(normed)), -1) if fused is None else fused(normed)
             turn = Turn(weight_q=None, weight_k=attention.norm_k.weight, rope=self._angles(), eps=attention.norm_k.eps)
-            if isinstance(self.kv, RingStep):
+            if isinstance(self.kv, (RingStep, TiledStep)):
                 qk_norm_rope_write(packed, turn, self._place(self.kv, last), impl=self.impl)
             else:
                 _, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
@@ -147,12 +149,17 @@ class FusedPass:
                 q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
             assert q is not None
             return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
+        if isinstance(self.kv, TiledStep):
+            place = self._place(self.kv, index)
+            with span(QK_NORM_ROPE):
+                q, k, v = qk_norm_rope_keep(packed, turn, place, impl=self.impl)
+            return layer.attend_kept(q, (k, v), (place.keys, place.values), self.kv.reach, index)
         with span(QK_NORM_ROPE):
             q, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
         assert q is not None
         return layer.attend(q, k, v, None) if self.kv is None else layer.attend_new(q, k, v, index, self.kv)
 
-    def _place(self, kv: RingStep, index: int) -> CacheRows:
+    def _place(self, kv: RingStep | TiledStep, index: int) -> CacheRows:
         keys, values = kv.buffers(index)
         return CacheRows(keys=keys, values=values, rows=kv.rows)
 

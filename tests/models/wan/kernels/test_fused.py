@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strobe.attention.sparse.coarse import pool
+from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
+from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ImplUnavailableError
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
@@ -34,7 +37,17 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def ring(dit: CausalWan) -> RingCache:
+def ring(dit: CausalWan, *, tiled: bool = False) -> RingCache:
+    layout = tile_layout((1, 2, 3), (1, 2, 2), 64)
+    tiles = HistoryTiles(
+        grid=(2, 3),
+        rows=layout.rows(),
+        sizes=layout.sizes(),
+        block=64,
+        whole=layout.whole,
+        sparsity=0.5,
+        pool=partial(pool, sizes=layout.sizes(), block=64),
+    )
     shape = CacheShape(num_layers=len(dit.layers), batch=2, tokens_per_frame=TOKENS, num_heads=2, head_dim=24)
     return RingCache(
         shape,
@@ -43,6 +56,7 @@ def ring(dit: CausalWan) -> RingCache:
         dtype=dit.dtype,
         positions="rebased",
         rotate=partial(rotate_temporal, dit.config),
+        tiles=tiles if tiled else None,
     )
 
 
@@ -71,8 +85,9 @@ def stream(dit: CausalWan, cache: RingCache, *, blocks: int = 5, frames: int = 1
 
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_stream_with_kernels_is_the_plain_stream(dit: CausalWan, fuse: bool, frames: int) -> None:
-    fused, plain_cache, fused_cache = with_kernels(dit, fuse=fuse), ring(dit), ring(dit)
+@pytest.mark.parametrize("tiled", [True, False])
+def test_a_stream_with_kernels_is_the_plain_stream(dit: CausalWan, tiled: bool, fuse: bool, frames: int) -> None:
+    fused, plain_cache, fused_cache = with_kernels(dit, fuse=fuse), ring(dit, tiled=tiled), ring(dit, tiled=tiled)
     pairs = zip(stream(dit, plain_cache, frames=frames), stream(fused, fused_cache, frames=frames), strict=True)
     for plain, other in pairs:
         torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)

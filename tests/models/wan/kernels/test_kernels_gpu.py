@@ -131,6 +131,28 @@ def test_a_captured_graph_follows_its_rows() -> None:
     assert not keys[:, :104].any() and keys[:, 104:].any(dim=-1).all()
 
 
+def test_keys_are_returned_and_written_in_one_launch() -> None:
+    """Bit for bit what the two calls give; a captured graph follows its rows."""
+    made, turns, packed = attention(), rope(96), draw(4, 1, 96, 3 * DIM)
+    kept, other = ([torch.zeros(1, 200, HEADS, DIM // HEADS, dtype=packed.dtype, device="cuda") for _ in "kv"] for _ in range(2))
+    rows, how = torch.arange(96, device="cuda"), turn(made, turns)
+    place, elsewhere = (api.CacheRows(keys=keys, values=values, rows=rows) for keys, values in (kept, other))
+    api.qk_norm_rope_keep(packed, how, place, impl="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = api.qk_norm_rope_keep(packed, how, place, impl="triton")
+    for rows_now in (torch.arange(199, 103, -1), torch.arange(96) * 2, torch.where(torch.arange(96) < 32, -1, torch.arange(96))):
+        rows.copy_(rows_now)
+        packed.normal_()
+        for buffer in (*kept, *other):
+            buffer.zero_()
+        graph.replay()
+        api.qk_norm_rope_write(packed, how, elsewhere, impl="triton")
+        expected = api.qk_norm_rope(packed, how, HEADS, impl="triton")
+        for got, want in zip((*found, *kept), (*expected, *other), strict=True):
+            assert want is not None and torch.equal(got, want)
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_operators_keep_what_they_declare(fp8: bool) -> None:
     x, table, packed = draw(1, 2, 6, DIM), draw(2, 1, 2, DIM), draw(3, 2, 6, 3 * DIM)
@@ -144,6 +166,7 @@ def test_operators_keep_what_they_declare(fp8: bool) -> None:
     torch.library.opcheck(custom_ops.turn, (packed, weight, weight, rope(6), HEADS, EPS, "triton"), test_utils=tests)
     written = (packed, weight, weight, rope(6), keys, values, rows, EPS, "triton")
     torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
+    torch.library.opcheck(custom_ops.turn_and_keep, written, test_utils=tests)
 
 
 def test_a_compiled_pass_is_the_eager_one() -> None:

@@ -171,28 +171,32 @@ def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ke
         ShapeError: widths, tokens or the cache do not fit.
         ConfigError: a gradient is wanted.
     """
-    batch, _, num_heads, head_dim = cache.keys.shape
-    dim = _check_turn(packed, turn, num_heads)
-    for name, buffer in (("keys", cache.keys), ("values", cache.values)):
-        if (
-            buffer.shape != cache.keys.shape
-            or batch != packed.shape[0]
-            or buffer.dtype != packed.dtype
-            or num_heads * head_dim != dim
-        ):
-            raise ShapeError(
-                f"{name} of the cache: got {buffer.dtype} {list(buffer.shape)}, "
-                f"expected {packed.dtype} [{packed.shape[0]}, R, H, D] with H * D = {dim}"
-            )
-        if buffer.stride()[2:] != (head_dim, 1):
-            raise ShapeError(f"{name} of the cache: heads of a row must lie one after the other, got strides {buffer.stride()}")
-    if cache.rows.shape != packed.shape[1:2] or cache.rows.dtype != torch.int64:
-        raise ShapeError(f"rows: got {cache.rows.dtype} {list(cache.rows.shape)}, expected int64 [{packed.shape[1]}]")
+    _check_rows(packed, turn, cache)
     arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
     if not custom_ops.seen(packed):
         return custom_ops.home(impl).turn_and_write(*arguments)
     q = custom_ops.turn_and_write(*arguments, impl)
     return None if turn.weight_q is None else q
+
+
+def qk_norm_rope_keep(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> tuple[Tensor, Tensor, Tensor]:
+    """What `qk_norm_rope` returns, and keys and values also go straight into the cache.
+
+    Args:
+        packed: queries, keys and values `[B, S, 3 * dim]`.
+        turn: with `weight_q`.
+
+    Raises:
+        ShapeError: widths, tokens or the cache do not fit, or there is no `weight_q`.
+        ConfigError: a gradient is wanted.
+    """
+    if turn.weight_q is None:
+        raise ShapeError("weight_q: got None, expected that of the queries; for keys and values alone call qk_norm_rope_write")
+    dim = _check_rows(packed, turn, cache)
+    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
+    seen = custom_ops.seen(packed)
+    q, k = custom_ops.turn_and_keep(*arguments, impl) if seen else custom_ops.home(impl).turn_and_keep(*arguments)
+    return q, k, packed[..., -dim:].unflatten(-1, cache.values.shape[2:])
 
 
 def _norm(
@@ -224,6 +228,28 @@ def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
     expected = (packed.shape[1], dim // num_heads // 2, 2)
     if turn.rope.shape != expected or turn.rope.dtype != torch.float32:
         raise ShapeError(f"rope: got {turn.rope.dtype} {list(turn.rope.shape)}, expected float32 {list(expected)}")
+    return dim
+
+
+def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> int:
+    """Check what kernel 1 is given when it writes; return the width of a token."""
+    batch, _, num_heads, head_dim = cache.keys.shape
+    dim = _check_turn(packed, turn, num_heads)
+    for name, buffer in (("keys", cache.keys), ("values", cache.values)):
+        if (
+            buffer.shape != cache.keys.shape
+            or batch != packed.shape[0]
+            or buffer.dtype != packed.dtype
+            or num_heads * head_dim != dim
+        ):
+            raise ShapeError(
+                f"{name} of the cache: got {buffer.dtype} {list(buffer.shape)}, "
+                f"expected {packed.dtype} [{packed.shape[0]}, R, H, D] with H * D = {dim}"
+            )
+        if buffer.stride()[2:] != (head_dim, 1):
+            raise ShapeError(f"{name} of the cache: heads of a row must lie one after the other, got strides {buffer.stride()}")
+    if cache.rows.shape != packed.shape[1:2] or cache.rows.dtype != torch.int64:
+        raise ShapeError(f"rows: got {cache.rows.dtype} {list(cache.rows.shape)}, expected int64 [{packed.shape[1]}]")
     return dim
 
 

@@ -1,0 +1,141 @@
+"""Fused selection from a history against the plain one, in Triton's interpreter: `TRITON_INTERPRET=1 python history_on_cpu.py`.
+
+A process of its own, because the interpreter must be chosen before Triton is imported. On a GPU: `python history_on_cpu.py cuda`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse import history as operator
+from strobe.attention.sparse.coarse import budget, pool
+from strobe.attention.sparse.history import History, history_attention
+from strobe.attention.sparse.layout import TileLayout, tile_layout
+
+LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A ring of `slots` frames, `held` of which are history; NaN lies in the others."""
+
+    batch: int = 1
+    size: tuple[int, int] = (5, 7)
+    frames: int = 2
+    slots: int = 4
+    held: tuple[int, ...] = (0, 2, 3)
+    heads: tuple[int, int] = (2, 1)
+    width: int = 32
+    block: int = 64
+    dense: int = 2
+    dtype: torch.dtype = torch.float32
+    sliced: bool = False
+    sparsity: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    q: Tensor
+    dense: list[tuple[Tensor, Tensor]]
+    history: History
+    q_tiles: TileLayout
+
+
+def draw(case: Case, device: str, seed: int = 0) -> Drawn:
+    """Random tensors; the first tiles of the first two slots are equal, so that scores tie."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = case.size[0] * case.size[1]
+
+    def some(length: int, heads: int) -> Tensor:
+        wide = torch.randn(case.batch, length, heads, case.width * (2 if case.sliced else 1), generator=generator)
+        return wide.to(device, case.dtype)[..., : case.width]
+
+    layout, q_tiles = (tile_layout((n, *case.size), "auto", case.block) for n in (1, case.frames))
+    keys, values = (
+        torch.cat([layout.to_tiles(some(tokens, case.heads[1])) for _ in range(case.slots)], dim=1).contiguous() for _ in "kv"
+    )
+    if layout.num_tiles > 1:
+        keys[:, : case.block] = keys[:, layout.num_rows : layout.num_rows + case.block]
+    history = History(
+        keys=keys,
+        values=values,
+        means=torch.zeros(case.batch, case.heads[1], case.slots * layout.num_tiles, case.width, device=device),
+        sizes=torch.zeros(case.slots * layout.num_tiles, dtype=torch.int32, device=device),
+        num_tiles=len(case.held) * layout.num_tiles,
+        block=case.block,
+        whole=layout.whole,
+    )
+    open_slots(history, layout, case.held)
+    tensors = [(some(n * tokens, case.heads[1]), some(n * tokens, case.heads[1])) for n in (1, case.frames)]
+    return Drawn(q=some(case.frames * tokens, case.heads[0]), dense=tensors[: case.dense], history=history, q_tiles=q_tiles)
+
+
+def open_slots(history: History, layout: TileLayout, held: tuple[int, ...]) -> None:
+    """Make these slots the history, in the tensors that are there; coarse keys of the others are NaN."""
+    rows, tiles = layout.num_rows, layout.num_tiles
+    for slot in range(history.sizes.shape[0] // tiles):
+        at, sizes = slice(slot * tiles, (slot + 1) * tiles), layout.sizes(history.sizes.device)
+        means = pool(history.keys[:, slot * rows : (slot + 1) * rows], sizes, history.block)
+        history.means[:, :, at] = means if slot in held else float("nan")
+        history.sizes[at] = sizes if slot in held else 0
+
+
+def compare(case: Case, device: str) -> None:
+    """The same tiles in the same order; the rest up to rounding, with and without lse. With a gradient the plain stages run."""
+    drawn = draw(case, device)
+    q, history, tiles = drawn.q, drawn.history, drawn.q_tiles
+    per_head = budget(None, case.sparsity, case.heads[0], history.num_tiles)
+    assert operator._fuses(q, history) and not operator._fuses(q.detach().requires_grad_(), history)
+    found, expected = (run(q, history, tiles, per_head, case.width**-0.5) for run in (operator._fused, operator._plain))
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and found[1].dtype == torch.int32, case
+    same = (found[1] == expected[1]).all(dim=-1)  # [B, H, N_q]
+    # a GPU adds in another order: two scores may be one to the last bit
+    assert bool(same.all()) if device == "cpu" else same.float().mean().item() > 0.995, case
+    read = same[:, :, tiles.rows(device) // case.block]  # [B, H, S]
+    closed = torch.nonzero(history.sizes == 0).flatten()
+    assert not torch.isin(found[1], closed).any()
+    options = {"q_tiles": tiles, "sparsity": case.sparsity, "impl": "reference"}
+    fast, bare = (history_attention(q, drawn.dense, history, **options, return_lse=lse) for lse in (True, False))
+    wide = [(k.float(), v.float()) for k, v in drawn.dense]
+    exact = replace(history, keys=history.keys.float(), values=history.values.float())
+    plain = history_attention(q.detach().float().requires_grad_(), wide, exact, **options, return_lse=True)
+    assert plain.out.requires_grad and plain.lse is not None and fast.lse is not None and bare.lse is None
+    assert torch.equal(fast.out, bare.out) and fast.out.dtype == case.dtype and fast.out.is_contiguous()
+    limit = LIMITS[case.dtype]
+    for got, want in ((fast.out.float().transpose(1, 2), plain.out.transpose(1, 2)), (fast.lse, plain.lse)):
+        torch.testing.assert_close(got[read], want.detach()[read], atol=limit, rtol=limit, msg=str(case))
+
+
+CASES = (
+    Case(batch=2, held=(0, 1, 3)),
+    Case(size=(8, 8), frames=3, held=(1, 3), heads=(1, 1), dense=1, sliced=True, sparsity=0.9),  # whole tiles
+    Case(size=(9, 9), slots=3, held=(2,), heads=(2, 1), dense=0, dtype=torch.float16, sparsity=0.0),
+    Case(size=(10, 11), frames=1, block=128, held=(0, 1, 2, 3), heads=(1, 1)),
+)
+ON_A_GPU = tuple(
+    Case(
+        batch=2,
+        size=size,
+        slots=9,
+        held=(0, 1, 2, 6, 7, 8),
+        heads=heads,
+        width=width,
+        frames=3,
+        dtype=dtype,
+        sparsity=0.8,
+        dense=dense,
+    )
+    for size in ((30, 52), (9, 13))
+    for heads in ((12, 12), (4, 1))
+    for dtype, width in ((torch.bfloat16, 128), (torch.float16, 64), (torch.float32, 32))
+    for dense in (0, 1, 2)
+)
+
+if __name__ == "__main__":
+    place = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    for each in CASES if place == "cpu" else CASES + ON_A_GPU:
+        compare(each, place)
