@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,8 +93,7 @@ def test_a_replayed_graph_gives_what_a_call_gives(two: Processes, strategy: str)
             assert torch.equal(replayed, eager) and eager.isfinite().all() and eager.abs().max() > 0
 
 
-@pytest.mark.parametrize("hang_s", [0.0, 10 * ANSWER_S], ids=["ends", "hangs"])
-@pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
+@pytest.mark.parametrize(("strategy", "hang_s"), [("allgather", 0.0), ("allreduce3", 10 * ANSWER_S)])
 def test_a_rank_that_goes_in_the_middle_of_a_call(pair: Processes, strategy: str, hang_s: float) -> None:
     pair.start(work.exit_in_call, 1, strategy, hang_s)
     told = pair.outcomes([0], ANSWER_S)[0]
@@ -105,3 +106,23 @@ def test_a_rank_that_disagrees(pair: Processes) -> None:
     pair.start(work.small, {1: {"options": {"softmax_scale": 0.5}}})
     for told in pair.outcomes(within=ANSWER_S):
         assert told.kind == "CollectiveError" and "disagree" in told.error and "scale 0.5" in told.error, told
+
+
+def test_a_replayed_graph_that_waits_ends_the_process(tmp_path: Path) -> None:
+    with Processes(2, nccl="queued") as queued:
+        queued.start(work.graph_that_waits, str(tmp_path / "error.json"), 1)
+        assert queued.outcomes([0], ANSWER_S)[0].ended
+    said = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    assert "of rank 0 of 2 (a replayed graph): rank 1 did not answer within 1.5 s" in said, said
+
+
+def test_a_call_that_waits_ends_the_process(tmp_path: Path) -> None:
+    with Processes(2, nccl="queued") as queued:
+        queued.run(work.patient)
+        queued.start(work.report_to, str(tmp_path / "error.json"))
+        queued.outcomes()
+        queued.start(work.exit_in_call, 1, "allgather", 10 * ANSWER_S)
+        assert queued.outcomes([0], ANSWER_S)[0].ended
+    said = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    for word in ("allgather", "q [1, 1, 2, 8]", "rank 1 did not answer within 1.5 s"):
+        assert word in said, said

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from strobe.attention.tree import KVShards, Links, explain, flow, measure_links, tree_attention
+from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.types import AttentionOutput
@@ -222,3 +222,44 @@ def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
     again = Agreement(call, 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda"))
     assert again.wait() == found and again._tokens is None
     return found
+
+
+def report_to(rank: int, report: str) -> None:
+    """What `torchrun` tells its processes: where rank 0 is to say why it ends."""
+    if rank == 0:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = report
+
+
+def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
+    """Rank 0 has something on its GPU that never ends; what becomes of it, and of the call after it."""
+    report_to(rank, report)
+    if rank == 0:
+        comm = comm_of(None)
+        comm.ends_process = ends_process
+        call = comm.begin("a replayed graph", 0, SHORT_S)
+        comm.watch.add(lambda: False, call.late, SHORT_S)
+        while comm.error is None:
+            time.sleep(0.01)
+        call.all_reduce(torch.ones(1))
+
+
+def graph_that_waits(rank: int, report: str, victim: int) -> None:
+    """A graph with a call in it is replayed on all ranks but one."""
+    report_to(rank, report)
+    q = torch.ones(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            tree_attention(q, q, q, timeout=PATIENT_S)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        tree_attention(q, q, q, timeout=PATIENT_S)
+    with deadline("a replayed graph", timeout=PATIENT_S):
+        graph.replay()
+    torch.cuda.synchronize()
+    if rank == victim:
+        time.sleep(PATIENT_S)
+    with deadline("a replayed graph", timeout=SHORT_S):
+        graph.replay()
+    torch.cuda.synchronize()

@@ -189,7 +189,9 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
     pair_flops = 2 * (spec.head_dim + spec.head_dim_v)
     bill = _Bill(links)
     outer, inner = (columns - 1) / columns, (tree - 1) / tree
+    copied = 0.0  # bytes of keys and values: packed together, cut by heads, put together again
     if spec.kv_placement == "sequence":
+        copied = (2 + outer) * max(ranks.lengths) * key_bytes * columns if columns > 1 else 0.0
         bill.add("keys to heads", "exchange", outer * max(ranks.lengths) * key_bytes * columns, columns)
     if spec.q_placement == "sequence":
         q_bytes = rows * spec.head_dim * item
@@ -202,17 +204,19 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
         step_s = max(attended * pair_flops / links.flops_per_s, total_keys * key_bytes / links.memory_bytes_per_s) / tree
         for step in range(1, tree):
             hidden += min(step_s, bill.add(f"keys, hop {step}", "exchange", keys * key_bytes, tree))
-        local_s = step_s * tree
+        local_s = step_s * tree + tree * links.merge.seconds(2 * rows / tree * row)
+        copied += keys * key_bytes
         if spec.out_placement != "sequence":
             bill.add("result", "gather", inner * rows * row, tree)
     else:
         local_s = max(rows * keys * pair_flops / links.flops_per_s, keys * key_bytes / links.memory_bytes_per_s)
         merged = _combine_bill(bill, spec, strategy, tree, rows)
-        local_s += merged * row / links.memory_bytes_per_s if tree > 1 else 0.0
+        local_s += links.merge.seconds(merged * row) if tree > 1 else 0.0
     if spec.out_placement == "replicated":
         bill.add("result of heads", "gather", (columns - 1) * rows * row, columns)
     elif spec.out_placement == "sequence":
         bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
+    local_s += 2 * copied / links.memory_bytes_per_s  # read and written
     return Prediction(strategy=strategy, messages=tuple(bill.messages), local_s=local_s, hidden_s=hidden)
 
 

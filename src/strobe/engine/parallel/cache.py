@@ -160,7 +160,9 @@ class SharedCache:
         """
         state = self._cache.snapshot()
         call = self._devices.begin("snapshot")
-        return _each(state, lambda part: self._gather(call, part))
+        whole = _each(state, lambda part: self._gather(call, part))
+        self._devices.settle(call)
+        return whole
 
     def restore(self, state: CacheState) -> None:
         """Keep this rank's share of a snapshot of the whole cache.
