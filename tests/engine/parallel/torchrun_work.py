@@ -1,7 +1,7 @@
 """What every process of a torchrun does: `torchrun ... torchrun_work.py FOLDER DEVICE`.
 
-The bundled model, streamed and saved by each; then the command line in the same processes, as it is and with a preset that so
-many ranks cannot run; at last rank 1 hangs amid a frame block, and in another group ends.
+The bundled model, streamed and saved by each; then the command line in the same processes, as it is, with a preset that so many
+ranks cannot run, and with a degree that is not legal; at last rank 1 hangs amid a frame block, and in another group ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def work(folder: Path, device: str) -> None:
             {"latents": told.latents.cpu(), "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt"
         )
         command = ["generate", "a red circle moving left", "--device", device, "--blocks", "1", "-o", str(folder / "clip.gif")]
-        codes = [main([*command, "--preset", "turbo", "--json"]), main([*command, "--preset", "sparse"])]
+        codes = [
+            main([*command, "--preset", "turbo", "--json", "--ulysses", "1"]),
+            main([*command, "--preset", "sparse"]),
+            main([*command, "--ulysses", "3"]),
+        ]
         (folder / f"codes{devices.rank}").write_text(repr(codes))
         groups = [dist.new_group([0, 1]) for _ in range(2)]
         for what, group in zip(("hangs", "ends"), groups, strict=True):

@@ -258,7 +258,7 @@ def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 3
     """Give what the block queues on this GPU a deadline: a replayed CUDA graph with calls of tree attention has none of its own.
 
     If it has not ended in time, this process does, and says which rank did not answer (`CollectiveError`) on stderr and, under
-    `torchrun`, in the launcher's report. Nobody waits. All ranks call it together. Nothing on a CPU: messages there have timeouts.
+    `torchrun`, in the launcher's report. Nobody waits. All ranks call it together. Nothing on a CPU, where messages time out.
 
     Args:
         what: is queued, in words.
