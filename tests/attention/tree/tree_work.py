@@ -66,8 +66,11 @@ def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with deadline("a capture", timeout=PATIENT_S):  # something that the watch asks for meanwhile
+        torch.cuda._sleep(400_000_000)
+    with torch.cuda.graph(graph):
         out = call()
+        time.sleep(0.2)
     found = []
     for _ in range(3):
         for each in (q, k, v):
@@ -253,7 +256,7 @@ def graph_that_waits(rank: int, report: str, victim: int) -> None:
             tree_attention(q, q, q, timeout=PATIENT_S)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph):
         tree_attention(q, q, q, timeout=PATIENT_S)
     with deadline("a replayed graph", timeout=PATIENT_S):
         graph.replay()

@@ -6,6 +6,7 @@ graph has none.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from strobe.attention.tree.faults import CollectiveError
@@ -57,6 +59,7 @@ class Watch:
                 self._changed.notify()
 
     def _run(self) -> None:
+        _leave_captures_alone()
         while True:
             with self._changed:
                 if not self._queued and not self._changed.wait(IDLE_S) and not self._queued:
@@ -70,6 +73,13 @@ class Watch:
             with self._changed:
                 self._queued = [] if over else [each for each in self._queued if each not in ended]
             time.sleep(POLL_S)
+
+
+def _leave_captures_alone() -> None:
+    """Let this thread ask for events while another one captures a CUDA graph, which would be spoilt by it otherwise."""
+    if torch.cuda.is_initialized() and torch.version.cuda:
+        relaxed = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
 
 
 def _ended(each: Queued) -> bool:
