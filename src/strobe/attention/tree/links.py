@@ -12,11 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.state import merge
 from strobe.attention.tree.comm import Call, Comm
 from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.attention.tree.wire import pack_state, row_bytes, unpack_state
+from strobe.attention.tree.wire import merge_messages, pack_state, row_bytes
 from strobe.attention.types import AttentionOutput
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError
@@ -73,7 +72,7 @@ def assumed_links(backend: str, num_ranks: int) -> Links:
             gather=rate,
             exchange=rate,
             reduce=rate,
-            merge=Rate(alpha_s=6e-5, bytes_per_s=3e11),
+            merge=Rate(alpha_s=3e-5, bytes_per_s=1e12),
             flops_per_s=5e14,
             memory_bytes_per_s=3e12,
             source="assumed: one NVLink node",
@@ -173,7 +172,7 @@ def _merge_cases(device: torch.device, dtype: torch.dtype) -> list[_Case]:
 
 def _merged(part: AttentionOutput) -> None:
     packed = pack_state(part)
-    merge([unpack_state(packed, part.out.shape[3])] * 2)
+    merge_messages([packed] * 2, part.out.shape[3])
 
 
 def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case]:
