@@ -58,7 +58,9 @@ def test_a_process_ends_and_says_for_whom_it_waited(tmp_path: Path) -> None:
         assert two.outcomes()[0].ended
         two.processes[0].join(LONG_S)
         assert two.processes[0].exitcode == 1
-    said = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    told = json.loads((tmp_path / "error.json").read_text())["message"]
+    said = told["message"]
+    assert said in told["extraInfo"]["py_callstack"]  # what torchrun prints
     assert said.startswith("CollectiveError: tree attention, call 2 of rank 0 of 2 (a replayed graph): rank 1 did not answer"), (
         said
     )

@@ -96,5 +96,8 @@ def end_process(error: CollectiveError) -> None:
     """
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     sys.stderr.flush()
-    get_error_handler().record_exception(error)
+    try:
+        raise error  # the launcher shows the traceback of what is being handled
+    except CollectiveError:
+        get_error_handler().record_exception(error)
     os._exit(1)
