@@ -15,7 +15,9 @@ import pytest
 
 from strobe.bench.executor import Cell, Resources, open_executor
 from strobe.bench.executor.processes import MARK
+from strobe.bench.traces import spread_reading
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.perf.report.trace_page.study import load_trace_study
 
 SHARED = Resources(exclusive=False)
 PATIENCE_S = 120.0
@@ -193,3 +195,17 @@ def test_a_cell_outlives_the_machine_it_ran_on(cluster: Any, tmp_path: Path) -> 
     assert [left(str(file)) for file in files] == [[], []]
     never = executor.wait(both)
     assert never.status == "lost" and "asks for 2 machines of 1 CPU" in never.stderr and never.code is None
+
+
+def test_traces_are_sent_to_the_machines_and_come_back_read(cluster: Any, tmp_path: Path) -> None:
+    event = (
+        '{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": %d, "dur": 5, "args": {"device": 0, "stream": 7}}'
+    )
+    for rank in range(3):
+        (tmp_path / str(rank)).mkdir()  # the same name three times
+        head = f'{{"schemaVersion": 1, "distributedInfo": {{"rank": {rank}, "world_size": 3}}, "traceEvents": ['
+        (tmp_path / str(rank) / "trace.json").write_text(head + event % (10 + rank) + "]}")
+    study = load_trace_study([tmp_path], reading=spread_reading(open_executor("ray", cluster.address)))
+    assert [trace.rank for trace in study.traces] == [0, 1, 2]
+    for rank, trace in enumerate(study.traces):
+        assert trace.path == tmp_path / str(rank) / "trace.json" and trace.device_events[0].start_ns == 1000 * (10 + rank)

@@ -41,3 +41,8 @@ def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("RANK", "1")
     assert main(command) == USAGE and capsys.readouterr().err == ""
     assert said_by_rank_0(Output(json=True)) == Output(quiet=True)
+
+
+def test_a_process_alone_shares_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a red circle", "--ulysses", "2"]) == USAGE
+    assert "--ulysses 2: this process runs alone and shares nothing; start it by torchrun" in capsys.readouterr().err

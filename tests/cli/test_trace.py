@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -164,13 +165,58 @@ def test_perfetto_is_written_and_missed(strobe: Strobe, tmp_path: Path, monkeypa
     assert result.code == 0 and (tmp_path / "x.pftrace").stat().st_size > 500
 
 
-def test_the_verb_runs_without_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--executor", "local")])
+def test_the_verb_runs_without_torch(tmp_path: Path, elsewhere: None, flags: tuple[str, ...]) -> None:
     code = (
         "import sys\nsys.modules['torch'] = None\nfrom strobe.cli.main import main\n"
         "assert main(sys.argv[1:]) == 0\nassert 'av' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "trace", str(write_trace(tmp_path / "a.json")), "-o", str(tmp_path / "out")],
+        [sys.executable, "-c", code, "trace", str(write_trace(tmp_path / "a.json")), "-o", str(tmp_path / "out"), *flags],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started find modules where this one does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def test_processes_read_what_this_one_does(strobe: Strobe, tmp_path: Path, elsewhere: None) -> None:
+    (tmp_path / "in").mkdir()
+    for rank in (2, 0, 1):
+        write_trace(tmp_path / "in" / f"r{rank}.json", rank, base=1_700_000_000_000_000_000 + rank)
+    cut = write_trace(tmp_path / "in" / "r3.json", 3).read_bytes()
+    (tmp_path / "in" / "r3.json").write_bytes(cut[: len(cut) * 2 // 3])
+    (tmp_path / "in" / "other.json").write_text("{]")
+    flags = ("--by", "shape", "--window", "1ms..3ms", "--json")
+    here = strobe("trace", tmp_path / "in", *flags, "-o", tmp_path / "here")
+    there = strobe("trace", tmp_path / "in", *flags, "-o", tmp_path / "there", "--executor", "local")
+    assert here.code == there.code == 0 and here.err == there.err and "skipped" in there.err and "r3.json" in there.err
+    assert here.document["files"] == there.document["files"] and len(there.document["files"]) == 4
+    assert here.document["report"] == there.document["report"]
+    events = [gzip.decompress((tmp_path / where / "events.csv.gz").read_bytes()) for where in ("here", "there")]
+    assert events[0] == events[1] and events[0].count(b"rank 2") > 0
+
+
+def test_what_processes_cannot_read_is_one_line(
+    strobe: Strobe, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = tmp_path / "bad.json", write_trace(tmp_path / "good.json")
+    bad.write_text("{]")
+    for path in (bad, tmp_path / "missing.json"):
+        here, there = strobe("trace", path), strobe("trace", good, path, "--executor", "local")
+        assert here.code == there.code == USAGE and here.err == there.err
+    alone = strobe("trace", good, "--address", "head:6379")
+    assert alone.code == USAGE and "--address head:6379: give --executor ray too" in alone.err
+    monkeypatch.setattr("strobe.bench.traces.START_S", 1e-3)
+    late = strobe("trace", good, "--executor", "local")
+    assert late.code == MISSING and "timeout: took longer than" in late.err and late.err.count("\n") == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "strobe").mkdir()
+    (tmp_path / "strobe" / "__init__.py").write_text("raise SystemExit('no strobe here')")
+    lost = strobe("trace", good, "--executor", "local")
+    assert lost.code == MISSING and "the process that was to read it failed: no strobe here" in lost.err

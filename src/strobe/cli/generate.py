@@ -40,12 +40,15 @@ class Engine(ModelFlags):
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
         decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
+        ulysses: under torchrun, how many processes share the heads; what is left of them shares the keys. As many as can by
+            default.
     """
 
     preset: str = "balanced"
     seed: int = 0
     device: str = "auto"
     decode_device: str | None = None
+    ulysses: int | None = None
     image: Path | None = None
 
     def open(self, prompt: str, device: str | DeviceGroup) -> Session:
@@ -88,7 +91,7 @@ def generate(
         out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations.
     """
     output = said_by_rank_0(output)
-    with joined(engine.device) as device, output.progress("frame blocks") as advance:
+    with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         from strobe.core.errors import ConfigError
         from strobe.engine.prompts import blocks_for, parse_switch
         from strobe.engine.video import check_video_path

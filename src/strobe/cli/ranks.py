@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from strobe.cli.console import Output
-from strobe.core.errors import ImplUnavailableError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
@@ -40,12 +40,25 @@ def says(code: int, error: BaseException) -> bool:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[str | DeviceGroup]:
-    """`device`, or under torchrun the processes that it has started, each with a device of that kind."""
+def joined(device: str, ulysses: int | None = None) -> Iterator[str | DeviceGroup]:
+    """`device`, or under torchrun the processes that it has started, each with a device of that kind.
+
+    Args:
+        device: of this process, or of each.
+        ulysses: processes that share the heads; None: as many as can.
+
+    Raises:
+        ConfigError: `ulysses` without torchrun.
+    """
     if not read_settings().torchrun:
+        if ulysses is not None:
+            raise ConfigError(
+                f"--ulysses {ulysses}: this process runs alone and shares nothing; start it by torchrun --nproc-per-node N "
+                "-m strobe ..., or leave it out"
+            )
         yield device
         return
     from strobe.engine.parallel import DeviceGroup
 
-    with DeviceGroup.join(device) as devices:
+    with DeviceGroup.join(device, ulysses=ulysses) as devices:
         yield devices

@@ -16,7 +16,7 @@ from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report import model
-    from strobe.perf.report.trace_page.study import TraceStudy
+    from strobe.perf.report.trace_page.study import Reading, TraceStudy
 
 Format = Literal["html", "md", "json"]
 _MB: Final = 1_000_000
@@ -57,12 +57,45 @@ class Analysis:
 _DEFAULTS: Final = Analysis()
 
 
+@Parameter(name="*", group="Reading")
+@dataclass(frozen=True, kw_only=True)
+class Readers:
+    """Who reads the files; by default this process does, one after another.
+
+    Args:
+        executor: local: processes of this machine, a file each, as many at once as it has cores; ray: those of the machines of
+            a Ray cluster, which are sent the files (needs strobe[ray] here and there).
+        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
+    """
+
+    executor: Literal["local", "ray"] | None = None
+    address: str | None = None
+
+    def reading(self) -> Reading:
+        """As the flags say."""
+        from strobe.core.errors import ConfigError
+        from strobe.perf.report.trace_page.study import read_in_turn
+
+        if self.executor is None:
+            if self.address is not None:
+                raise ConfigError(f"--address {self.address}: give --executor ray too; without it this process reads the files")
+            return read_in_turn
+        from strobe.bench.executor import open_executor
+        from strobe.bench.traces import spread_reading
+
+        return spread_reading(open_executor(self.executor, self.address))
+
+
+_HERE: Final = Readers()
+
+
 def trace(
     *files: Annotated[Path, Parameter(name="FILE")],
     analysis: Analysis = _DEFAULTS,
     into: Annotated[Path | None, Parameter(alias="-o")] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
+    readers: Readers = _HERE,
     output: Output = Output(),
 ) -> None:
     """Say where the time of profiler traces went: kernels, busy and idle time, launches, gaps, steps, regions, communication.
@@ -71,6 +104,7 @@ def trace(
     strobe trace trace.json.gz
     strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
     strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
+    strobe trace traces_of_64_ranks/ --executor local -o pages
     ```
 
     Args:
@@ -86,7 +120,7 @@ def trace(
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     if into is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
-    study = _read(files, analysis, output)
+    study = _read(files, analysis, readers, output)
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
@@ -111,7 +145,7 @@ def trace(
         output.emit({"files": [str(one.path) for one in study.traces], "written": written, "report": data})
 
 
-def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
+def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: Output) -> TraceStudy:
     """Read the files and say on stderr what was wrong with them."""
     from strobe.core.errors import ConfigError
 
@@ -123,7 +157,11 @@ def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStu
         options = TraceOptions(
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps
         )
-        study = load_trace_study(files, options, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+
+        def tell(done: int, total: int, what: str) -> None:
+            advance(done // _MB, -(-total // _MB), f"MB, {what}")
+
+        study = load_trace_study(files, options, tell, readers.reading())
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     for one in study.traces:

@@ -18,9 +18,17 @@ from strobe.core.errors import ConfigError, ShapeError
 from tree_ranks import Runner
 
 
-def links(alpha_s: float, bytes_per_s: float) -> Links:
+def links(alpha_s: float, bytes_per_s: float, merge_bytes_per_s: float = 1e12) -> Links:
     rate = Rate(alpha_s=alpha_s, bytes_per_s=bytes_per_s)
-    return Links(gather=rate, exchange=rate, reduce=rate, flops_per_s=1e14, memory_bytes_per_s=1e12, source="made up")
+    return Links(
+        gather=rate,
+        exchange=rate,
+        reduce=rate,
+        merge=Rate(alpha_s=0.0, bytes_per_s=merge_bytes_per_s),
+        flops_per_s=1e14,
+        memory_bytes_per_s=1e12,
+        source="made up",
+    )
 
 
 def sent(found: TreePlan) -> dict[str, int]:
@@ -58,6 +66,19 @@ def test_the_fastest_is_taken() -> None:
         assert times == sorted(times) and each.predictions[0].strategy == each.strategy
         assert "runs: " + each.strategy in str(each) and "links: made up" in str(each)
     assert plan(**few, **shape, links=slow, strategy="allreduce3").strategy == "allreduce3"
+
+
+def test_merges_and_copies_cost_time() -> None:
+    """2 ranks, bfloat16, 12 heads of 128: a row is 260 bytes, a key with its value 12 * 512."""
+    shape: dict[str, Any] = {"q_len": 1000, "lengths": [10_000] * 2, "num_heads": 12, "head_dim": 128}
+    slow, fast = (
+        {each.strategy: each.local_s for each in plan(**shape, links=links(1e-6, 1e12, rate)).predictions} for rate in (1e9, 1e15)
+    )
+    for strategy, parts in {"allgather": 2, "alltoall": 1, "allreduce3": 3, "ring": 2, "ulysses": 0}.items():
+        assert slow[strategy] - fast[strategy] == pytest.approx(parts * 12_000 * 260 / 1e9, rel=1e-3), strategy
+    keys = 10_000 * 12 * 512
+    assert fast["ulysses"] - fast["allgather"] == pytest.approx(2 * 2.5 * keys / 1e12, rel=1e-3)
+    assert fast["ring"] - fast["allgather"] == pytest.approx(2 * keys / 1e12, rel=1e-3)
 
 
 def test_hops_hide_behind_attention() -> None:

@@ -91,15 +91,18 @@ class Case:
         return whole.narrow(dim, start, stop - start)
 
 
-def check(case: Case, found: list[AttentionOutput]) -> None:
-    """Every rank's share against float64. The rounding of a weight is that of its lse, and so grows with it."""
+def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> None:
+    """Every rank's share against float64. The rounding of a weight is that of its lse, and so grows with it.
+
+    `slack` is for the fused kernels of a GPU, which sum in another order and take powers of 2.
+    """
     q, ks, vs = case.draw()
     exact = reference(q.double(), [k.double() for k in ks], [v.double() for v in vs], case.shards, case.mask)
     assert exact.lse is not None
     largest_lse = exact.lse[exact.lse.isfinite()].abs().max().item() if exact.lse.isfinite().any() else 0.0
     largest_v = max((v.nan_to_num().abs().max().item() for v in vs if v.numel()), default=0.0)
-    lse_error = 8 * 2.0**-24 * max(1.0, largest_lse)
-    tolerance = (lse_error + 4 * ROUNDING[case.dtype]) * max(largest_v, 1e-30)
+    lse_error = slack * 8 * 2.0**-24 * max(1.0, largest_lse)
+    tolerance = (lse_error + slack * 4 * ROUNDING[case.dtype]) * max(largest_v, 1e-30)
     for rank, state in enumerate(found):
         assert state.lse is not None and state.out.dtype == case.dtype and state.lse.dtype == torch.float32
         out, lse = (case.of_rank(rank, each, case.out_placement) for each in (exact.out, exact.lse.transpose(1, 2)))

@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -94,16 +95,23 @@ def _start_server() -> None:
 
 
 class Processes:
-    """Processes with one gloo group, which run what they are given until they are closed."""
+    """Processes with one group, which run what they are given until they are closed.
 
-    def __init__(self, num_ranks: int, store: str = "") -> None:
+    Args:
+        num_ranks: how many.
+        store: where they meet; a file by default.
+        nccl: a GPU each: `blocking`, where a wait for NCCL stops the CPU and so has a timeout, or `queued`, as NCCL is by itself.
+    """
+
+    def __init__(self, num_ranks: int, store: str = "", *, nccl: Literal["", "blocking", "queued"] = "") -> None:
         _start_server()
         self.folder = tempfile.TemporaryDirectory()
+        self.within = 60.0 if nccl else 600.0
         init = store or f"file://{self.folder.name}/store"
         pairs = [_CONTEXT.Pipe() for _ in range(num_ranks)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            _CONTEXT.Process(target=_serve, args=(theirs, rank, num_ranks, init), daemon=True)
+            _CONTEXT.Process(target=_serve, args=(theirs, rank, num_ranks, init, nccl), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
@@ -131,10 +139,10 @@ class Processes:
         for rank in range(len(self.pipes)) if ranks is None else ranks:
             self.pipes[rank].send((work, arguments))
 
-    def outcomes(self, ranks: list[int] | None = None, within: float = 600) -> list[Outcome]:
+    def outcomes(self, ranks: list[int] | None = None, within: float | None = None) -> list[Outcome]:
         """What the ranks answer."""
         found = []
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + (self.within if within is None else within)
         for rank in range(len(self.pipes)) if ranks is None else ranks:
             try:
                 assert self.pipes[rank].poll(max(0.0, deadline - time.monotonic())), f"rank {rank} is silent"
@@ -158,10 +166,15 @@ def _be_patient() -> None:
     Board.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]
 
 
-def _serve(pipe: Connection, rank: int, num_ranks: int, init: str) -> None:
+def _serve(pipe: Connection, rank: int, num_ranks: int, init: str, nccl: str) -> None:
     torch.set_num_threads(1)
-    _be_patient()
-    dist.init_process_group("gloo", init_method=init, rank=rank, world_size=num_ranks)
+    if nccl:
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = str(int(nccl == "blocking"))
+        torch.cuda.set_device(rank)
+    else:
+        _be_patient()
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    dist.init_process_group(backend, init_method=init, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
     while True:
         try:
             work, arguments = pipe.recv()

@@ -1,4 +1,4 @@
-"""What real processes are told to do; each function runs on every rank of a gloo group."""
+"""What real processes are told to do; each function runs on every rank of a group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from strobe.attention.tree import KVShards, Links, explain, flow, measure_links, tree_attention
+from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.types import AttentionOutput
@@ -25,18 +25,59 @@ SHORT_S = 1.5
 """Timeout of a call that is meant to wait in vain: the ranks that are alive must all come to it in that time."""
 
 
+def home() -> torch.device:
+    """Where this rank's tensors are: on its GPU where the group has NCCL."""
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend_config() else torch.device("cpu")
+
+
+def mine(rank: int, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of this rank, where they are to be."""
+    q, ks, vs = case.draw()
+    q, k, v = (each.to(home()) for each in (case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank]))
+    return q, k, v
+
+
 def attend(rank: int, case: Case) -> AttentionOutput:
     """One call on all ranks."""
-    q, ks, vs = case.draw()
-    return tree_attention(case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank], timeout=PATIENT_S, **case.arguments())
+    found = tree_attention(*mine(rank, case), timeout=PATIENT_S, **case.arguments())
+    assert found.lse is not None
+    return AttentionOutput(out=found.out.cpu(), lse=found.lse.cpu())
 
 
 def gradients(rank: int, case: Case) -> list[Tensor]:
     """Of the sum of the squares of a replicated result."""
-    q, ks, vs = case.draw()
-    mine = [each.clone().requires_grad_() for each in (q, ks[rank], vs[rank])]
-    out = tree_attention(mine[0], mine[1], mine[2], timeout=PATIENT_S, **case.arguments()).out
-    return list(torch.autograd.grad((out**2).sum(), mine))
+    leaves = [each.clone().requires_grad_() for each in mine(rank, case)]
+    out = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments()).out
+    return [each.cpu() for each in torch.autograd.grad((out**2).sum(), leaves)]
+
+
+def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
+    """A call caught in a CUDA graph, replayed with other tensors in the same places: `(replayed, eager)` of each."""
+    q, k, v = mine(rank, case)
+
+    def call() -> Tensor:
+        return tree_attention(q, k, v, timeout=PATIENT_S, **case.arguments()).out
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # the ranks agree, and kernels are made
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with deadline("a capture", timeout=PATIENT_S):  # something that the watch asks for meanwhile
+        pass
+    with torch.cuda.graph(graph):
+        out = call()
+        time.sleep(0.2)
+    found = []
+    for _ in range(3):
+        for each in (q, k, v):
+            each.mul_(-0.75)
+        graph.replay()
+        found.append((out.cpu(), call().cpu()))
+    return found
 
 
 def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
@@ -97,8 +138,8 @@ def again(rank: int, init: str, case: Case) -> AttentionOutput:
 
 def plan_with_links(rank: int) -> tuple[Links, str]:
     """Measured links, and the plan they give."""
-    links = measure_links(timeout=PATIENT_S)
-    q, k = torch.ones(1, 1, 8, 64), torch.ones(1, 64, 8, 64)
+    links = measure_links(device=home(), timeout=PATIENT_S)
+    q, k = (torch.ones(1, rows, 8, 64, device=home()) for rows in (1, 64))
     tree_attention(q, k, k, links=links, timeout=PATIENT_S)
     return links, str(explain(q, k, k, links=links))
 
@@ -107,8 +148,8 @@ def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: 
     """A small call, with other arguments on some ranks; the largest value of the result."""
     given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}}
     given |= (changes or {}).get(rank, {})
-    q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"])
-    k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"])
+    q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"], device=home())
+    k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"], device=home())
     return round(float(tree_attention(q, k, k, timeout=timeout, **given["options"]).out.max()), 3)
 
 
@@ -154,7 +195,8 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
             return original(call, *rest)
 
         flow.combine = ends
-    small(rank, {rank: {"options": {"strategy": strategy}}}, timeout=SHORT_S if hang_s else PATIENT_S)
+    in_time = hang_s or home().type == "cuda"  # NCCL does not see that a rank has ended
+    small(rank, {rank: {"options": {"strategy": strategy}}}, timeout=SHORT_S if in_time else PATIENT_S)
 
 
 def after(rank: int, seconds: dict[int, float], work: str) -> float:
@@ -183,3 +225,44 @@ def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
     again = Agreement(call, 5, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda"))
     assert again.wait() == found and again._tokens is None
     return found
+
+
+def report_to(rank: int, report: str) -> None:
+    """What `torchrun` tells its processes: where rank 0 is to say why it ends."""
+    if rank == 0:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = report
+
+
+def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
+    """Rank 0 has something on its GPU that never ends; what becomes of it, and of the call after it."""
+    report_to(rank, report)
+    if rank == 0:
+        comm = comm_of(None)
+        comm.ends_process = ends_process
+        call = comm.begin("a replayed graph", 0, SHORT_S)
+        comm.watch.add(lambda: False, call.late, SHORT_S)
+        while ends_process or comm.error is None:
+            time.sleep(0.01)
+        call.all_reduce(torch.ones(1))
+
+
+def graph_that_waits(rank: int, report: str, victim: int) -> None:
+    """A graph with a call in it is replayed on all ranks but one."""
+    report_to(rank, report)
+    q = torch.ones(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            tree_attention(q, q, q, timeout=PATIENT_S)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tree_attention(q, q, q, timeout=PATIENT_S)
+    with deadline("a replayed graph", timeout=PATIENT_S):
+        graph.replay()
+    torch.cuda.synchronize()
+    if rank == victim:
+        time.sleep(PATIENT_S)
+    with deadline("a replayed graph", timeout=SHORT_S):
+        graph.replay()
+    torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""What every process of a torchrun does: `torchrun ... torchrun_work.py FOLDER`.
+"""What every process of a torchrun does: `torchrun ... torchrun_work.py FOLDER DEVICE`.
 
-The bundled model, streamed and saved by each; then the command line in the same processes, as it is and with a preset that so
-many ranks cannot run; at last rank 1 hangs amid a frame block, and in another group ends.
+The bundled model, streamed and saved by each; then the command line in the same processes, as it is, with a preset that so many
+ranks cannot run, and with a degree that is not legal; at last rank 1 hangs amid a frame block, and in another group ends.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from strobe.engine.parallel import DeviceGroup
 from strobe.engine.session import Session
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, device: str) -> None:
     """All of it."""
-    with DeviceGroup.join("cpu", timeout_s=300) as devices:
+    with DeviceGroup.join(device, timeout_s=300 if device == "cpu" else 30) as devices:
         told = bundled(devices)
-        torch.save({"latents": told.latents, "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt")
-        command = ["generate", "a red circle moving left", "--device", "cpu", "--blocks", "1", "-o", str(folder / "clip.gif")]
-        codes = [main([*command, "--preset", "turbo", "--json"]), main([*command, "--preset", "sparse"])]
+        torch.save(
+            {"latents": told.latents.cpu(), "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt"
+        )
+        command = ["generate", "a red circle moving left", "--device", device, "--blocks", "1", "-o", str(folder / "clip.gif")]
+        codes = [
+            main([*command, "--preset", "turbo", "--json", "--ulysses", "1"]),
+            main([*command, "--preset", "sparse"]),
+            main([*command, "--ulysses", "3"]),
+        ]
         (folder / f"codes{devices.rank}").write_text(repr(codes))
         groups = [dist.new_group([0, 1]) for _ in range(2)]
         for what, group in zip(("hangs", "ends"), groups, strict=True):
-            fail(folder / what, DeviceGroup(group, timeout_s=300))
+            fail(folder / what, DeviceGroup(group, device=devices.device, timeout_s=devices.timeout_s))
+        if device == "cuda":
+            os._exit(0)  # NCCL's own end would wait for the rank that has ended
 
 
 def fail(told: Path, devices: DeviceGroup) -> None:
@@ -41,7 +49,7 @@ def fail(told: Path, devices: DeviceGroup) -> None:
     session = Session("red circle", preset=config, model=six_heads(), device=devices)
     stream = session.stream(3)
     next(stream)
-    if told.name == "hangs":
+    if told.name == "hangs" or devices.device.type == "cuda":  # NCCL does not see that a rank has ended
         devices.timeout_s = SHORT_S
 
     def leave(*_: object) -> torch.Tensor:
@@ -62,4 +70,4 @@ def fail(told: Path, devices: DeviceGroup) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    work(Path(sys.argv[1]))
+    work(Path(sys.argv[1]), sys.argv[2])

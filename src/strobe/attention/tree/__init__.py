@@ -1,6 +1,6 @@
 """Attention over keys that are spread across ranks."""
 
-from strobe.attention.tree.api import explain, measure_links, plan, tree_attention
+from strobe.attention.tree.api import deadline, explain, measure_links, plan, tree_attention
 from strobe.attention.tree.faults import CollectiveError
 from strobe.attention.tree.links import Links, Rate
 from strobe.attention.tree.placement import KVShards, Mask, Segment, legal_grid
@@ -14,6 +14,7 @@ __all__ = [
     "Rate",
     "Segment",
     "TreePlan",
+    "deadline",
     "explain",
     "legal_grid",
     "measure_links",

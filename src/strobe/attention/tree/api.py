@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -250,3 +251,26 @@ def measure_links(
         CollectiveError: a rank is gone or does not come.
     """
     return machine.measure(comm_of(group), torch.device(device), dtype, timeout)
+
+
+@contextmanager
+def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 30.0) -> Iterator[None]:
+    """Give what the block queues on this GPU a deadline: a replayed CUDA graph with calls of tree attention has none of its own.
+
+    If it has not ended in time, this process does, and says which rank did not answer (`CollectiveError`) on stderr and, under
+    `torchrun`, in the launcher's report. Nobody waits. All ranks call it together. Nothing on a CPU, where messages time out.
+
+    Args:
+        what: is queued, in words.
+        group: of the calls; default all ranks.
+        timeout: from the end of the block on, seconds.
+
+    Raises:
+        CollectiveError: an earlier call on this group has failed.
+    """
+    call = comm_of(group).begin(what, 0, timeout)
+    yield
+    if torch.cuda.is_initialized():
+        ended = torch.cuda.Event()
+        ended.record()
+        call.comm.watch.add(ended.query, call.late, timeout)

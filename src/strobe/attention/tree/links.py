@@ -15,7 +15,10 @@ from torch import Tensor
 from strobe.attention.tree.comm import Call, Comm
 from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
+from strobe.attention.tree.wire import merge_messages, pack_state, row_bytes
+from strobe.attention.types import AttentionOutput
 from strobe.core.device import synchronize
+from strobe.core.errors import ConfigError
 
 Kind = Literal["gather", "exchange", "reduce"]
 
@@ -42,6 +45,7 @@ class Links:
         gather: every rank sends its message to every other.
         exchange: every rank sends every other a message of its own.
         reduce: a sum over the ranks.
+        merge: parts made messages and merged, by the bytes of the parts, of one rank while all work.
         flops_per_s: dense attention with many queries, of one rank while all work.
         memory_bytes_per_s: keys and values read by one query, of one rank while all work.
         source: where the numbers come from, as `explain` shows it.
@@ -50,6 +54,7 @@ class Links:
     gather: Rate
     exchange: Rate
     reduce: Rate
+    merge: Rate
     flops_per_s: float
     memory_bytes_per_s: float
     source: str
@@ -64,13 +69,20 @@ def assumed_links(backend: str, num_ranks: int) -> Links:
     if backend == "nccl":
         rate = Rate(alpha_s=16e-6, bytes_per_s=300e9)
         return Links(
-            gather=rate, exchange=rate, reduce=rate, flops_per_s=5e14, memory_bytes_per_s=3e12, source="assumed: one NVLink node"
+            gather=rate,
+            exchange=rate,
+            reduce=rate,
+            merge=Rate(alpha_s=3e-5, bytes_per_s=1e12),
+            flops_per_s=5e14,
+            memory_bytes_per_s=3e12,
+            source="assumed: one NVLink node",
         )
     rate = Rate(alpha_s=1e-4 * num_ranks, bytes_per_s=1e9)
     return Links(
         gather=rate,
         exchange=rate,
         reduce=rate,
+        merge=Rate(alpha_s=1e-4, bytes_per_s=1e9),
         flops_per_s=2e10,
         memory_bytes_per_s=4e9,
         source="assumed: processes of one machine",
@@ -78,12 +90,17 @@ def assumed_links(backend: str, num_ranks: int) -> Links:
 
 
 def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: float) -> Links:
-    """Time messages of several sizes and two local passes, all ranks together; every rank gets the same numbers.
+    """Time messages of several sizes, merges and two local passes, all ranks together; every rank gets the same numbers.
 
     A time is the largest over the ranks of the medians of each; latency and bandwidth are the line through the times.
+
+    Raises:
+        ConfigError: the group sends no tensors of that device.
     """
+    if comm.size > 1 and comm.backend(device.type) == "none":
+        raise ConfigError(f"device {device.type}: the group sends no tensors of it; give a device of the group, or another group")
     call = comm.begin("measure_links", 0, timeout_s)
-    sizes = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
+    sizes = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, *((1 << 25,) if device.type == "cuda" else ()))
     elements = [max(1, size // 4 // call.size) * call.size for size in sizes]
     runs: list[tuple[Kind, int, Callable[[], object]]] = []
     for number in elements:
@@ -97,12 +114,14 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     rates = {
         kind: fit([(sent, took) for (each, sent, _), took in zip(runs, seconds, strict=True) if each == kind]) for kind in KINDS
     }
+    merges = _merge_cases(device, dtype)
     many, few = _local_cases(device, dtype)
-    flop_s, byte_s = _slowest(call, [_median(many.run, device), _median(few.run, device)], device)
+    flop_s, byte_s, *merge_s = _slowest(call, [_median(case.run, device) for case in (many, few, *merges)], device)
     return Links(
         gather=rates["gather"],
         exchange=rates["exchange"],
         reduce=rates["reduce"],
+        merge=fit([(case.amount, took) for case, took in zip(merges, merge_s, strict=True)]),
         flops_per_s=many.amount / flop_s,
         memory_bytes_per_s=few.amount / byte_s,
         source=f"measured: {comm.backend(device.type)}, {call.size} ranks, {device.type}",
@@ -140,9 +159,25 @@ class _Case:
     run: Callable[[], object]
 
 
+def _merge_cases(device: torch.device, dtype: torch.dtype) -> list[_Case]:
+    """Two parts, one of them packed here, of few rows and of many."""
+    heads, dim, cases = 8, 64, []
+    for rows in (1, 256, 2048 if device.type == "cpu" else 16384):
+        part = AttentionOutput(
+            out=torch.ones(1, rows, heads, dim, dtype=dtype, device=device), lse=torch.zeros(1, heads, rows, device=device)
+        )
+        cases.append(_Case(amount=2 * rows * heads * row_bytes(dim, dtype), run=partial(_merged, part)))
+    return cases
+
+
+def _merged(part: AttentionOutput) -> None:
+    packed = pack_state(part)
+    merge_messages([packed] * 2, part.out.shape[3])
+
+
 def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case]:
     """Many queries (FLOPs count) and one query (bytes count)."""
-    heads, dim = 8, 64
+    heads, dim = 8, 64 if device.type == "cpu" else 128
     small, large = (256, 8192) if device.type == "cpu" else (4096, 262144)
 
     def draw(rows: int) -> Tensor:
@@ -161,15 +196,16 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
 
 
 def _median(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one run: the median of 7, after 2 to warm up."""
-    times = []
+    """Seconds of one run: the median of 7, after 2 to warm up; on a GPU of 4 in a row: a call does not wait either."""
+    times, runs = [], 4 if device.type == "cuda" else 1
     for turn in range(9):
         synchronize(device)
         start = time.perf_counter()
-        run()
+        for _ in range(runs):
+            run()
         synchronize(device)
         if turn >= 2:
-            times.append(time.perf_counter() - start)
+            times.append((time.perf_counter() - start) / runs)
     return statistics.median(times)
 
 

@@ -189,7 +189,9 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
     pair_flops = 2 * (spec.head_dim + spec.head_dim_v)
     bill = _Bill(links)
     outer, inner = (columns - 1) / columns, (tree - 1) / tree
+    copied = 0.0  # bytes of keys and values: packed together, cut by heads, put together again
     if spec.kv_placement == "sequence":
+        copied = (2 + outer) * max(ranks.lengths) * key_bytes * columns if columns > 1 else 0.0
         bill.add("keys to heads", "exchange", outer * max(ranks.lengths) * key_bytes * columns, columns)
     if spec.q_placement == "sequence":
         q_bytes = rows * spec.head_dim * item
@@ -202,18 +204,26 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
         step_s = max(attended * pair_flops / links.flops_per_s, total_keys * key_bytes / links.memory_bytes_per_s) / tree
         for step in range(1, tree):
             hidden += min(step_s, bill.add(f"keys, hop {step}", "exchange", keys * key_bytes, tree))
-        local_s = step_s * tree
+        local_s = tree * (step_s + _merge_s(spec, links, 2 * rows / tree * row, step_s))
+        copied += keys * key_bytes
         if spec.out_placement != "sequence":
             bill.add("result", "gather", inner * rows * row, tree)
     else:
         local_s = max(rows * keys * pair_flops / links.flops_per_s, keys * key_bytes / links.memory_bytes_per_s)
         merged = _combine_bill(bill, spec, strategy, tree, rows)
-        local_s += merged * row / links.memory_bytes_per_s if tree > 1 else 0.0
+        local_s += _merge_s(spec, links, merged * row, local_s) if tree > 1 else 0.0
     if spec.out_placement == "replicated":
         bill.add("result of heads", "gather", (columns - 1) * rows * row, columns)
     elif spec.out_placement == "sequence":
         bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
+    local_s += 2 * copied / links.memory_bytes_per_s  # read and written
     return Prediction(strategy=strategy, messages=tuple(bill.messages), local_s=local_s, hidden_s=hidden)
+
+
+def _merge_s(spec: TreeSpec, links: Links, num_bytes: float, attended_s: float) -> float:
+    """A merge, whose latency is that of its launches: a GPU is given them while it attends."""
+    beside_s = attended_s if spec.device_type == "cuda" else 0.0
+    return num_bytes / links.merge.bytes_per_s + max(0.0, links.merge.alpha_s - beside_s)
 
 
 def _combine_bill(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> int:

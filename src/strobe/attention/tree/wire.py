@@ -1,10 +1,19 @@
-"""A partial result as one message: a row is its output and then its float32 numbers, so that a slice of rows is a message too."""
+"""A partial result as one message: a row is its output and then its float32 numbers, so that a slice of rows is a message too.
+
+On a GPU a message is made in one launch and messages are merged in one (`impl/triton.py`), where Triton is installed; float64,
+and everything on a CPU, takes plain PyTorch.
+"""
 
 from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 
 
@@ -40,6 +49,10 @@ def unpack(packed: Tensor, head_dim_v: int, num_stats: int = 1) -> tuple[Tensor,
 def pack_state(state: AttentionOutput) -> Tensor:
     """The message of a partial result."""
     assert state.lse is not None
+    if _in_one_launch(state.out):
+        from strobe.attention.tree.impl.triton import pack_message
+
+        return pack_message(state.out, state.lse, row_elements(state.out.shape[3], state.out.dtype))
     return pack(state.out, state.lse)
 
 
@@ -47,3 +60,22 @@ def unpack_state(packed: Tensor, head_dim_v: int) -> AttentionOutput:
     """The partial result of a message."""
     out, lse = unpack(packed, head_dim_v)
     return AttentionOutput(out=out, lse=lse)
+
+
+def merge_messages(messages: Sequence[Tensor], head_dim_v: int) -> AttentionOutput:
+    """The partial results of messages of one shape, merged in their order."""
+    if _in_one_launch(messages[0]):
+        from strobe.attention.tree.impl.triton import merge_messages as merge_in_one_launch
+
+        out, lse = merge_in_one_launch(messages, head_dim_v)
+        return AttentionOutput(out=out, lse=lse)
+    return merge([unpack_state(each, head_dim_v) for each in messages])
+
+
+def _in_one_launch(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -16,8 +16,7 @@ from strobe.bench.tree.request import Predicted, Sent
 def numbers(links: Links) -> dict[str, float]:
     """Links as named numbers; a bandwidth too large to be seen beside the latency is left out."""
     found = {"flops_per_s": links.flops_per_s, "memory_bytes_per_s": links.memory_bytes_per_s}
-    for kind in KINDS:
-        rate = links.rate(kind)
+    for kind, rate in (*((kind, links.rate(kind)) for kind in KINDS), ("merge", links.merge)):
         found[f"{kind}_alpha_s"] = rate.alpha_s
         found[f"{kind}_bytes_per_s"] = rate.bytes_per_s
     return {name: value for name, value in found.items() if math.isfinite(value)}

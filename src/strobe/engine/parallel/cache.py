@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from strobe.attention.state import merge
 from strobe.attention.tree.comm import Call
 from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.attention.tree.wire import pack_state, unpack_state
+from strobe.attention.tree.wire import merge_messages, pack_state
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache
 from strobe.cache.tiled import Reach
 from strobe.core.errors import ShapeError
@@ -77,7 +76,7 @@ class SharedStep:
             keys = Shard(k=kept[0], v=kept[1], segments=(Segment(start=0, length=kept[0].shape[1]),))
             part = local_attention(q, keys, Mask(), (0, q.shape[1]), q.shape[3] ** -0.5)
         packed = self._back(pack_state(part))  # [B, F * n, T * H, W]
-        return merge([unpack_state(each, q.shape[3]) for each in packed.chunk(self.layout.degrees.tree, dim=2)]).out
+        return merge_messages(packed.chunk(self.layout.degrees.tree, dim=2), q.shape[3]).out
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """Every rank's part `[B, F, C, ph, n * pw]` of a flow, on every rank."""
@@ -160,7 +159,9 @@ class SharedCache:
         """
         state = self._cache.snapshot()
         call = self._devices.begin("snapshot")
-        return _each(state, lambda part: self._gather(call, part))
+        whole = _each(state, lambda part: self._gather(call, part))
+        self._devices.settle(call)
+        return whole
 
     def restore(self, state: CacheState) -> None:
         """Keep this rank's share of a snapshot of the whole cache.

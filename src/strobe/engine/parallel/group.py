@@ -57,6 +57,7 @@ class DeviceGroup:
         self.ulysses = ulysses
         self.timeout_s = timeout_s
         self._comm = comm_of(group)
+        self._comm.ends_process = False  # `settle` comes before any result is handed out
         self._joined = False
         if self.size > 1 and self._comm.backend("cpu") == "none":
             raise ConfigError('the group sends no CPU tensors; make it by init_process_group("cpu:gloo,cuda:nccl")')
@@ -141,6 +142,9 @@ class DeviceGroup:
     def settle(self, call: Call) -> None:
         """Wait for what is queued on this GPU, so that a collective that never ends has an end; nothing on a CPU.
 
+        A host that is stopped because the queue is full comes here all the same: every collective is watched, and one that is
+        late is given up, whereupon the queue empties.
+
         Raises:
             CollectiveError: it is not done in time.
         """
@@ -150,9 +154,11 @@ class DeviceGroup:
         done.record(torch.cuda.current_stream(self.device))
         deadline = time.monotonic() + self.timeout_s
         while not done.query():
-            if time.monotonic() > deadline:
+            if self._comm.error is None and time.monotonic() > deadline:
                 raise call.failure([], True, "the GPU waits for another rank")
             time.sleep(0.0002)
+        if self._comm.error is not None:
+            raise self._comm.error
 
     def close(self) -> None:
         """Leave the processes that `join` met; nothing for a group that was given. Closing twice does nothing."""

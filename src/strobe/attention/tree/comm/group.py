@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
+from strobe.attention.tree.comm.watch import Watch, end_process
 from strobe.attention.tree.faults import CollectiveError, name_ranks, start_of
 from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
@@ -62,6 +63,10 @@ class Comm:
         self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
         self.num_calls = 0
         self.broken = ""
+        self.watch = Watch()
+        self.ends_process = True  # where a collective on a GPU is late; its owner may look at `error` instead
+        self.error: CollectiveError | None = None
+        self._blocking = read_settings().nccl_blocking_wait
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -81,7 +86,17 @@ class Comm:
     def timed(self, device: torch.device) -> bool:
         """Whether a wait may have a timeout: NCCL would stop the CPU for it, unless it is told to do so anyway."""
         backend = self.backend(device.type)
-        return backend == "gloo" or (backend == "nccl" and read_settings().nccl_blocking_wait)
+        return backend == "gloo" or (backend == "nccl" and self._blocking)
+
+    def give_up(self, error: CollectiveError) -> None:
+        """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
+        self.error = error
+        if self.ends_process:
+            end_process(error)
+        try:
+            self.group._get_backend(torch.device("cuda")).abort()
+        except RuntimeError:
+            end_process(error)
 
     def begin(self, text: str, digest: int, timeout_s: float) -> Call:
         """Start the next call of this group.
@@ -131,12 +146,15 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """One message that is under way: with whom (None: with all), what to wait for, for how long, and whether it comes or goes."""
+    """One message that is under way: with whom (None: with all), what to wait for, whether the wait has a timeout, whether the
+    message comes or goes, and whether it is still queued on the GPU after the wait.
+    """
 
     rank: int | None
     work: dist.Work
     timed: bool
     comes: bool = False
+    queued: bool = False
 
 
 class Exchange:
@@ -225,25 +243,12 @@ class Call:
         return Exchange(self, works, received, kept)
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
-        empty = sends[self.rank].new_empty(0)
-        outgoing = [_bytes(empty if rank == self.rank else each.contiguous()) for rank, each in enumerate(sends)]
-        sizes = [0 if rank == self.rank else each.numel() * each.element_size() for rank, each in enumerate(received)]
-        arrived = torch.empty(sum(sizes), dtype=torch.uint8, device=empty.device)
-        parcel = torch.cat(outgoing)
-        start = partial(
-            dist.all_to_all_single,
-            arrived,
-            parcel,
-            sizes,
-            [each.numel() for each in outgoing],
-            group=self.comm.group,
-            async_op=True,
-        )
-        work = self._start(start, None)
-        for rank, part in enumerate(arrived.split(sizes)):
-            if rank != self.rank:
-                received[rank] = part.view(empty.dtype).view(received[rank].shape)
-        return Exchange(self, [Waiting(rank=None, work=work, timed=self.comm.timed(empty.device))], received, [parcel])
+        """Every message goes from where it is to where it is wanted; only one that does not lie in a piece is copied."""
+        nothing = sends[self.rank].new_empty(0)
+        arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
+        leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
+        work = self._start(partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True), None)
+        return Exchange(self, [self._of_all(work, nothing)], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Every rank's tensor, in rank order.
@@ -261,17 +266,15 @@ class Call:
         longest = max(sizes)
         if longest == 0:
             return [tensor.new_empty(shape) for shape in shapes]
-        own = torch.zeros(longest, dtype=torch.uint8, device=tensor.device) if sizes[self.rank] < longest else None
         sent = _bytes(tensor.contiguous())
-        if own is not None:
-            own[: sent.numel()] = sent
-            sent = own
+        if sent.numel() < longest:
+            sent = torch.cat([sent, sent.new_zeros(longest - sent.numel())])
         arrived = torch.empty(longest * self.size, dtype=torch.uint8, device=tensor.device)
         # torch renamed it and warns about the old name
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with span(MESSAGE + "gather"):
             work = self._start(partial(collective, arrived, sent, group=self.comm.group, async_op=True), None)
-            self.wait([Waiting(rank=None, work=work, timed=self.comm.timed(tensor.device))])
+            self.wait([self._of_all(work, tensor)])
         parts = arrived.view(self.size, longest)
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
 
@@ -285,7 +288,7 @@ class Call:
         options.timeout = timedelta(seconds=self.timeout_s)
         with span(MESSAGE + "reduce"):
             work = self._start(partial(self.comm.group.allreduce, [tensor], options), None)
-            self.wait([Waiting(rank=None, work=work, timed=self.comm.timed(tensor.device))])
+            self.wait([self._of_all(work, tensor)])
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
@@ -306,6 +309,16 @@ class Call:
             left = timedelta(milliseconds=max(1, round((deadline - time.monotonic()) * 1000)))
             waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
             self._guard(waits, each.rank, works[place + 1 :])
+            if each.queued and not torch.cuda.is_current_stream_capturing():
+                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s)
+
+    def late(self) -> None:
+        """Something of this call has been queued on the GPU for longer than its timeout."""
+        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"))
+
+    def _of_all(self, work: dist.Work, tensor: Tensor) -> Waiting:
+        timed = self.comm.timed(tensor.device)
+        return Waiting(rank=None, work=work, timed=timed, queued=tensor.device.type == "cuda" and not timed)
 
     def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
         work = self._guard(start, rank, ())
@@ -314,6 +327,8 @@ class Call:
 
     def _guard(self, action: partial[dist.Work] | partial[bool], rank: int | None, left: Sequence[Waiting]) -> object:
         """Run an action of the backend; what it raises becomes an error that names the rank."""
+        if self.comm.error is not None:
+            raise self.comm.error
         try:
             return action()
         except RuntimeError as error:  # gloo raises RuntimeError, NCCL its subclass DistBackendError

@@ -28,10 +28,11 @@ class _Workspace:
         self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
         self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
 
-    def gather(self, message: Tensor, num_ranks: int) -> list[Tensor]:
-        self._handle.barrier(channel=0)
+    def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
+        """A barrier that waits longer than the timeout stops the device, and so the process, also in a captured graph."""
+        self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
         self._memory[: message.numel()] = message
-        self._handle.barrier(channel=1)
+        self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
         return [self._handle.get_buffer(rank, (message.numel(),), torch.uint8) for rank in range(num_ranks)]
 
 
@@ -62,4 +63,4 @@ def gather_symmetric(call: Call, tensor: Tensor) -> list[Tensor]:
     if workspace is None or workspace.num_bytes < message.numel():
         num_bytes = 1 << max(16, (message.numel() - 1).bit_length())  # every rank grows at the same call: all messages are equal
         workspace = _WORKSPACES[call.comm] = _Workspace(call.comm, num_bytes, tensor.device)
-    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size)]
+    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size, call.timeout_s)]

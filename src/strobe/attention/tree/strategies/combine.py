@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strobe.attention.state import merge
 from strobe.attention.tree.comm import Call
 from strobe.attention.tree.comm.symmetric import gather_symmetric
 from strobe.attention.tree.marks import MERGE
 from strobe.attention.tree.placement import Span, split
 from strobe.attention.tree.spec import Strategy
-from strobe.attention.tree.wire import pack_state, unpack_state
+from strobe.attention.tree.wire import merge_messages, pack_state, unpack_state
 from strobe.attention.types import AttentionOutput
 from strobe.core.spans import span
 
@@ -62,7 +61,7 @@ def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | No
         if cut:
             packed = [cut.of(each, call.rank) for each in packed]
         with span(MERGE):
-            return merge([unpack_state(each, head_dim_v) for each in packed])
+            return merge_messages(packed, head_dim_v)
     if cut is None:
         return whole
     assert whole.lse is not None
@@ -75,7 +74,7 @@ def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput
     sends = [cut.of(packed, rank) for rank in range(call.size)]
     arrived = call.exchange(sends, [tuple(sends[call.rank].shape)] * call.size).wait()
     with span(MERGE):
-        return merge([unpack_state(each, part.out.shape[3]) for each in arrived])
+        return merge_messages(arrived, part.out.shape[3])
 
 
 def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -55,8 +55,26 @@ class TraceStudy:
     skipped: tuple[str, ...] = ()
 
 
+Reading: TypeAlias = Callable[[Sequence[Path], bool, Progress | None], Iterable[Trace | TraceFormatError]]
+"""Reads files in their order, with the sizes of operators or without; what is no trace comes back as the error that says so."""
+
+
+def read_in_turn(files: Sequence[Path], shapes: bool, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
+    """One after another, in this process."""
+    sizes = [path.stat().st_size if path.exists() else 0 for path in files]
+    for number, path in enumerate(files):
+        part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
+        try:
+            yield read_trace(path, ops=False, shapes=shapes, progress=part)
+        except TraceFormatError as error:
+            yield error
+
+
 def load_trace_study(
-    paths: Sequence[Path], options: TraceOptions = TraceOptions(), progress: Progress | None = None
+    paths: Sequence[Path],
+    options: TraceOptions = TraceOptions(),
+    progress: Progress | None = None,
+    reading: Reading = read_in_turn,
 ) -> TraceStudy:
     """Read every trace in the given files and folders. What is no trace is skipped in a folder, an error if it was named.
 
@@ -64,22 +82,21 @@ def load_trace_study(
         paths: trace files, or folders that hold some.
         options: what the report is to show.
         progress: told how far the reading is.
+        reading: how the files are read.
 
     Raises:
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
         ConfigError: the window is not written as one.
     """
     files = find_traces(paths)
-    sizes = [path.stat().st_size if path.exists() else 0 for path in files]
     read, skipped = list[Trace](), list[str]()
-    for number, path in enumerate(files):
-        part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
-        try:
-            read.append(read_trace(path, ops=False, shapes=options.by == "shape", progress=part))
-        except TraceFormatError as error:
-            if path in paths:
-                raise
-            skipped.append(str(error))
+    for path, found in zip(files, reading(files, options.by == "shape", progress), strict=True):
+        if isinstance(found, Trace):
+            read.append(found)
+        elif path in paths:
+            raise found
+        else:
+            skipped.append(str(found))
     if not read:
         raise DataError(f"{skipped[0]}{f' (and {len(skipped) - 1} more files)' if len(skipped) > 1 else ''}")
     traces = tuple(sorted(read, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
