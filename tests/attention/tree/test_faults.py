@@ -145,3 +145,15 @@ def test_gpus_agree_in_the_store(three: Processes) -> None:
         others.start(work.agree_in_store, -1, 2)
         for each in others.outcomes([0, 1]):
             assert each.blamed == (2,) and "rank 2 did not answer within 1.5 s" in each.error and each.seconds < LIMIT_S
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_gpus_disagree_on_a_call_that_some_know(number: int) -> None:
+    with Processes(number) as ranks:
+        ranks.start(work.repeat_in_store, 1)
+        for each in ranks.outcomes():
+            assert each.kind == "CollectiveError" and each.blamed == (1,) and each.seconds < LIMIT_S, each
+            assert (
+                "rank 1 disagrees on the arguments: rank 0 is in call 2: a call of 0; rank 1 is in call 2: a call of 1"
+                in each.error
+            )

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from strobe.attention.tree.comm import Call
+from strobe.attention.tree.comm import failing
 from strobe.attention.tree.comm.board import Board
 
 Runner = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -161,8 +161,8 @@ class Processes:
 
 def _be_patient() -> None:
     """A rank that fails asks who has ended and what the others say: on a busy machine they need longer to be seen than 0.4 s."""
-    dead, notes = Call._dead, Board.notes
-    Call._dead = lambda call, patience_s: dead(call, 20 * patience_s)  # type: ignore[method-assign]
+    dead, notes = failing.dead, Board.notes
+    failing.dead = lambda comm, patience_s: dead(comm, 20 * patience_s)
     Board.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]
 
 

@@ -227,6 +227,18 @@ def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
     return found
 
 
+def repeat_in_store(rank: int, odd: int) -> None:
+    """As on NCCL with blocking waits: all know a kind of call and repeat it, but for a rank with a new one. It waits in the store
+    for the others, while they wait for it on their GPU: half a second longer than they were told.
+    """
+    agree_in_store(rank, -1, -1)
+    comm = comm_of(None)
+    call = comm.begin(f"a call of {rank}", 6 if rank == odd else 5, SHORT_S)
+    Agreement(call, call.digest, None, (2, 8) if rank else (UNKNOWN, UNKNOWN), torch.device("cuda")).wait()
+    time.sleep(SHORT_S + 0.5)
+    raise call.failure([], True, "timed out in blocking wait")
+
+
 def report_to(rank: int, report: str) -> None:
     """What `torchrun` tells its processes: where rank 0 is to say why it ends."""
     if rank == 0:

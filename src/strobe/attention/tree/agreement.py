@@ -1,7 +1,9 @@
 """All ranks are in the same call with the same arguments, or all of them say who is not.
 
 On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
-would stop the stream, the ranks meet once for each kind of call, in the group's store.
+would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call waits
+there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the call it
+is in, and finds those of the others.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import Call, Exchange
-from strobe.attention.tree.comm.board import Note
-from strobe.attention.tree.comm.group import Peer
-from strobe.attention.tree.faults import CollectiveError, machine_id, name_ranks, start_of
+from strobe.attention.tree.comm.failing import Peer
+from strobe.attention.tree.faults import CollectiveError, disagreement, machine_id, start_of
 
 UNKNOWN = -1
 """Stands for the shape of the keys on a rank without keys."""
+NOTES_S: Final = 0.7
+"""A rank that is in a kind of call that it knows does not come to the store: NCCL tells it, half a second after the timeout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +126,7 @@ class Agreement:
         values = comm.board.share(f"agree/{self._call.number}", json.dumps(token.values()), comm.size, self._call.timeout_s)
         missing = [rank for rank in range(comm.size) if rank not in values]
         if missing:
-            raise self._call.failure(missing, True, "no answer in the store")
+            raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
         return [Token(**dict(zip(_FIELDS, json.loads(values[rank]), strict=True))) for rank in range(comm.size)]
 
     def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
@@ -133,12 +137,10 @@ class Agreement:
         else:
             said = call.comm.board.share(f"text/{call.number}", mine, call.size, min(call.timeout_s, 1.0))
             texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
-        usual = next(rank for rank in range(call.size) if rank not in odd)
         given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
-        calls = f"rank {usual} is in {texts[usual]}" + "".join(f"; rank {rank} is in {texts[rank]}" for rank in odd)
-        what = f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}{given}"
-        call.comm.board.post(Note(text=f"in {mine}: {what}", blamed=tuple(odd)), 0.3)
-        return CollectiveError(f"tree attention: {what}: {calls}", odd)
+        found = disagreement(odd, what + given, dict(enumerate(texts)))
+        call.post(found.partition(": ")[0], odd)
+        return CollectiveError(f"tree attention: {found}", odd)
 
 
 def fingerprint(tensor: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from strobe.core.errors import StrobeError
@@ -27,6 +27,13 @@ class CollectiveError(StrobeError, RuntimeError):
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3` or `ranks 1, 2`."""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str:
+    """`rank 1 disagrees on the arguments: rank 0 is in call 7: ...; rank 1 is in call 7: ...`"""
+    usual = min(rank for rank in calls if rank not in odd)
+    told = "; ".join(f"rank {rank} is in {calls[rank]}" for rank in (usual, *odd))
+    return f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}: {told}"
 
 
 def machine_id() -> int:

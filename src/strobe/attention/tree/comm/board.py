@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch.distributed.distributed_c10d import Store
 
@@ -16,12 +16,23 @@ class Note:
     """What a rank leaves behind when its call fails.
 
     Args:
-        text: which call, and what happened.
+        number: of the call on this rank.
+        digest: of the arguments that must be equal.
+        call: the call in words.
+        reason: what happened.
         blamed: the ranks it waited for in vain.
     """
 
-    text: str
+    number: int
+    digest: int
+    call: str
+    reason: str
     blamed: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """Which call, and what happened."""
+        return f"in call {self.number} ({self.call}): {self.reason}"
 
 
 class Board:
@@ -44,13 +55,13 @@ class Board:
 
     def post(self, note: Note, patience_s: float) -> None:
         """Leave a note, if the store can be reached within that time."""
-        _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps([note.text, note.blamed])))
+        _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps(asdict(note))))
 
     def notes(self, ranks: Sequence[int], patience_s: float) -> dict[int, Note]:
         """What the given ranks have said, waiting for those who have not."""
         read = self._collect([f"strobe/tree/note/{rank}" for rank in ranks], patience_s)
-        texts = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
-        return {rank: Note(text=text, blamed=tuple(blamed)) for rank, (text, blamed) in texts.items()}
+        said = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
+        return {rank: Note(**each | {"blamed": tuple(each["blamed"])}) for rank, each in said.items()}
 
     def share(self, key: str, value: str, num_ranks: int, timeout_s: float) -> dict[int, str]:
         """Leave a value under a key and collect those of all ranks; the ranks that are missing when the time is up are absent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
+from strobe.attention.tree.comm.failing import Peer, explain
 from strobe.attention.tree.comm.watch import Watch, end_process
-from strobe.attention.tree.faults import CollectiveError, name_ranks, start_of
+from strobe.attention.tree.faults import CollectiveError
 from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
@@ -34,15 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
-    """A process that could be looked up, if it runs on this machine."""
-
-    machine: int
-    pid: int
-    start: int
 
 
 class Comm:
@@ -187,6 +179,7 @@ class Call:
         self.comm = comm
         self.number = number
         self.text = text
+        self.digest = digest
         self.timeout_s = timeout_s
         self.first: Callable[[], object] | None = None
         self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
@@ -337,48 +330,24 @@ class Call:
             suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
             raise self.failure(suspects, late, reason) from error
 
-    def failure(self, suspects: Sequence[int], late: bool, reason: str) -> CollectiveError:
-        """The error of this call; the group is of no use any more. Takes at most 0.8 s.
+    def post(self, reason: str, blamed: Sequence[int]) -> None:
+        """Leave a note for those who ask why this rank is silent."""
+        note = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=tuple(blamed))
+        self.comm.board.post(note, 0.3)
+
+    def failure(self, suspects: Sequence[int], late: bool, reason: str, notes_s: float = 0.4) -> CollectiveError:
+        """The error of this call; the group is of no use any more. Takes at most 0.4 s and `notes_s`.
 
         Args:
             suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
             late: the time was up.
             reason: what the backend said.
+            notes_s: how long to wait for what the other ranks say.
         """
-        blamed = self._dead(0.0 if late else 0.3)
-        notes: dict[int, Note] = {}
-        if blamed:
-            what = f"{name_ranks(blamed)} ended (process {', '.join(str(self.comm.peers[rank].pid) for rank in blamed)})"
-        else:
-            mine = Note(text=f"in call {self.number} ({self.text}): {reason}", blamed=tuple(suspects) if late else ())
-            self.comm.board.post(mine, 0.3)
-            notes = self.comm.board.notes([rank for rank in range(self.size) if rank != self.rank], 0.4)
-            blamed = self._blamed(suspects, late, notes)
-            what = f"{name_ranks(blamed) if blamed else 'a rank'} "
-            what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
-        self.comm.broken = f"call {self.number}: {what}"
-        said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
+        found = explain(self, suspects, late, reason, notes_s)
+        self.comm.broken = f"call {self.number}: {found.what}"
         head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
-        return CollectiveError(f"{head}: {what}{said}; end the run or make a new process group", blamed)
-
-    def _blamed(self, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
-        """Who it was: a rank that left a note has failed because of another, or tells what else it was doing."""
-        if suspects and late:
-            return sorted(suspects)
-        silent = [rank for rank in suspects or range(self.size) if rank not in notes and rank != self.rank]
-        by_others = {rank for note in notes.values() for rank in note.blamed if rank != self.rank}
-        return silent or sorted(by_others) or sorted(suspects)
-
-    def _dead(self, patience_s: float) -> list[int]:
-        """Ranks of this machine whose process has ended; a connection closes a little before its process has."""
-        mine = self.comm.peers.get(self.rank)
-        near = {rank: peer for rank, peer in self.comm.peers.items() if mine and peer.machine == mine.machine and peer.start}
-        deadline = time.monotonic() + patience_s
-        while True:
-            dead = sorted(rank for rank, peer in near.items() if start_of(peer.pid) != peer.start)
-            if dead or time.monotonic() >= deadline:
-                return dead
-            time.sleep(0.02)
+        return CollectiveError(f"{head}: {found.what}{found.said}; end the run or make a new process group", found.blamed)
 
 
 def _silent(works: Sequence[Waiting]) -> list[int]:

@@ -1,0 +1,82 @@
+"""Why a call failed: who has ended, what the others say, and who is in another call."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strobe.attention.tree.comm.board import Note
+from strobe.attention.tree.faults import disagreement, name_ranks, start_of
+
+if TYPE_CHECKING:
+    from strobe.attention.tree.comm.group import Call, Comm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A process that could be looked up, if it runs on this machine."""
+
+    machine: int
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """What happened, what the blamed ranks say of it, and who they are; empty if it is not known."""
+
+    what: str
+    said: str
+    blamed: tuple[int, ...]
+
+
+def explain(call: Call, suspects: Sequence[int], late: bool, reason: str, notes_s: float) -> Cause:
+    """Ask who has ended and what the others say; the arguments are those of `Call.failure`."""
+    comm = call.comm
+    ended = dead(comm, 0.0 if late else 0.3)
+    if ended:
+        pids = ", ".join(str(comm.peers[rank].pid) for rank in ended)
+        return Cause(what=f"{name_ranks(ended)} ended (process {pids})", said="", blamed=tuple(ended))
+    call.post(reason, suspects if late else ())
+    notes = comm.board.notes([rank for rank in range(comm.size) if rank != comm.rank], notes_s)
+    odd = _elsewhere(call, notes)
+    if odd:
+        calls = {rank: f"call {note.number}: {note.call}" for rank, note in notes.items() if note.number == call.number}
+        calls[call.rank] = f"call {call.number}: {call.text}"
+        return Cause(what=disagreement(odd, "arguments", calls), said="", blamed=tuple(odd))
+    blamed = _blamed(call, suspects, late, notes)
+    what = f"{name_ranks(blamed) if blamed else 'a rank'} "
+    what += f"did not answer within {call.timeout_s:g} s" if late else f"closed the connection ({reason})"
+    said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
+    return Cause(what=what, said=said, blamed=tuple(blamed))
+
+
+def dead(comm: Comm, patience_s: float) -> list[int]:
+    """Ranks of this machine whose process has ended; a connection closes a little before its process has."""
+    mine = comm.peers.get(comm.rank)
+    near = {rank: peer for rank, peer in comm.peers.items() if mine and peer.machine == mine.machine and peer.start}
+    deadline = time.monotonic() + patience_s
+    while True:
+        ended = sorted(rank for rank, peer in near.items() if start_of(peer.pid) != peer.start)
+        if ended or time.monotonic() >= deadline:
+            return ended
+        time.sleep(0.02)
+
+
+def _elsewhere(call: Call, notes: Mapping[int, Note]) -> list[int]:
+    """The ranks whose call of this number has other arguments than that of most."""
+    digests = {call.rank: call.digest} | {rank: note.digest for rank, note in notes.items() if note.number == call.number}
+    usual = Counter(digests[rank] for rank in sorted(digests)).most_common(1)[0][0]
+    return sorted(rank for rank, digest in digests.items() if digest != usual)
+
+
+def _blamed(call: Call, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
+    """Who it was: a rank that left a note has failed because of another, or tells what else it was doing."""
+    if suspects and late:
+        return sorted(suspects)
+    silent = [rank for rank in suspects or range(call.size) if rank not in notes and rank != call.rank]
+    by_others = {rank for note in notes.values() for rank in note.blamed if rank != call.rank}
+    return silent or sorted(by_others) or sorted(suspects)
