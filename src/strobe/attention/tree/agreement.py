@@ -1,9 +1,9 @@
 """All ranks are in the same call with the same arguments, or all of them say who is not.
 
-On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
-would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call waits
-there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the call it
-is in, and finds those of the others.
+On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an
+answer would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of
+call waits there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of
+the call it is in, and finds those of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a message and a local pass cost on this machine: latency and bandwidth of each kind of message, the roofline of a rank."""
+"""What a message and a local pass cost on this machine: latency and bandwidth of each kind of message, the roofline of a rank.
+
+On a GPU all of it is twofold: what the host takes to start it, and what the device then takes. A loop of calls shows the larger
+of the two: on two H200 the host's 57 to 144 us a message hid every bandwidth up to 32 MB, so they are timed apart.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -17,23 +21,31 @@ from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.wire import merge_messages, pack_state, row_bytes
 from strobe.attention.types import AttentionOutput
-from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError
 
 Kind = Literal["gather", "exchange", "reduce"]
 
 KINDS: tuple[Kind, ...] = ("gather", "exchange", "reduce")
 
+RUNS: Final = 4
+"""Runs on a GPU that are timed as one."""
+ASLEEP_CYCLES: Final = 8_000_000
+"""About 4 ms at 2 GHz: more than a host takes to start 5 runs of at most 0.7 ms."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """A message of `n` bytes sent by a rank takes `alpha_s + n / bytes_per_s`."""
+    """A message of `n` bytes sent by a rank takes `alpha_s + n / bytes_per_s`, once a GPU's host has started it in `host_s`.
+
+    Where the host itself does the work, on a CPU, `host_s` is 0 and all is in the other two.
+    """
 
     alpha_s: float
     bytes_per_s: float
+    host_s: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """The time of one message."""
+        """The time of one message, without what the host takes to start it."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
@@ -48,6 +60,7 @@ class Links:
         merge: parts made messages and merged, by the bytes of the parts, of one rank while all work.
         flops_per_s: dense attention with many queries, of one rank while all work.
         memory_bytes_per_s: keys and values read by one query, of one rank while all work.
+        launch_s: what a GPU's host takes to start a local pass; 0 on a CPU.
         source: where the numbers come from, as `explain` shows it.
     """
 
@@ -58,6 +71,7 @@ class Links:
     flops_per_s: float
     memory_bytes_per_s: float
     source: str
+    launch_s: float = 0.0
 
     def rate(self, kind: Kind) -> Rate:
         """Of one kind of message."""
@@ -65,16 +79,22 @@ class Links:
 
 
 def assumed_links(backend: str, num_ranks: int) -> Links:
-    """Orders of magnitude for a group that nobody has measured: GPUs of one NVLink node, or processes of one machine."""
+    """Orders of magnitude for a group that nobody has measured: GPUs of one NVLink node, or processes of one machine.
+
+    For GPUs rounded from what two H200 gave (`benchmarks/tree-h200`): the host starts a message in 57 to 144 us, a pack with
+    its merge in 66, a local pass in 120 to 230; in a CUDA graph a pack, a gather and a merge take 13 us. Bandwidths: two thirds
+    of the 450 GB/s of an NVLink 4 device, and below the 3.8 TB/s and 570 TFLOP/s that were measured.
+    """
     if backend == "nccl":
-        rate = Rate(alpha_s=16e-6, bytes_per_s=300e9)
+        rate = Rate(alpha_s=1e-5, bytes_per_s=300e9, host_s=1e-4)
         return Links(
             gather=rate,
             exchange=rate,
             reduce=rate,
-            merge=Rate(alpha_s=3e-5, bytes_per_s=1e12),
+            merge=Rate(alpha_s=3e-6, bytes_per_s=1e12, host_s=6e-5),
             flops_per_s=5e14,
             memory_bytes_per_s=3e12,
+            launch_s=2e-4,
             source="assumed: one NVLink node",
         )
     rate = Rate(alpha_s=1e-4 * num_ranks, bytes_per_s=1e9)
@@ -110,20 +130,25 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
         runs.append(("gather", others * number * 4, partial(call.gather, tensor)))
         runs.append(("exchange", others * number * 4 // call.size, partial(_exchanged, call, parts, shapes)))
         runs.append(("reduce", 2 * others * number * 4 // call.size, partial(call.all_reduce, tensor)))
-    seconds = _slowest(call, [_median(run, device) for _, _, run in runs], device)
-    rates = {
-        kind: fit([(sent, took) for (each, sent, _), took in zip(runs, seconds, strict=True) if each == kind]) for kind in KINDS
-    }
     merges = _merge_cases(device, dtype)
     many, few = _local_cases(device, dtype)
-    flop_s, byte_s, *merge_s = _slowest(call, [_median(case.run, device) for case in (many, few, *merges)], device)
+    local = [case.run for case in (many, few, *merges)]
+    pairs = [_time(run, device) for run in (*(run for _, _, run in runs), *local)]
+    device_s = _slowest(call, [pair[0] for pair in pairs], device)
+    host_s = _slowest(call, [pair[1] for pair in pairs], device)
+    rates = {}
+    for kind in KINDS:
+        chosen = [index for index, run in enumerate(runs) if run[0] == kind]
+        rates[kind] = fit([(runs[index][1], device_s[index]) for index in chosen], statistics.median(host_s[i] for i in chosen))
+    (flop_s, byte_s, *merge_s), (launch_s, _, *merge_host_s) = device_s[len(runs) :], host_s[len(runs) :]
     return Links(
         gather=rates["gather"],
         exchange=rates["exchange"],
         reduce=rates["reduce"],
-        merge=fit([(case.amount, took) for case, took in zip(merges, merge_s, strict=True)]),
+        merge=fit([(case.amount, took) for case, took in zip(merges, merge_s, strict=True)], statistics.median(merge_host_s)),
         flops_per_s=many.amount / flop_s,
         memory_bytes_per_s=few.amount / byte_s,
+        launch_s=launch_s,
         source=f"measured: {comm.backend(device.type)}, {call.size} ranks, {device.type}",
     )
 
@@ -132,7 +157,7 @@ def _exchanged(call: Call, parts: Sequence[Tensor], shapes: Sequence[tuple[int, 
     call.exchange(parts, shapes).wait()
 
 
-def fit(points: Sequence[tuple[float, float]]) -> Rate:
+def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
     """The line `alpha + bytes / beta` through `(bytes, seconds)` with the smallest relative errors; neither may be negative."""
     weights = [1 / took**2 for _, took in points]
     total = sum(weights)
@@ -142,7 +167,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Rate:
     spread = sum(weight * (sent - mean_x) ** 2 for weight, (sent, _) in zip(weights, points, strict=True))
     slope = across / spread if spread else 0.0
     if slope <= 0:  # no bandwidth to be seen in the noise: latency alone
-        return Rate(alpha_s=mean_y, bytes_per_s=float("inf"))
+        return Rate(alpha_s=mean_y, bytes_per_s=float("inf"), host_s=host_s)
     alpha = mean_y - slope * mean_x
     if alpha < 0:
         slope, alpha = (
@@ -150,7 +175,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Rate:
             / sum(w * x * x for w, (x, _) in zip(weights, points, strict=True)),
             0.0,
         )
-    return Rate(alpha_s=alpha, bytes_per_s=1 / slope)
+    return Rate(alpha_s=alpha, bytes_per_s=1 / slope, host_s=host_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,18 +220,32 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
     )
 
 
-def _median(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one run: the median of 7, after 2 to warm up; on a GPU of 4 in a row: a call does not wait either."""
-    times, runs = [], 4 if device.type == "cuda" else 1
-    for turn in range(9):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(runs):
-            run()
-        synchronize(device)
-        if turn >= 2:
-            times.append((time.perf_counter() - start) / runs)
-    return statistics.median(times)
+def _time(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Seconds of one run on the device, and of the host to start it (0 on a CPU): medians of 7, after 2 to warm up."""
+    turns = [_on_gpu(run) if device.type == "cuda" else _on_cpu(run) for _ in range(9)][2:]
+    return statistics.median(took for took, _ in turns), statistics.median(started for _, started in turns)
+
+
+def _on_cpu(run: Callable[[], object]) -> tuple[float, float]:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start, 0.0
+
+
+def _on_gpu(run: Callable[[], object]) -> tuple[float, float]:
+    """The device sleeps while the host starts 4 runs, and so does them one upon the other; a run before them lets ranks meet."""
+    torch.cuda.synchronize()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(ASLEEP_CYCLES)
+    run()
+    first.record()
+    start = time.perf_counter()
+    for _ in range(RUNS):
+        run()
+    started = time.perf_counter() - start
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1e3 / RUNS, started / RUNS
 
 
 def _slowest(call: Call, seconds: Sequence[float], device: torch.device) -> list[float]:

@@ -1,16 +1,28 @@
-"""What each strategy would cost and which one `auto` takes: latency and bandwidth for messages, a roofline for attention."""
+"""What each strategy would cost and which one `auto` takes: latency and bandwidth for messages, a roofline for attention.
+
+What is predicted is one call, from ranks that are there and idle devices to the result. In a captured graph, or behind other
+work, a GPU does not wait for its host, and calls take that much less. Launches are counted in the code that runs: `flow.py`,
+`strategies/`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
+from strobe.attention.tree.clock import Clock
 from strobe.attention.tree.comm import symmetric
 from strobe.attention.tree.links import Kind, Links
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
 from strobe.attention.tree.wire import row_bytes
 from strobe.core.errors import ConfigError
+
+RING_LAUNCHES: Final = 4
+"""Of a ring before its first hop: keys packed with values, and an empty state of three tensors."""
+SUM_LAUNCHES: Final = 15
+"""Of the arithmetic around all-reduces (17 or 18), but for the two that a pack and a merge count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +33,7 @@ class Message:
         what: what travels.
         kind: which rate it has.
         sent_bytes: by the rank that sends most.
-        seconds: predicted.
+        seconds: predicted, without what the host takes to start it.
     """
 
     what: str
@@ -39,12 +51,14 @@ class Prediction:
         messages: what travels, in order.
         local_s: attention and merge.
         hidden_s: communication that runs while attention does.
+        host_s: how long a GPU waits for its host to start things.
     """
 
     strategy: Strategy
     messages: tuple[Message, ...]
     local_s: float
     hidden_s: float = 0.0
+    host_s: float = 0.0
 
     @property
     def comm_s(self) -> float:
@@ -59,7 +73,7 @@ class Prediction:
     @property
     def seconds(self) -> float:
         """The whole call."""
-        return self.local_s + self.comm_s - self.hidden_s
+        return self.local_s + self.comm_s - self.hidden_s + self.host_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +101,7 @@ class TreePlan:
         for each in self.predictions:
             sent = f"{len(each.messages)} messages {each.comm_s * 1e6:.1f} ({each.sent_bytes / 1e6:.3f} MB sent by a rank)"
             hidden = f" - hidden {each.hidden_s * 1e6:.1f}" if each.hidden_s else ""
+            hidden += f" + host {each.host_s * 1e6:.1f}" if each.host_s else ""
             lines.append(
                 f"  {each.strategy:<10} {each.seconds * 1e6:>11.1f} us = local {each.local_s * 1e6:.1f} + {sent}{hidden}"
             )
@@ -162,14 +177,47 @@ def _refuses(spec: TreeSpec, ranks: Ranks, strategy: Strategy) -> str | None:
 
 @dataclass(slots=True)
 class _Bill:
-    """Adds up a strategy's messages."""
+    """Adds up what a strategy does, in its order."""
 
     links: Links
+    clock: Clock = field(default_factory=Clock)
     messages: list[Message] = field(default_factory=list)
+    local_s: float = 0.0
+    hidden_s: float = 0.0
 
-    def add(self, what: str, kind: Kind, sent_bytes: float, num_ranks: int) -> float:
-        if num_ranks == 1:
-            return 0.0
+    def compute(self, started_s: float, took_s: float) -> None:
+        """Something that a rank does alone."""
+        self.local_s += took_s
+        self.clock.run(started_s, took_s)
+
+    def copy(self, num_bytes: float) -> None:
+        """Bytes that are read and written."""
+        self.compute(0.0, 2 * num_bytes / self.links.memory_bytes_per_s)
+
+    def launch(self, number: int) -> None:
+        """Small operations that the host starts; a pack with its merge is two."""
+        self.clock.run(number * self.links.merge.host_s / 2, 0.0)
+
+    def merge(self, num_bytes: float) -> None:
+        """Parts are made messages, and messages merged."""
+        self.compute(self.links.merge.host_s, self.links.merge.seconds(num_bytes))
+
+    def add(self, what: str, kind: Kind, sent_bytes: float, num_ranks: int) -> None:
+        """A message that is waited for."""
+        if num_ranks > 1:
+            self.clock.run(self.links.rate(kind).host_s, self._message(what, kind, sent_bytes))
+
+    def hop(self, what: str, sent_bytes: float) -> tuple[float, float]:
+        """A message that goes beside what comes next, for `arrive`."""
+        took = self._message(what, "exchange", sent_bytes)
+        return took, self.clock.send(self.links.exchange.host_s, took)
+
+    def arrive(self, hop: tuple[float, float]) -> None:
+        """Wait for a hop."""
+        took, until = hop
+        self.hidden_s += took - self.clock.wait(until)
+
+    def _message(self, what: str, kind: Kind, sent_bytes: float) -> float:
         seconds = self.links.rate(kind).seconds(sent_bytes)
         self.messages.append(Message(what=what, kind=kind, sent_bytes=round(sent_bytes), seconds=seconds))
         return seconds
@@ -179,62 +227,66 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
     tree, columns = grid_of(strategy, ranks)
     kv_heads = max(stop - start for start, stop in split(spec.num_kv_heads, columns))
     heads = kv_heads * (spec.num_heads // spec.num_kv_heads)
-    item = spec.dtype.itemsize
     buffers = [sum(ranks.lengths[i : i + columns]) for i in range(0, len(ranks.lengths), columns)]
     keys = max(ranks.lengths if spec.kv_placement == "heads" or not ranks.known else buffers)
     total_keys = sum(ranks.lengths) if ranks.known else keys * tree
     rows = spec.batch * spec.q_len * heads  # rows of the result, this column's heads
     row = row_bytes(spec.head_dim_v, spec.dtype)
-    key_bytes = spec.batch * kv_heads * (spec.head_dim + spec.head_dim_v) * item
-    pair_flops = 2 * (spec.head_dim + spec.head_dim_v)
+    key_bytes = spec.batch * kv_heads * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
+    flops = 2 * (spec.head_dim + spec.head_dim_v) * rows
     bill = _Bill(links)
     outer, inner = (columns - 1) / columns, (tree - 1) / tree
-    copied = 0.0  # bytes of keys and values: packed together, cut by heads, put together again
-    if spec.kv_placement == "sequence":
-        copied = (2 + outer) * max(ranks.lengths) * key_bytes * columns if columns > 1 else 0.0
+    if spec.kv_placement == "sequence" and columns > 1:  # packed together, cut by heads, put together again
+        bill.copy((2 + outer) * max(ranks.lengths) * key_bytes * columns)
+        bill.launch(3)
         bill.add("keys to heads", "exchange", outer * max(ranks.lengths) * key_bytes * columns, columns)
     if spec.q_placement == "sequence":
-        q_bytes = rows * spec.head_dim * item
+        q_bytes = rows * spec.head_dim * spec.dtype.itemsize
         bill.add("queries to heads", "exchange", outer * q_bytes / tree, columns)
         if strategy != "ring":
             bill.add("queries", "gather", inner * q_bytes, tree)
-    hidden = 0.0
+            bill.launch(1)
     if strategy == "ring":
-        attended = rows * total_keys / tree
-        step_s = max(attended * pair_flops / links.flops_per_s, total_keys * key_bytes / links.memory_bytes_per_s) / tree
-        for step in range(1, tree):
-            hidden += min(step_s, bill.add(f"keys, hop {step}", "exchange", keys * key_bytes, tree))
-        local_s = tree * (step_s + _merge_s(spec, links, 2 * rows / tree * row, step_s))
-        copied += keys * key_bytes
+        step_s = max(flops / tree * total_keys / links.flops_per_s, total_keys * key_bytes / links.memory_bytes_per_s) / tree
+        bill.launch(RING_LAUNCHES)
+        bill.copy(keys * key_bytes)
+        for step in range(tree):
+            hop = bill.hop(f"keys, hop {step + 1}", keys * key_bytes) if step + 1 < tree else None
+            bill.compute(links.launch_s, step_s)
+            bill.merge(2 * rows / tree * row)
+            if hop is not None:
+                bill.arrive(hop)
         if spec.out_placement != "sequence":
             bill.add("result", "gather", inner * rows * row, tree)
     else:
-        local_s = max(rows * keys * pair_flops / links.flops_per_s, keys * key_bytes / links.memory_bytes_per_s)
-        merged = _combine_bill(bill, spec, strategy, tree, rows)
-        local_s += _merge_s(spec, links, merged * row, local_s) if tree > 1 else 0.0
+        bill.compute(links.launch_s, max(flops * keys / links.flops_per_s, keys * key_bytes / links.memory_bytes_per_s))
+        if tree > 1:
+            _combine(bill, spec, strategy, tree, rows)
     if spec.out_placement == "replicated":
         bill.add("result of heads", "gather", (columns - 1) * rows * row, columns)
     elif spec.out_placement == "sequence":
         bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
-    local_s += 2 * copied / links.memory_bytes_per_s  # read and written
-    return Prediction(strategy=strategy, messages=tuple(bill.messages), local_s=local_s, hidden_s=hidden)
+    return Prediction(
+        strategy=strategy,
+        messages=tuple(bill.messages),
+        local_s=bill.local_s,
+        hidden_s=bill.hidden_s,
+        host_s=bill.clock.idle_s,
+    )
 
 
-def _merge_s(spec: TreeSpec, links: Links, num_bytes: float, attended_s: float) -> float:
-    """A merge, whose latency is that of its launches: a GPU is given them while it attends."""
-    beside_s = attended_s if spec.device_type == "cuda" else 0.0
-    return num_bytes / links.merge.bytes_per_s + max(0.0, links.merge.alpha_s - beside_s)
-
-
-def _combine_bill(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> int:
-    """Bill the messages of a merge; returns how many rows a rank reads to merge."""
+def _combine(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> None:
+    """The messages of a merge, and how many rows a rank reads for it."""
     row, inner = row_bytes(spec.head_dim_v, spec.dtype), (tree - 1) / tree
     sum_bytes = max(4, spec.dtype.itemsize)
     if strategy == "alltoall":
         bill.add("parts", "exchange", inner * rows * row, tree)
+        bill.merge(rows * row)
         if spec.out_placement == "replicated":
+            bill.merge(rows / tree * row)  # the message of a share of the result, and all shares put together
             bill.add("result", "gather", inner * rows * row, tree)
-        return rows
+            bill.copy(rows * row)
+        return
     if strategy in ("allreduce2", "allreduce3"):
         bill.add("max lse", "reduce", 2 * inner * rows * 4, tree)
         if strategy == "allreduce2":
@@ -242,6 +294,8 @@ def _combine_bill(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, ro
         else:
             bill.add("denominator", "reduce", 2 * inner * rows * sum_bytes, tree)
             bill.add("numerator", "reduce", 2 * inner * rows * spec.head_dim_v * sum_bytes, tree)
-        return 3 * rows
+        bill.launch(SUM_LAUNCHES)
+        bill.merge(3 * rows * row)
+        return
     bill.add("parts", "gather", (tree - 1) * rows * row, tree)
-    return tree * (rows if spec.out_placement == "replicated" else rows // tree + 1)
+    bill.merge(tree * (rows if spec.out_placement == "replicated" else rows // tree + 1) * row)

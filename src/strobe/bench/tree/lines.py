@@ -102,7 +102,9 @@ def _item(dtype: str) -> int:
 
 
 def _predicted(name: str, found: Predicted) -> Iterator[record.Quality]:
-    yield quality(name, names.PREDICTED, found.total_ns, "ns", "local attention + messages - hidden, measured links")
+    yield quality(
+        name, names.PREDICTED, found.total_ns, "ns", "local attention + messages - hidden + waiting for the host, measured links"
+    )
     yield quality(name, names.LOCAL_PREDICTED, found.local_ns, "ns", f"roofline of one rank: {found.bound}")
     yield quality(name, names.HIDDEN_PREDICTED, found.hidden_ns, "ns", "messages beside attention")
     for index, message in enumerate(found.messages):

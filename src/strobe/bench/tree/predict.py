@@ -15,10 +15,11 @@ from strobe.bench.tree.request import Predicted, Sent
 
 def numbers(links: Links) -> dict[str, float]:
     """Links as named numbers; a bandwidth too large to be seen beside the latency is left out."""
-    found = {"flops_per_s": links.flops_per_s, "memory_bytes_per_s": links.memory_bytes_per_s}
+    found = {"flops_per_s": links.flops_per_s, "memory_bytes_per_s": links.memory_bytes_per_s, "launch_s": links.launch_s}
     for kind, rate in (*((kind, links.rate(kind)) for kind in KINDS), ("merge", links.merge)):
         found[f"{kind}_alpha_s"] = rate.alpha_s
         found[f"{kind}_bytes_per_s"] = rate.bytes_per_s
+        found[f"{kind}_host_s"] = rate.host_s
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -34,6 +35,7 @@ def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[d
         found[each.strategy] = Predicted(
             local_ns=each.local_s * 1e9,
             hidden_ns=each.hidden_s * 1e9,
+            host_ns=each.host_s * 1e9,
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
             what_if={words: _seconds(other, each.strategy) * 1e9 for words, other in faster.items()},
@@ -59,7 +61,7 @@ def _plan(inputs: Inputs, links: Links) -> TreePlan:
 
 def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
     def scaled(rate: Rate) -> Rate:
-        return Rate(alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
+        return replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
 
     return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
 

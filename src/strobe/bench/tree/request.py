@@ -177,6 +177,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         local_ns: attention and merge.
         hidden_ns: communication that runs beside attention.
+        host_ns: how long a GPU waits for its host.
         bound: `flop` or `memory`, which of the two roofs local attention is under.
         what_if: whole call by words, e.g. `bandwidth x2`.
     """
@@ -186,6 +187,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Sent, ...]
     bound: str
     what_if: dict[str, float]
+    host_ns: float = 0.0
 
     @property
     def comm_ns(self) -> float:
@@ -195,7 +197,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_ns(self) -> float:
         """The whole call."""
-        return self.local_ns + self.comm_ns - self.hidden_ns
+        return self.local_ns + self.comm_ns - self.hidden_ns + self.host_ns
 
 
 class RankResult(msgspec.Struct, kw_only=True):
