@@ -93,8 +93,12 @@ def compare_selection(columns: int, device: str) -> None:
 
 def the_last_stage_waits(device: str) -> None:
     """What runs beside the fine stage is joined before it is read, once."""
-    layout, where = tile_layout((4, 4, 4), (4, 4, 4)), torch.device(device)
-    sizes, tokens, rows = layout.sizes(where), layout.tokens(where), layout.rows(where)
+    layout = tile_layout((4, 4, 4))
+    sizes, tokens, rows = (
+        layout.sizes(torch.device(device)),
+        layout.tokens(torch.device(device)),
+        layout.rows(torch.device(device)),
+    )
     one = {"block": 64, "num_tiles": 1, "num_tokens": 64, "ragged_sizes": None, "tiled": True}
     grid = Grid(sizes=sizes, tokens=tokens, rows=rows, **one)  # type: ignore[arg-type]
     fine, coarse = torch.zeros(1, 64, 2, 32, device=device), torch.full((1, 2, 1, 32), float("nan"), device=device)
