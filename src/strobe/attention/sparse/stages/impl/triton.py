@@ -274,8 +274,8 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
         _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
         if wish.coarse:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
-            constants = (16, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
-            _COARSE((-(-num_q // 16), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
+            constants = (32, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
+            _COARSE((-(-num_q // 32), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)
         scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, wish.softmax_scale, estimator).contiguous()
