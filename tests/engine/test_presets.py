@@ -182,7 +182,7 @@ def test_diff_has_a_row_for_every_setting() -> None:
     rows = {row.setting: row for row in diff([make() for make in PRESETS.values()])}
     assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
     steps = dict(zip(PRESETS, rows["timesteps"].values, strict=True))
-    assert {steps[name] for name in ("baseline", "quality", "balanced", "realtime", "low_memory", "sparse", "speed")} == {"model"}
+    assert {steps[name] for name in ("baseline", "quality", "balanced", "low_memory", "sparse", "speed")} == {"model"}
     assert steps["turbo"] == steps["turbo_fp8"] == "1000, 500, 250" and steps["ultra"] == "1000, 250"
     by_preset = {name: dict(zip(PRESETS, row.values, strict=True)) for name, row in rows.items()}
     assert {name for name, value in by_preset["sparsity"].items() if value != "0.0"} == {"sparse"}

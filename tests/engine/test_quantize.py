@@ -56,7 +56,7 @@ def test_what_runs_in_every_pass_is_quantised_and_the_rest_stays(tiny: Model, fu
     if fused:
         dit.fuse_qkv()
     before = weights(dit)
-    report = quantize_linears(dit, resolved(tiny, linear_format=linear_format))
+    quantize_linears(dit, resolved(tiny, linear_format=linear_format))
     after = weights(dit)
     assert after.keys() == before.keys()
     parts = (
@@ -68,30 +68,25 @@ def test_what_runs_in_every_pass_is_quantised_and_the_rest_stays(tiny: Model, fu
         if name in before:
             assert torch.equal(after[name], before[name]) != expected
             assert (after[name] - before[name]).norm() <= 0.04 * before[name].norm()
-    listed = [name for name in NAMES if name[-1] not in "qkv" or "cross" in name] if fused else NAMES
-    found = {each.name: each for each in report.linears}
-    assert sorted(found) == sorted([*listed, *(f"blocks.{layer}.self_attn.fused" for layer in range(2) if fused)])
-    for name, each in found.items():
-        out, width = before[name].shape
-        assert each.shape == (out, width)
-        assert (each.bytes_before, each.bytes_after) == (2 * out * width, out * width + 4 * out)
+    for name in NAMES:
+        layer = dit.get_submodule(name)
+        assert isinstance(layer, EightBitLinear)
         error = (after[name].double() - before[name].double()).norm() / before[name].double().norm()
-        assert each.relative_error == pytest.approx(error.item(), rel=1e-4) and 1e-3 < each.relative_error < 0.04
-    assert report.bytes_saved == sum(out * width - 4 * out for out, width in (before[name].shape for name in found))
+        assert 1e-3 < error < 0.04 and layer.num_bytes == before[name].numel() + 4 * len(before[name])
 
 
 def test_layers_may_stay_native(tiny: Model) -> None:
     dit = copied(tiny.dit, CPU, torch.float32)
     dit.fuse_qkv()
-    report = quantize_linears(dit, resolved(tiny), native_layers=(-1,))
-    assert report.native_layers == (1,) and {each.name.split(".")[1] for each in report.linears} == {"0"}
+    quantize_linears(dit, resolved(tiny), native_layers=(-1,))
+    assert any(isinstance(layer, EightBitLinear) for layer in dit.layers[0].modules())
     assert not any(isinstance(layer, EightBitLinear) for layer in dit.layers[1].modules())
     with pytest.raises(ConfigError, match=r"0\.\.1"):
         quantize_linears(dit, resolved(tiny), native_layers=(2,))
     with pytest.raises(ConfigError, match="Fp8Linear"):
         quantize_linears(dit, resolved(tiny))
     untouched = copied(tiny.dit, CPU, torch.float32)
-    assert quantize_linears(untouched, resolved(tiny, linear_format="native")).linears == ()
+    quantize_linears(untouched, resolved(tiny, linear_format="native"))
     assert not any(isinstance(layer, EightBitLinear) for layer in untouched.modules())
 
 

@@ -44,12 +44,6 @@ def balanced() -> EngineConfig:
     return EngineConfig(name="balanced")
 
 
-def realtime() -> EngineConfig:
-    """As `balanced`, for somebody who watches: the first frame block is one latent frame, so that a picture is there at once. The
-    full schedule and window hold the 16 pixel frames a second of playback on an H200, so no quality is given up for it."""
-    return EngineConfig(name="realtime", first_block=1)
-
-
 def sparse() -> EngineConfig:
     """As `balanced`, but queries leave out four fifths of the past between the sink and the frame block."""
     return EngineConfig(name="sparse", sparsity=0.8)
@@ -87,7 +81,6 @@ PRESETS: dict[str, Callable[[], EngineConfig]] = {
     "baseline": baseline,
     "quality": quality,
     "balanced": balanced,
-    "realtime": realtime,
     "low_memory": low_memory,
     "sparse": sparse,
     "speed": speed,

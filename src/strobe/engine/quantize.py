@@ -1,4 +1,4 @@
-"""Which linear layers of a transformer run in eight bits, and what that costs in accuracy.
+"""Which linear layers of a transformer run in eight bits.
 
 `Transformer` quantises once, after a LoRA was merged and Q, K and V were fused and before layers are compiled. Another LoRA then
 goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses stay, so recorded passes stay valid.
@@ -7,7 +7,6 @@ goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,45 +25,6 @@ LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "c
 or run once per prompt."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantizedLinear:
-    """One linear layer in eight bits.
-
-    Args:
-        name: of the module in the transformer.
-        shape: of its weights, `(out, in)`.
-        bytes_before: of its weights.
-        bytes_after: of its weights and scales.
-        relative_error: ``||W - W8|| / ||W||`` over its weights.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    bytes_before: int
-    bytes_after: int
-    relative_error: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantizeReport:
-    """What `quantize_linears` did.
-
-    Args:
-        format: "native", "fp8" or "int8"; "fp8 (simulated)".
-        linears: in the order of the layers.
-        native_layers: numbers of the layers left as they were.
-    """
-
-    format: str
-    linears: tuple[QuantizedLinear, ...] = ()
-    native_layers: tuple[int, ...] = ()
-
-    @property
-    def bytes_saved(self) -> int:
-        """Memory of the weights before minus after."""
-        return sum(each.bytes_before - each.bytes_after for each in self.linears)
-
-
 def check_lora(config: ResolvedConfig) -> None:
     """Check that a LoRA can run with a configuration: beside eight-bit weights it cannot.
 
@@ -79,7 +39,7 @@ def check_lora(config: ResolvedConfig) -> None:
 
 
 @torch.no_grad()
-def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Collection[int] = ()) -> QuantizeReport:
+def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Collection[int] = ()) -> None:
     """Replace linear layers of a prepared transformer by eight-bit ones, as `linear_format` and `simulate` say.
 
     Fused Q, K and V are one layer, of which theirs are parts. Call it once; see `requantize_linears` for other weights.
@@ -94,21 +54,16 @@ def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Coll
             changed.
     """
     if config.linear_format == "native":
-        return QuantizeReport(format="native")
+        return
     fp8 = config.linear_format == "fp8"
     number = len(dit.layers)
     if any(not -number <= index < number for index in native_layers):
         raise ConfigError(f"native_layers {sorted(native_layers)} are not all layers of this model: it has 0..{number - 1}")
     native = {index % number for index in native_layers}
     make = partial(Fp8Linear.from_linear, simulate=config.simulate) if fp8 else Int8Linear.from_linear
-    made = {name: (linear, make(linear)) for name, linear in _chosen(dit, native)}
-    for name, (_, layer) in made.items():
+    made = {name: make(linear) for name, linear in _chosen(dit, native)}
+    for name, layer in made.items():
         _place(dit, name, layer)
-    return QuantizeReport(
-        format="fp8 (simulated)" if fp8 and config.simulate else config.linear_format,
-        linears=tuple(_row(name, linear, layer) for name, (linear, layer) in made.items()),
-        native_layers=tuple(sorted(native)),
-    )
 
 
 @torch.no_grad()
@@ -175,16 +130,3 @@ def _parts(name: str) -> tuple[str, ...]:
     """Names in the original of what a layer was made from."""
     home, _, own = name.rpartition(".")
     return tuple(f"{home}.{part}" for part in QKV) if own == "fused" else (name,)
-
-
-def _row(name: str, linear: nn.Linear, layer: EightBitLinear) -> QuantizedLinear:
-    weight = linear.weight.float()
-    error = (weight - layer.dequantized()).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny)
-    out, width = linear.weight.shape
-    return QuantizedLinear(
-        name=name,
-        shape=(out, width),
-        bytes_before=linear.weight.nbytes,
-        bytes_after=layer.num_bytes,
-        relative_error=error.item(),
-    )

@@ -12,9 +12,8 @@ import torch
 
 from strobe.attention.sparse.coarse import Estimator, Forced, select_blocks
 from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.sparse.stages.aside import Aside
-from strobe.attention.sparse.stages.impl.triton import finish, take
-from strobe.attention.sparse.stages.types import Grid, Selected, Wish
+from strobe.attention.sparse.stages.impl.triton import take
+from strobe.attention.sparse.stages.types import Wish
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -91,23 +90,6 @@ def compare_selection(columns: int, device: str) -> None:
                 assert torch.equal(take(given, columns, wish)[used], want[used]), (columns, numbers, must is None)
 
 
-def the_last_stage_waits(device: str) -> None:
-    """What runs beside the fine stage is joined before it is read, once."""
-    layout, where = tile_layout((4, 4, 4), (4, 4, 4)), torch.device(device)
-    sizes, tokens, rows = layout.sizes(where), layout.tokens(where), layout.rows(where)
-    one = {"block": 64, "num_tiles": 1, "num_tokens": 64, "ragged_sizes": None, "tiled": True}
-    grid = Grid(sizes=sizes, tokens=tokens, rows=rows, **one)  # type: ignore[arg-type]
-    fine, coarse = torch.zeros(1, 64, 2, 32, device=device), torch.full((1, 2, 1, 32), float("nan"), device=device)
-
-    def join() -> None:
-        coarse.fill_(1.0)
-
-    aside = Aside(join=join, held=(coarse,))
-    seen = torch.zeros(1, 2, 1, 1, dtype=torch.int32, device=device)
-    chosen = Selected(indices=seen, counts=seen[..., 0], coarse=coarse, aside=aside)
-    assert bool((finish(fine, chosen, None, grid) == 1).all())
-
-
 if __name__ == "__main__":
     place = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     for case in CASES:
@@ -115,6 +97,5 @@ if __name__ == "__main__":
     for dtype in (torch.float16,) if place == "cpu" else (torch.float16, torch.bfloat16):
         for case in CASES[1:2] if place == "cpu" else CASES:
             compare(case, place, dtype)
-    the_last_stage_waits(place)
     for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):
         compare_selection(columns, place)

@@ -87,29 +87,3 @@ def test_a_graph_follows_new_inputs() -> None:
         given.copy_(fresh)
     graph.replay()
     assert torch.equal(found, call(inputs))
-
-
-@pytest.mark.parametrize("layout", ["raster", "tiled"])
-def test_the_coarse_output_beside_the_fine_stage_is_the_same_in_a_graph_and_beside_other_work(layout: str) -> None:
-    """It runs on a second stream: of a recording it becomes part, and memory that is used again meanwhile does not reach it."""
-    cut = tile_layout((16, 16, 32), (4, 4, 4))
-    rows = cut.num_rows
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        options = {"grid": (16, 16, 32), "q_layout": layout, "kv_layout": layout, "topk": 8, "coarse": True}
-        return video_sparse_attention(q, k, v, **options, impl="triton").out  # type: ignore[arg-type]
-
-    inputs = [torch.randn(1, rows, 4, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    expected = run(*inputs)
-    torch.cuda.synchronize()
-    for _ in range(20):
-        found = run(*inputs)
-        torch.full((4, rows // 64, rows // 64), float("nan"), device="cuda")  # what the scores left is used again
-        assert torch.equal(found, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run(*inputs)
-    for given in inputs:
-        given.copy_(torch.randn_like(given))
-    graph.replay()
-    assert torch.equal(captured, run(*inputs)) and not torch.equal(captured, expected)

@@ -170,7 +170,7 @@ def _run(
     with span(ATTENTION_KERNEL):
         fine = RUN[plan.impl](tiled.q, tiled.k, tiled.v, seen, plan.spec)
     with span(ATTENTION_FINISH):
-        out = stages.finish(fine.out, chosen, gate, q_rows)
+        out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
     return out, fine, selection, tiled
 
 

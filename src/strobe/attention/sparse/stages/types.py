@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strobe.attention.sparse.stages.aside import Aside
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Grid:
@@ -60,8 +58,8 @@ class Tiled:
     """Queries, keys and values in tile order, `[B, N * block, H, D]`, and what was pooled on the way.
 
     Args:
-        means: of the tiles of q, k and v, float32 `[B, H, N, D]`; the last is None if the coarse output is not wanted, and is
-            filled later if v was in tile order; all are None if the pass did not pool.
+        means: of the tiles of q, k and v, float32 `[B, H, N, D]`; the last is None if the coarse output is not wanted, all are
+            None if the pass did not pool.
     """
 
     q: Tensor
@@ -78,10 +76,8 @@ class Selected:
         indices: ascending, int32 `[B, H, N_q, K]`; those past a head's number are never read.
         counts: int32 `[B, H, N_q]`; those of the wish where the stages run fused.
         coarse: coarse output, one row per query tile, `[B, H, N_q, D]`; None if it is not wanted.
-        aside: where `coarse` is still computed; it holds nothing before `aside.join()`. None: it is there.
     """
 
     indices: Tensor
     counts: Tensor
     coarse: Tensor | None
-    aside: Aside | None = None

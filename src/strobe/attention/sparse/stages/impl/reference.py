@@ -27,15 +27,14 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, sizes[1], kv_grid.block))
 
 
-def finish(fine: Tensor, chosen: Selected, gate: Tensor | None, grid: Grid) -> Tensor:
+def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
     """Return `fine + gate * coarse` in the order of the queries as they were given.
 
     Args:
         fine: `[B, N * block, H, D]` in tile order.
-        chosen: what `select` returned: its coarse output is the same for all rows of a tile.
+        coarse: `[B, H, N, D]`, the same for all rows of a tile.
         gate: `[B, S, H, D]` in the order of the queries as they were given.
     """
-    coarse = chosen.coarse
     if coarse is None:
         return fine if grid.tiled else fine.index_select(1, grid.rows)
     rows = coarse.to(fine.dtype).transpose(1, 2)  # [B, N, H, D]

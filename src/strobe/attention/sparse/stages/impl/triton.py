@@ -1,12 +1,10 @@
 """The stages in Triton: one pass over the tokens before the fine stage, one after it, and the selection between on pooled tiles.
 
-Nothing but the last one needs the coarse output, so on a GPU it is computed on a second stream, beside selection and fine stage.
 Without gradients. Sums are float32; nothing syncs, and no configuration depends on a length.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Final
 
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
 from strobe.attention.sparse.launch import Launcher
-from strobe.attention.sparse.stages.aside import beside
 from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
 
 _RUN: Final = 64
@@ -243,42 +240,30 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
         else None,
     )
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
-    last = 2 if kv_grid.tiled else 3  # values in tile order stay where they are; `select` pools them
-    for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
-        if pooled or not grid.tiled:
-            _pass(tiled, (q, k, v), grid, (first, end), rope, wish)
-    return tiled
-
-
-def _pass(
-    tiled: Tiled,
-    given: tuple[Tensor, Tensor, Tensor],
-    grid: Grid,
-    which: tuple[int, int],
-    rope: tuple[Tensor, Tensor] | None,
-    wish: Wish,
-) -> None:
-    """Launch the first stage for the tensors from `which[0]` to before `which[1]` of q, k and v, which share a grid."""
-    (q, k, v), (first, end) = given, which
-    batch, heads, kv_heads = q.shape[0], q.shape[2], k.shape[2]
+    cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
     q_means, k_means, v_means = tiled.means or (None, None, None)
     means = (q_means, k_means, k_means if v_means is None else v_means)  # of one type; without the coarse output v has none
-    cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
-    run = min(grid.block, 2 * _RUN)
-    _TILE(
-        (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
-        (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
-        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads, grid.num_tiles),
-        (grid.block, run, q.shape[3], first, end - first, not grid.tiled, rope is not None, tiled.means is not None, wish.coarse),
-        num_warps=run // 32,
-    )
+    numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
+    last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
+    for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
+        if grid.tiled and not pooled:
+            continue
+        run = min(grid.block, 2 * _RUN)
+        _TILE(
+            (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
+            (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
+            (*numbers, grid.num_tiles),
+            (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
+            num_warps=run // 32,
+        )
+    return tiled
 
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     """As `reference.select`, from the means that `tile` left."""
     batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
     num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
-    scores = coarse = aside = None
+    scores = coarse = None
     if tiled.means is not None:
         q_means, k_means, v_means = tiled.means
         scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
@@ -287,18 +272,15 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
         grid = (-(-num_q // 64), -(-num_kv // 64), batch * heads)
         constants = (64, 64, width, exact)
         _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
-        if v_means is not None:
+        if wish.coarse:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
-            with beside(scores, v_means, coarse) if device.type == "cuda" else nullcontext() as aside:
-                if kv_grid.tiled:
-                    _pass(tiled, (tiled.q, tiled.k, tiled.v), kv_grid, (2, 3), None, wish)
-                constants = (16, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
-                _COARSE((-(-num_q // 16), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
+            constants = (32, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
+            _COARSE((-(-num_q // 32), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)
         scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, wish.softmax_scale, estimator).contiguous()
     assert scores is not None
-    return Selected(indices=take(scores, num_kv, wish), counts=wish.counts, coarse=coarse, aside=aside)
+    return Selected(indices=take(scores, num_kv, wish), counts=wish.counts, coarse=coarse)
 
 
 def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
@@ -316,13 +298,10 @@ def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
     return indices
 
 
-def finish(fine: Tensor, chosen: Selected, gate: Tensor | None, grid: Grid) -> Tensor:
+def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
     """As `reference.finish`, in one pass; the sum is rounded once."""
-    coarse = chosen.coarse
     if grid.tiled and coarse is None:
         return fine
-    if chosen.aside is not None:
-        chosen.aside.join()
     fine, (batch, rows, heads, width) = _rows(fine), fine.shape
     num_tokens = rows if grid.tiled else grid.num_tokens
     out = torch.empty((batch, num_tokens, heads, width), dtype=fine.dtype, device=fine.device)
