@@ -107,11 +107,13 @@ CASES = (
     Shape(dtype=torch.float16, parts=4, width=24, length=1, lse=False),
     Shape(parts=1, length=300, heads=1, batch=1, ranked=(0,), width=16, into=True),
     Shape(parts=4, length=33, heads=2, strided=True, into=True, ranked=(3,), lse=False),
+    Shape(parts=5, length=33, ranked=(0, 4), into=True),
+    Shape(parts=8, dtype=torch.float16, length=63, batch=1, strided=True),
 )
 ON_A_GPU = tuple(
     Shape(dtype=dtype, parts=parts, length=length, heads=heads, width=width, ranked=ranked, strided=strided, into=strided)
     for dtype in ROUNDED
-    for parts, ranked in ((1, ()), (2, (1,)), (3, (2,)), (3, ()), (4, (0, 3)))
+    for parts, ranked in ((1, ()), (2, (1,)), (3, (2,)), (3, ()), (4, (0, 3)), (7, (6,)))
     for length in (1, 63, 100, 2000)
     for heads, width in ((12, 128), (3, 64), (5, 24))
     for strided in (False, True)

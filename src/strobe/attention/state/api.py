@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,9 +23,6 @@ from strobe.attention.state.impl import reference
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice
 from strobe.core.settings import read_settings
-
-_MOST: Final = 4
-"""States that the kernel merges at once."""
 
 _State = tuple[Tensor, Tensor, Tensor | None]
 
@@ -99,8 +95,6 @@ def _refuses(parts: Sequence[_State]) -> str | None:
         return f"it needs Triton and a CUDA device, and the states are on {out.device}"
     if out.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"it has no {out.dtype}"
-    if len(parts) > _MOST:
-        return f"it merges at most {_MOST} states at once, got {len(parts)}"
     if torch.is_grad_enabled() and any(out.requires_grad or lse.requires_grad for out, lse, _ in parts):
         return "it has no gradient"
     if (

@@ -1,7 +1,7 @@
 """A partial result as one message: a row is its output and then its float32 numbers, so that a slice of rows is a message too.
 
-On a GPU a message is made in one launch and messages are merged in one (`impl/triton.py`), where Triton is installed; float64,
-and everything on a CPU, takes plain PyTorch.
+On a GPU a message is made in one launch (`impl/triton.py`), where Triton is installed, and `state.merge` merges messages where
+they lie, as views; float64, and everything on a CPU, takes plain PyTorch.
 """
 
 from __future__ import annotations
@@ -64,11 +64,6 @@ def unpack_state(packed: Tensor, head_dim_v: int) -> AttentionOutput:
 
 def merge_messages(messages: Sequence[Tensor], head_dim_v: int) -> AttentionOutput:
     """The partial results of messages of one shape, merged in their order."""
-    if _in_one_launch(messages[0]):
-        from strobe.attention.tree.impl.triton import merge_messages as merge_in_one_launch
-
-        out, lse = merge_in_one_launch(messages, head_dim_v)
-        return AttentionOutput(out=out, lse=lse)
     return merge([unpack_state(each, head_dim_v) for each in messages])
 
 

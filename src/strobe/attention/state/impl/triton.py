@@ -18,6 +18,8 @@ from strobe.attention.types import AttentionOutput
 
 _ELEMENTS: Final = 4096
 """Elements of each part that a program holds."""
+_MOST: Final = 4
+"""States that a launch merges."""
 
 
 @triton.jit
@@ -97,7 +99,7 @@ _MERGE: Final = Launcher(_merge_kernel)
 def merge(
     states: Sequence[tuple[Tensor, Tensor, Tensor | None]], into: AttentionOutput | None, return_lse: bool
 ) -> AttentionOutput:
-    """As `reference.merge`, for at most 4 states of 16 or 32 bits, written where `into` says."""
+    """As `reference.merge`, for states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3."""
     first, _, rows = states[0]
     batch, _, heads, width = first.shape
     number = first.shape[1] if rows is None else rows.shape[0]
@@ -107,16 +109,30 @@ def merge(
         into = AttentionOutput(out=out, lse=lse)
     if into.out.numel() == 0:
         return into
+    while len(states) > _MOST:  # what is merged so far is not rounded
+        wide = torch.empty((batch, number, heads, width), dtype=torch.float32, device=first.device)
+        lse = torch.empty((batch, heads, number), dtype=torch.float32, device=first.device)
+        _launch(states[:_MOST], wide, lse)
+        states = [(wide, lse, None), *states[_MOST:]]
+    target = into.out if into.out.stride(3) == 1 else torch.empty_like(into.out, memory_format=torch.contiguous_format)
+    _launch(states, target, into.lse)
+    if target is not into.out:
+        into.out.copy_(target)
+    return into
+
+
+def _launch(states: Sequence[tuple[Tensor, Tensor, Tensor | None]], out: Tensor, into_lse: Tensor | None) -> None:
+    """Merge at most 4 states."""
+    batch, number, heads, width = out.shape
     padded = triton.next_power_of_2(width)
     run = max(1, min(64, _ELEMENTS // padded))
-    target = into.out if into.out.stride(3) == 1 else torch.empty_like(into.out, memory_format=torch.contiguous_format)
-    pointers: list[Tensor | None] = [target, into.lse]
-    numbers = [*target.stride()[:3], *((0, 0, 0) if into.lse is None else into.lse.stride())]
+    pointers: list[Tensor | None] = [out, into_lse]
+    numbers = [*out.stride()[:3], *((0, 0, 0) if into_lse is None else into_lse.stride())]
     for part, lse, places in states:
         whole = part if part.stride(3) == 1 else part.contiguous()
         pointers += [whole, lse, None if places is None else places.contiguous()]
         numbers += [*whole.stride()[:3], *lse.stride()]
-    missing = 4 - len(states)
+    missing = _MOST - len(states)
     _MERGE(
         (-(-number // run) * heads, batch, 1),
         (*pointers, *(None,) * (3 * missing)),
@@ -124,6 +140,3 @@ def merge(
         (run, width, padded, len(states)),
         num_warps=4,
     )
-    if target is not into.out:
-        into.out.copy_(target)
-    return into

@@ -1,10 +1,10 @@
-"""Messages of partial results on a GPU, made in one launch and merged in one: with few queries launches are what they cost."""
+"""Messages of partial results on a GPU, made in one launch: with few queries launches are what they cost.
+
+Only what makes a message is here. A message is two strided views, of its outputs and of its lse; `attention/state` merges them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -35,40 +35,6 @@ def _pack_kernel(
     tl.store(floats + row * row_floats + row_floats - 1, lse, mask=inside)
 
 
-@triton.jit
-def _merge_kernel(
-    messages, out_ptr, lse_ptr, rows, queries, heads,
-    width: tl.constexpr, row_floats: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """`top = max_i L_i`, `out = sum_i exp(L_i - top) out_i / sum_i exp(L_i - top)`, parts in order; see `state.merge`."""
-    row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = row < rows
-    column = tl.arange(0, padded)
-    kept = inside[:, None] & (column < dim)[None, :]
-    last = row * row_floats + row_floats - 1
-    top = tl.full([block], float("-inf"), tl.float32)
-    for i in tl.static_range(len(messages)):
-        floats = messages[i].to(tl.pointer_type(tl.float32), bitcast=True)
-        top = tl.maximum(top, tl.load(floats + last, mask=inside, other=0.0))
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([block], tl.float32)
-    weighted = tl.zeros([block, padded], tl.float32)
-    for i in tl.static_range(len(messages)):
-        floats = messages[i].to(tl.pointer_type(tl.float32), bitcast=True)
-        weight = tl.exp(tl.load(floats + last, mask=inside, other=0.0) - top)
-        part = tl.load(messages[i] + row[:, None] * width + column[None, :], mask=kept, other=0.0)
-        total += weight
-        weighted += part.to(tl.float32) * weight[:, None]
-    empty = total == 0
-    divisor = tl.where(empty, 1.0, total)
-    tl.store(
-        out_ptr + row[:, None] * dim + column[None, :], (weighted / divisor[:, None]).to(out_ptr.dtype.element_ty), mask=kept
-    )
-    b, s, h = row // (queries * heads), row // heads % queries, row % heads
-    lse = tl.where(empty, float("-inf"), top + tl.log(divisor))
-    tl.store(lse_ptr + (b * heads + h) * queries + s, lse, mask=inside)
-
-
 def pack_message(out: Tensor, lse: Tensor, width: int) -> Tensor:
     """As `wire.pack` with one number a row; `width` elements a row."""
     batch, queries, heads, dim = out.shape
@@ -81,18 +47,3 @@ def pack_message(out: Tensor, lse: Tensor, width: int) -> Tensor:
             width, row_floats, dim, triton.next_power_of_2(width - width // row_floats), ROWS,
         )  # fmt: skip
     return message
-
-
-def merge_messages(messages: Sequence[Tensor], dim: int) -> tuple[Tensor, Tensor]:
-    """As `state.merge` of messages `[B, S, H, W]` of one shape and dtype, float32 or 16 bits: `(out, lse)`."""
-    whole = tuple(each.contiguous() for each in messages)
-    batch, queries, heads, width = whole[0].shape
-    out = whole[0].new_empty(batch, queries, heads, dim)
-    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=out.device)
-    rows = batch * queries * heads
-    if rows:
-        _merge_kernel[(triton.cdiv(rows, ROWS),)](
-            whole, out, lse, rows, queries, heads,
-            width, width * out.element_size() // 4, dim, triton.next_power_of_2(dim), ROWS,
-        )  # fmt: skip
-    return out, lse
