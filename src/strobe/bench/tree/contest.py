@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.tree import KVShards, tree_attention
+from strobe.attention.tree import KVShards, Links, tree_attention
 from strobe.attention.tree.placement import split
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.tree.request import PEER, Check, Shape
@@ -100,19 +100,21 @@ Run = Callable[[], Tensor]
 """One call; the result in `[B, S, H, D]`."""
 
 
-def bind(name: str, inputs: Inputs, timeout_s: float) -> Run:
-    """A contestant on this rank's tensors.
+def bind(name: str, inputs: Inputs, timeout_s: float, links: Links | None = None) -> Run:
+    """A contestant on this rank's tensors; `auto` chooses by the links.
 
     Raises:
         ImplUnavailableError: the peer is not installed, or has no such call.
     """
     if name == PEER:
         return _peer(inputs)
-    call = partial(_ours, name, inputs, timeout_s)
+    call = partial(_ours, name, inputs, timeout_s, links=links)
     return lambda: call()[0]
 
 
-def _ours(name: str, inputs: Inputs, timeout_s: float, return_lse: bool = False) -> tuple[Tensor, Tensor | None]:
+def _ours(
+    name: str, inputs: Inputs, timeout_s: float, return_lse: bool = False, links: Links | None = None
+) -> tuple[Tensor, Tensor | None]:
     placement = inputs.shape.placement
     lengths = [stop - start for start, stop in split(inputs.shape.q_len, inputs.shape.world_size)]
     found = tree_attention(
@@ -125,6 +127,7 @@ def _ours(name: str, inputs: Inputs, timeout_s: float, return_lse: bool = False)
         out_placement=placement,
         q_lengths=lengths if placement == "sequence" else None,
         return_lse=return_lse,
+        links=links,
         timeout=timeout_s,
     )
     return found.out, found.lse

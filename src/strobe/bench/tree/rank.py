@@ -87,7 +87,8 @@ class _Rank:
             links = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
             result.links = numbers(links)
             result.predicted, result.choice = predict(inputs, links, how.what_if)
-            runs = {name: bind(name, inputs, how.timeout_s) for name in names}
+            result.predicted["auto"] = result.predicted[result.choice]
+            runs = {name: bind(name, inputs, how.timeout_s, links) for name in names}
             if runs:
                 self._time(runs)
             if how.profile:

@@ -13,8 +13,8 @@ from strobe.perf.records.record import Header
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "allreduce2", "alltoall", "ring", "ulysses")
 PEER: Final = "peer:ring-attention-pytorch"
-SYMMETRIC: Final = "symmetric"
-"""Takes part only by name: it needs GPUs that reach each other's memory."""
+BY_NAME: Final = ("symmetric", "auto")
+"""Take part only by name: the first needs GPUs that reach each other's memory, the second is one of the others."""
 CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
@@ -95,8 +95,8 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.contestants:
-            if name not in (*CONTESTANTS, SYMMETRIC):
-                raise unknown_choice("strategy", name, (*CONTESTANTS, SYMMETRIC))
+            if name not in (*CONTESTANTS, *BY_NAME):
+                raise unknown_choice("strategy", name, (*CONTESTANTS, *BY_NAME))
         if not self.contestants or self.iterations < 1 or self.threads < 1 or self.timeout_s <= 0:
             raise ConfigError(
                 f"give at least one strategy, one iteration, one thread and a timeout above 0, got {len(self.contestants)}, "
