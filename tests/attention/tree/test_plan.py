@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,6 +142,16 @@ def test_auto_takes_what_was_fastest_on_two_gpus(placement: Placement, machine: 
     assert measured[found.strategy] <= 1.05 * min(measured.values()), str(found)
     by_name = {each.strategy: each.seconds for each in found.predictions}
     assert all(by_name[name] * 1e6 < measured[name] for name in measured)  # the call around it is not in the plan
+
+
+def test_a_ring_pays_once_nobody_waits_for_a_host() -> None:
+    """What decided wrongly: without the host's part the same links give a ring."""
+    call: dict[str, Any] = {"q_len": 4680, "lengths": [9360] * 2, "num_heads": 12, "head_dim": 128}
+    spread: dict[str, Any] = {"q_placement": "sequence", "out_placement": "sequence"}
+    given = assumed_links("nccl", 2)
+    free = {name: replace(getattr(given, name), host_s=0.0) for name in ("gather", "exchange", "reduce", "merge")}
+    assert plan(**call, **spread, links=replace(given, launch_s=0.0, **free)).strategy == "ring"
+    assert plan(**call, **spread, links=given).strategy == "alltoall"
 
 
 def test_few_queries_on_gpus_cost_what_the_host_starts() -> None:

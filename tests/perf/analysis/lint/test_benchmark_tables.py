@@ -321,6 +321,26 @@ def test_two_rows_with_the_same_times(seed: int, page: Any) -> None:
     assert found[0].corrected.endswith("it is Fast")
 
 
+@pytest.mark.parametrize(("block", "wrong"), [("1935", False), ("1935.2", True)])
+def test_a_level_and_the_one_around_it_may_be_printed_alike(block: str, wrong: bool, page: Any) -> None:
+    made = page(0).say("# Stages of a clip, mean over 8 timed clips")
+    other = block.replace("1935", "3138")
+    rows = [["denoise_step", "1503", "2429"], ["frame_block", block, other], ["e2e", block, other]]
+    made.table(("stage", "sparse (ms)", "launched (ms)"), rows)
+    assert [each.place.row for each in made.lint() if each.rule == "copied-row"] == ["e2e"] * wrong
+
+
+@pytest.mark.parametrize(("column", "wrong"), [("saved (ms)", False), ("dense (ms)", True)])
+def test_what_two_candidates_save_in_one_line_differs(column: str, wrong: bool, page: Any) -> None:
+    made = page(0).say("# Ledgers", "Sums over 8 timed clips.")
+    for name, last in (("quick", "8.375372"), ("quicker", "8.211456")):
+        made.say(f"**Ledger of {name} against baseline.**")
+        made.table(
+            ("line", "baseline (ms)", column), [["draw", "38.13", "6.596"], ["text", "66.91", "3.402"], ["copy", "8.4", last]]
+        )
+    assert [each.rule for each in made.lint() if each.rule == "two-values"] == ["two-values"] * wrong
+
+
 def test_rates_that_are_the_same_by_their_nature(page: Any, clean: Any) -> None:
     made = page(0).say("# Attention, CPU", "AMD EPYC, torch 2.13.0, median of 16 calls each, one process.")
     made.table(

@@ -51,14 +51,20 @@ _FAMILIES: Final = {
     "quality": "quality",
 }
 
+_SAVED: Final = re.compile(r"(?i)\bsaved\b|\bby (?:fewer|faster) calls\b")
+
 Cells = dict[tuple[str, str], Figure]
 
 
 def _cells(study: Study, view: View) -> Cells:
-    """Figures of a table by configuration and metric; what has two rows or columns of one name identifies nothing."""
+    """Figures of a table by configuration and metric; what has two rows or columns of one name identifies nothing.
+
+    What a line saves belongs to two configurations, and the row names neither: it may differ from table to table.
+    """
     found: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     for figure in study.figures:
-        if figure.view is view and figure.series.metric.kind in _FAMILIES and figure.config and figure.quantity.plain:
+        measured = figure.series.metric.kind in _FAMILIES and not _SAVED.search(figure.series.metric.title)
+        if figure.view is view and measured and figure.config and figure.quantity.plain:
             found[figure.config, figure.metric].append(figure)
     return {name: figures[0] for name, figures in found.items() if len(figures) == 1}
 

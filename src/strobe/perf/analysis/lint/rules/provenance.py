@@ -11,7 +11,7 @@ from typing import Final
 
 from strobe.perf.analysis.lint.finding import Claim, Rule
 from strobe.perf.analysis.lint.names import key
-from strobe.perf.analysis.lint.rules.units import levels
+from strobe.perf.analysis.lint.rules.units import levels, rank_of
 from strobe.perf.analysis.lint.study import Study
 from strobe.perf.analysis.lint.views import Entry, Series, View
 
@@ -71,7 +71,8 @@ def copied_row(study: Study) -> Iterator[Claim]:
             if len({figure.value for figure in figures}) < 2 or digits < COPIED_DIGITS or told:
                 continue
             first = firsts.setdefault(tuple(figure.text for figure in figures), entry)
-            if first is not entry and not _names(first.key, entry.key):
+            rounded = _nested(first.key, entry.key) and all(figure.digits < DIGITS for figure in figures)
+            if first is not entry and not _names(first.key, entry.key) and not rounded:
                 yield _copied(study, view, times[0], (first, entry))
 
 
@@ -84,6 +85,12 @@ _RATE: Final = re.compile(r"/\s?s\b")
 def _names(one: str, two: str) -> bool:
     """One label is or contains the other."""
     return key(one) in key(two) or key(two) in key(one)
+
+
+def _nested(one: str, two: str) -> bool:
+    """The labels name a level and the one right around it, which may add less than a printed digit."""
+    inner, outer = rank_of(one), rank_of(two)
+    return inner is not None and outer is not None and abs(outer - inner) == 1
 
 
 def _copied(study: Study, view: View, series: Series, entries: tuple[Entry, Entry]) -> Claim:

@@ -153,7 +153,7 @@ def levels(study: Study) -> list[Level]:
         table = figure.view.table
         title = "" if figure.series.metric.title == VALUE else figure.series.metric.title
         texts = [figure.entry.key, title, table.rows[figure.entry.row].group, table.caption]
-        rank = next((rank for text in texts if (rank := _rank(text)) is not None), None)
+        rank = next((rank for text in texts if (rank := rank_of(text)) is not None), None)
         variant = frozenset(word for text in texts[:2] for word in _own_words(text) if word not in _LEVEL_WORDS)
         if rank is None or len(variant) != 1 or any(_OTHER_BASIS.search(text) for text in texts):
             continue
@@ -184,7 +184,7 @@ def _own_words(text: str) -> list[str]:
     return list(words(_FUNCTION.sub(" ", re.sub(r"\([^)]*\)", " ", text))))
 
 
-def _rank(text: str) -> int | None:
+def rank_of(text: str) -> int | None:
     """The level a label names, if it names at most a variant besides."""
     bare = re.sub(r"\([^)]*\)", " ", text)
     if re.search(r"[/:]", bare) or len([word for word in _own_words(bare) if word not in _LEVEL_WORDS]) > 1:
