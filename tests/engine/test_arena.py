@@ -181,24 +181,25 @@ def test_the_decoder_warms_up_outside(tiny: Model) -> None:
     assert arena.reserved == [PLAN.decoder_bytes]
 
 
-def test_on_from_balanced_up_where_memory_may_be_reserved() -> None:
-    assert {name for name in PRESETS if not preset(name).knobs.memory_pool} == {"baseline", "quality", "low_memory"}
+def test_no_preset_reserves_memory() -> None:
+    assert not any(preset(name).knobs.memory_pool for name in PRESETS)
 
 
 def test_on_a_cpu_there_is_none(tiny: Model) -> None:
-    config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
+    asked = EngineConfig(knobs=Knobs(memory_pool=True))
+    config = resolve(asked, tiny.defaults, torch.device("cpu"))
     (state,) = (each for each in config.knob_states if each.name == "memory_pool")
     assert not state.on and state.reason == "used on CUDA only" and isinstance(new_arena(config, PLAN), Anywhere)
-    assert resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
+    assert resolve(asked, tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
 
 
 def test_on_several_devices_there_is_none(tiny: Model) -> None:
-    config = resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0))
+    config = resolve(EngineConfig(knobs=Knobs(memory_pool=True)), tiny.defaults, torch.device("cuda", 0))
     shared = on_several(config)
     reasons = {state.name: state.reason for state in shared.knob_states if state.reason}
     assert "several devices" in reasons["memory_pool"] and "several devices" in reasons["cuda_graphs"]
     assert shared.knobs == replace_knobs(config.knobs, memory_pool=False, cuda_graphs=False)
-    asked_off = resolve(EngineConfig(knobs=Knobs(memory_pool=False)), tiny.defaults, torch.device("cuda", 0))
+    asked_off = resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0))
     assert not any(state.reason for state in on_several(asked_off).knob_states if state.name == "memory_pool")
 
 

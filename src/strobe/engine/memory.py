@@ -102,9 +102,11 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int, device: torch.device) 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use. What a memory
+    pool of another session or a recorded graph keeps is theirs."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
+    return torch.cuda.mem_get_info(device)[0] + sum(each["total_size"] - each["allocated_size"] for each in common)
 
 
 def _weights(dit: WanConfig, config: ResolvedConfig) -> int:

@@ -25,7 +25,6 @@ def baseline() -> EngineConfig:
             overlap_decode=False,
             fused_kernels=False,
             cuda_graphs=False,
-            memory_pool=False,
             compile=False,
         ),
     )
@@ -33,9 +32,7 @@ def baseline() -> EngineConfig:
 
 def quality() -> EngineConfig:
     """The full schedule and window without the waste: nothing is moved or worked out twice. The reference for quality."""
-    knobs = Knobs(
-        commit_kv_only=False, fused_qkv=False, overlap_decode=False, cuda_graphs=False, memory_pool=False, compile=False
-    )
+    knobs = Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, cuda_graphs=False, compile=False)
     return EngineConfig(name="quality", knobs=knobs)
 
 
@@ -50,9 +47,8 @@ def sparse() -> EngineConfig:
 
 
 def low_memory() -> EngineConfig:
-    """As `balanced`, but matrices and cached keys and values are int8, nothing is decoded beside the transformer, and nothing is
-    reserved before it is needed."""
-    knobs = Knobs(overlap_decode=False, memory_pool=False)
+    """As `balanced`, but matrices and cached keys and values are int8, and nothing is decoded beside the transformer."""
+    knobs = Knobs(overlap_decode=False)
     return EngineConfig(name="low_memory", linear_format="int8", kv_format="int8", knobs=knobs)
 
 

@@ -26,7 +26,8 @@ def _choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
 
 def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
     """Implementations, the fastest first."""
-    return _OF_FEW_KEYS if spec.kv_len <= _FEW_KEYS and spec.device.type == "cuda" else IMPLS
+    few = spec.kv_len <= _FEW_KEYS and not spec.needs_grad and sdpa.kernel_of(spec) == "cudnn"
+    return _OF_FEW_KEYS if few else IMPLS
 
 
 def dense_attention(

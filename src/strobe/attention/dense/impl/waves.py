@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-_MOST_PARTS: Final = 8
+_MOST_PARTS: Final = 4
+"""As many as are merged in one launch."""
 _LEAST_GAIN: Final = 0.06
 """Share of the time that must be saved on paper: a GPU at its power limit clocks a full wave lower, and part of it is lost."""
 _MORE_PARTS: Final = 0.03
@@ -47,7 +48,7 @@ def split_last_wave(q_len: int, kv_len: int, heads: int, tile: int, multiprocess
         tile: queries of a program.
         multiprocessors: programs that run at a time.
     """
-    tiles = -(-q_len // tile)
+    tiles = max(1, -(-q_len // tile))
     whole = float(_waves(tiles * heads, multiprocessors) * (kv_len + _ONCE))
     best, limit = None, whole * (1 - _LEAST_GAIN)
     for parts in (part for part in range(2, _MOST_PARTS + 1) if kv_len % part == 0):
