@@ -106,7 +106,8 @@ def free_bytes(device: torch.device) -> int:
     pool of another session or a recorded graph keeps is theirs."""
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
-    return torch.cuda.mem_get_info(device)[0] + sum(each["total_size"] - each["allocated_size"] for each in common)
+    unused: int = sum(each["total_size"] - each["allocated_size"] for each in common)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
