@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from strobe.cli.generate import Engine
+from strobe.core.errors import ConfigError
 from strobe.engine import pick as module
+from strobe.engine.parallel import DeviceGroup
 from terminal import Strobe
 
 PROMPT = "a red circle moving left"
@@ -110,3 +114,9 @@ def test_wrong_inputs(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_show_mentions_it(strobe: Strobe) -> None:
     assert "realtime: " in strobe("presets", "show", "balanced", "--device", "cpu").out
+
+
+def test_several_devices_are_not_measured() -> None:
+    several = cast(DeviceGroup, object())
+    with pytest.raises(ConfigError, match="measures one device and torchrun shares several; name another preset"):
+        Engine(preset="realtime").choose(PROMPT, several, lambda done, total, what="": None)
