@@ -19,6 +19,7 @@ VERBS = [
     "generate",
     "compare",
     "presets show",
+    "presets pick",
     "report",
     "trace",
     "speedup",

@@ -17,6 +17,7 @@ VERBS = [
     "compare",
     "presets",
     "presets show",
+    "presets pick",
     "report",
     "trace",
     "speedup",

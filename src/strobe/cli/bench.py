@@ -56,10 +56,13 @@ def shapes(
         from strobe.core.device import resolve_device
         from strobe.core.errors import ConfigError
         from strobe.engine.load import load
+        from strobe.engine.presets import preset
 
         if streams < 2 or blocks < 1:
             raise ConfigError(f"{streams} streams of {blocks} frame blocks cannot be measured; the least are 2 and 1")
         trial = Trial(presets=presets or ("quality", "turbo", "ultra"), streams=streams, blocks=blocks, seed=seed)
+        for name in trial.presets:
+            preset(name)  # a wrong one is told before anything is measured
         figures = list(measure_model(load(model), resolve_device(device), trial, advance))
     output.show(_table(figures))
     output.emit({"figures": [asdict(figure) for figure in figures]})

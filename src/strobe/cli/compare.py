@@ -90,9 +90,9 @@ def compare(
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
 
+        configs = [clip.config(name) for name in (baseline, *candidates)]  # a wrong name is told before gigabytes are read
         model = clip.load()
         script = clip.script(model.defaults)
-        configs = [clip.config(name) for name in (baseline, *candidates)]
         case = StreamCase(configs, script=script, model=model, device=clip.device)
     code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output)
     output.emit(document)

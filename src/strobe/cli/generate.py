@@ -11,9 +11,12 @@ from cyclopts import Parameter
 
 from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags
+from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
 
 if TYPE_CHECKING:
+    from strobe.engine.config import EngineConfig
+    from strobe.engine.load import Model
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
@@ -26,7 +29,8 @@ class Engine(ModelFlags):
     """What makes the frames.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others; see `strobe presets show --diff`.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
+            best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
         lora: a LoRA file for it; one beside LongLive's base is found by itself.
@@ -51,14 +55,40 @@ class Engine(ModelFlags):
     ulysses: int | None = None
     image: Path | None = None
 
-    def open(self, prompt: str, device: str | DeviceGroup) -> Session:
+    def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> Chosen:
+        """What the flags name; of preset realtime, what is measured to hold the model's frame rate.
+
+        Raises:
+            ConfigError: realtime on several devices.
+        """
+        from strobe.core.errors import ConfigError
+        from strobe.engine.presets import REALTIME
+
+        if self.preset != REALTIME:
+            config = replace(self.config(self.preset), decode_device=self.decode_device)
+            return Chosen(model=self.load(), config=config)
+        if not isinstance(device, str):
+            raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
+        model, picked = picked_for(self, prompt, None, (device, self.decode_device), advance)
+        return Chosen(model=model, config=picked.config, why=picked.why)
+
+    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen) -> Session:
         """A session as the flags say, on the device of the flags or several; begins with a picture if there is one."""
         from strobe.engine.session import Session
         from strobe.engine.video import read_image
 
-        config, model = replace(self.config(self.preset), decode_device=self.decode_device), self.load()
+        model = chosen.model
         start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
-        return Session(prompt, preset=config, model=model, seed=self.seed, device=device, start=start)
+        return Session(prompt, preset=chosen.config, model=model, seed=self.seed, device=device, start=start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What will run; of preset realtime, `why` says how it was found."""
+
+    model: Model
+    config: EngineConfig
+    why: str | None = None
 
 
 def generate(
@@ -99,8 +129,11 @@ def generate(
         if seconds is not None and blocks is not None:
             raise ConfigError("give --seconds or --blocks, not both")
         check_video_path(out)
-        clip = Clip(path=out)
-        with engine.open(prompt, device) as session:
+        chosen = engine.choose(prompt, device, advance)
+        if chosen.why:
+            output.note(f"realtime: {chosen.why}")
+        clip = Clip(path=out, picked=chosen.why)
+        with engine.open(prompt, device, chosen) as session:
             defaults, first = session.model.defaults, session.config.first_block
             length = 10.0 if seconds is None else seconds
             total = blocks if blocks is not None else blocks_for(length, defaults, first_block=first)
@@ -118,9 +151,10 @@ def generate(
 
 @dataclass(kw_only=True)
 class Clip:
-    """A clip on its way to a file, and what is known about it so far."""
+    """A clip on its way to a file, and what is known about it so far. `picked`: why its preset, if it was asked for realtime."""
 
     path: Path
+    picked: str | None = None
     frames: int = 0
     frame_blocks: int = 0
     work_ns: int = 0
@@ -151,6 +185,7 @@ class Clip:
             "frame_blocks": self.frame_blocks,
             "fps": session.model.defaults.fps,
             "preset": session.config.name,
+            "picked": self.picked,
             "model": session.model.name,
             "device": str(session.config.device),
             "devices": session.num_devices,

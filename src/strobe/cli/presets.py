@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
+from strobe.cli.pick import pick
 
 ELSEWHERE: Final = {
     "window": "local_attn_size",
@@ -49,7 +50,8 @@ class SideBySide:
             at = stop
 
 
-presets = App(name="presets", help="What each preset turns on.")
+presets = App(name="presets", help="What each preset turns on, and which one holds a frame rate here.")
+presets.command(pick)
 
 
 @presets.command
@@ -74,7 +76,7 @@ def show(
     from strobe.core.device import resolve_device
     from strobe.engine.config import knob_states, lacking
     from strobe.engine.load import shapes_defaults
-    from strobe.engine.presets import PRESETS, preset
+    from strobe.engine.presets import PRESETS, REALTIME, preset
     from strobe.engine.presets import diff as settings_of
 
     configs = [preset(name) for name in chosen or PRESETS]
@@ -91,6 +93,9 @@ def show(
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
     output.show(SideBySide(names=names, rows=shown), "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
+    output.show(
+        f"[bold]{REALTIME}[/]: the best quality that holds the model's frame rate here; `strobe presets pick` measures which"
+    )
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(f"[bold]{setting}*[/] is off on {where}: {reason}")
     elsewhere = ", ".join(f"{name}: {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
