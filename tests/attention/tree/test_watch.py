@@ -10,7 +10,7 @@ import pytest
 
 import tree_work as work
 from strobe.attention.tree import deadline
-from strobe.attention.tree.comm.watch import Watch
+from strobe.attention.tree.comm.watch import Queued, Watch, look
 from tree_ranks import Processes, Runner
 
 LONG_S = work.PATIENT_S
@@ -36,6 +36,36 @@ def test_what_ends_is_not_late_and_what_is_late_is_told_once() -> None:
     told.clear()
     watch.add(lambda: False, lambda: tell("the next"), 0.01)
     assert told.wait(LONG_S) and late == ["never ends", "the next"]
+
+
+def test_time_starts_when_the_device_comes_to_it() -> None:
+    reached: set[str] = set()
+    ended: set[str] = set()
+
+    def queued(name: str) -> Queued:
+        return Queued(done=lambda: name in ended, begun=lambda: name in reached, late=lambda: None, timeout_s=30)
+
+    first, second = queued("first"), queued("second")
+    assert look([first, second], 0) == ([first, second], [])
+    assert look([first, second], 1000) == ([first, second], [])  # a healthy backlog
+    reached.add("first")
+    assert look([first, second], 1001) == ([first, second], [])
+    reached.add("second")
+    assert look([first, second], 1021) == ([first, second], [])
+    reached.clear()  # asked no more
+    assert look([first, second], 1031) == ([first, second], [])
+    assert look([first, second], 1032) == ([first, second], [first])
+    ended.add("first")
+    assert look([first, second], 1051) == ([second], [])
+    assert look([first, second], 1052) == ([second], [second])
+
+
+def test_nothing_is_late_behind_a_backlog() -> None:
+    watch, begun, told = Watch(), threading.Event(), threading.Event()
+    watch.add(lambda: False, told.set, 0.01, begun=begun.is_set)
+    assert not told.wait(0.3)
+    begun.set()
+    assert told.wait(LONG_S)
 
 
 def test_the_thread_ends_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

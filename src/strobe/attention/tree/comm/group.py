@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
 from strobe.attention.tree.comm.failing import Peer, explain
-from strobe.attention.tree.comm.watch import Watch, end_process
+from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
 from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
@@ -139,14 +139,14 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """One message that is under way: with whom (None: with all), what to wait for, whether the wait has a timeout, whether the
-    message comes or goes, and whether it is still queued on the GPU after the wait.
+    message comes or goes, and, where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
     """
 
     rank: int | None
     work: dist.Work
     timed: bool
     comes: bool = False
-    queued: bool = False
+    begun: Callable[[], bool] | None = None
 
 
 class Exchange:
@@ -240,8 +240,8 @@ class Call:
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
-        work = self._start(partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True), None)
-        return Exchange(self, [self._of_all(work, nothing)], received, leaving)
+        start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
+        return Exchange(self, [self._start_of_all(start, nothing.device)], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Every rank's tensor, in rank order.
@@ -266,8 +266,8 @@ class Call:
         # torch renamed it and warns about the old name
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with span(MESSAGE + "gather"):
-            work = self._start(partial(collective, arrived, sent, group=self.comm.group, async_op=True), None)
-            self.wait([self._of_all(work, tensor)])
+            start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
+            self.wait([self._start_of_all(start, tensor.device)])
         parts = arrived.view(self.size, longest)
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
 
@@ -280,8 +280,7 @@ class Call:
         options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         options.timeout = timedelta(seconds=self.timeout_s)
         with span(MESSAGE + "reduce"):
-            work = self._start(partial(self.comm.group.allreduce, [tensor], options), None)
-            self.wait([self._of_all(work, tensor)])
+            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), tensor.device)])
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
@@ -302,16 +301,19 @@ class Call:
             left = timedelta(milliseconds=max(1, round((deadline - time.monotonic()) * 1000)))
             waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
             self._guard(waits, each.rank, works[place + 1 :])
-            if each.queued and not torch.cuda.is_current_stream_capturing():
-                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s)
+            if each.begun is not None:
+                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s, begun=each.begun)
 
     def late(self) -> None:
-        """Something of this call has been queued on the GPU for longer than its timeout."""
+        """The GPU has been at something of this call for longer than its timeout."""
         self.comm.give_up(self.failure([], True, "the GPU waits for another rank"))
 
-    def _of_all(self, work: dist.Work, tensor: Tensor) -> Waiting:
-        timed = self.comm.timed(tensor.device)
-        return Waiting(rank=None, work=work, timed=timed, queued=tensor.device.type == "cuda" and not timed)
+    def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
+        """Start a collective; one that will be watched is marked just before it on the stream."""
+        timed = self.comm.timed(device)
+        watched = device.type == "cuda" and not timed and not torch.cuda.is_current_stream_capturing()
+        begun = reached(device) if watched else None
+        return Waiting(rank=None, work=self._start(start, None), timed=timed, begun=begun)
 
     def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
         work = self._guard(start, rank, ())
