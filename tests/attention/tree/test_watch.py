@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import tree_work as work
-from strobe.attention.tree import deadline
+from strobe.attention.tree import CollectiveError, deadline
+from strobe.attention.tree.comm import Call, Comm
 from strobe.attention.tree.comm.watch import Queued, Watch, look
 from tree_ranks import Processes, Runner
 
@@ -94,6 +95,17 @@ def test_a_process_ends_and_says_for_whom_it_waited(tmp_path: Path) -> None:
     assert said.startswith("CollectiveError: tree attention, call 2 of rank 0 of 2 (a replayed graph): rank 1 did not answer"), (
         said
     )
+
+
+def test_what_is_late_ends_the_process_by_the_word_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = Comm(None)
+    given_up: list[bool] = []
+    monkeypatch.setattr(comm, "give_up", lambda error, *, ends_process: given_up.append(ends_process))
+    shared, own = comm.begin("of a session", 0, LONG_S, ends_process=False), comm.begin("a call", 0, LONG_S)
+    monkeypatch.setattr(Call, "failure", lambda *_: CollectiveError("late"))
+    shared.late()
+    own.late()
+    assert given_up == [False, True]
 
 
 def test_the_next_call_raises_where_results_are_looked_at_first(tmp_path: Path) -> None:

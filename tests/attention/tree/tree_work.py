@@ -250,8 +250,7 @@ def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
     report_to(rank, report)
     if rank == 0:
         comm = comm_of(None)
-        comm.ends_process = ends_process
-        call = comm.begin("a replayed graph", 0, SHORT_S)
+        call = comm.begin("a replayed graph", 0, SHORT_S, ends_process=ends_process)
         comm.watch.add(lambda: False, call.late, SHORT_S)
         while ends_process or comm.error is None:
             time.sleep(0.01)

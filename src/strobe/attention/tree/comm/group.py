@@ -56,7 +56,6 @@ class Comm:
         self.num_calls = 0
         self.broken = ""
         self.watch = Watch()
-        self.ends_process = True  # where a collective on a GPU is late; its owner may look at `error` instead
         self.error: CollectiveError | None = None
         self._blocking = read_settings().nccl_blocking_wait
 
@@ -80,18 +79,24 @@ class Comm:
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 
-    def give_up(self, error: CollectiveError) -> None:
+    def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
         """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
         self.error = error
-        if self.ends_process:
+        if ends_process:
             end_process(error)
         try:
             self.group._get_backend(torch.device("cuda")).abort()
         except RuntimeError:
             end_process(error)
 
-    def begin(self, text: str, digest: int, timeout_s: float) -> Call:
+    def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> Call:
         """Start the next call of this group.
+
+        Args:
+            text: the call in words.
+            digest: of what must be equal on all ranks.
+            timeout_s: of each wait.
+            ends_process: where a collective of it on a GPU is late; False: whoever calls looks at `error` before any result.
 
         Raises:
             CollectiveError: an earlier call has failed; what is still under way in the group could be taken for an answer.
@@ -99,7 +104,7 @@ class Comm:
         if self.broken:
             raise CollectiveError(f"this process group has failed before ({self.broken}); make a new group")
         self.num_calls += 1
-        return Call(self, self.num_calls, text, digest, timeout_s)
+        return Call(self, self.num_calls, text, digest, timeout_s, ends_process)
 
 
 # A group's number of calls must outlive a call, and must not outlive the group.
@@ -175,12 +180,13 @@ class Exchange:
 class Call:
     """One call on one group: every message of it carries its number, and every failure names it."""
 
-    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float) -> None:
+    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
         self.comm = comm
         self.number = number
         self.text = text
         self.digest = digest
         self.timeout_s = timeout_s
+        self.ends_process = ends_process
         self.first: Callable[[], object] | None = None
         self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
 
@@ -306,7 +312,7 @@ class Call:
 
     def late(self) -> None:
         """The GPU has been at something of this call for longer than its timeout."""
-        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"))
+        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
     def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
         """Start a collective; one that will be watched is marked just before it on the stream."""
