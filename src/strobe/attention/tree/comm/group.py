@@ -79,6 +79,18 @@ class Comm:
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 
+    def check_exchange(self, device: torch.device) -> None:
+        """Refuse messages of different sizes in one collective of gloo, which would say that a connection was closed.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
+        """
+        if device.type == "cuda" and self.backend("cuda") == "gloo":
+            raise ConfigError(
+                "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "
+                'make it by init_process_group("cpu:gloo,cuda:nccl")'
+            )
+
     def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
         """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
         self.error = error
@@ -213,6 +225,9 @@ class Call:
 
         What a rank sends itself is handed over as it is. An empty tensor is not sent. A `tag` of its own comes before all others.
         `kind` is what a recorder sees.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
         """
         if tag is None:
             self.meet()
@@ -243,6 +258,7 @@ class Call:
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
         """Every message goes from where it is to where it is wanted; only one that does not lie in a piece is copied."""
+        self.comm.check_exchange(sends[self.rank].device)
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
