@@ -95,6 +95,11 @@ def test_what_is_refused_leaves_nothing_under_way(four: Processes) -> None:
     assert set(four.run(work.refused)) == {"strategy 'symmetric': symmetric memory needs CUDA devices, then 1.0"}
 
 
+def test_gpu_messages_of_different_sizes_are_refused_on_gloo(four: Processes) -> None:
+    refused = four.run(work.exchange_of_cuda_tensors)
+    assert all("the group sends CUDA tensors by gloo" in each and '"cpu:gloo,cuda:nccl"' in each for each in refused)
+
+
 def test_links_are_the_same_on_all_ranks(four: Processes) -> None:
     links = four.run(work.plan_with_links)
     assert all(each == links[0] for each in links)

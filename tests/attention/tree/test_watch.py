@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import tree_work as work
-from strobe.attention.tree import deadline
-from strobe.attention.tree.comm.watch import Watch
+from strobe.attention.tree import CollectiveError, deadline
+from strobe.attention.tree.comm import Call, Comm
+from strobe.attention.tree.comm.watch import Queued, Watch, look
 from tree_ranks import Processes, Runner
 
 LONG_S = work.PATIENT_S
@@ -36,6 +37,36 @@ def test_what_ends_is_not_late_and_what_is_late_is_told_once() -> None:
     told.clear()
     watch.add(lambda: False, lambda: tell("the next"), 0.01)
     assert told.wait(LONG_S) and late == ["never ends", "the next"]
+
+
+def test_time_starts_when_the_device_comes_to_it() -> None:
+    reached: set[str] = set()
+    ended: set[str] = set()
+
+    def queued(name: str) -> Queued:
+        return Queued(done=lambda: name in ended, begun=lambda: name in reached, late=lambda: None, timeout_s=30)
+
+    first, second = queued("first"), queued("second")
+    assert look([first, second], 0) == ([first, second], [])
+    assert look([first, second], 1000) == ([first, second], [])  # a healthy backlog
+    reached.add("first")
+    assert look([first, second], 1001) == ([first, second], [])
+    reached.add("second")
+    assert look([first, second], 1021) == ([first, second], [])
+    reached.clear()  # asked no more
+    assert look([first, second], 1031) == ([first, second], [])
+    assert look([first, second], 1032) == ([first, second], [first])
+    ended.add("first")
+    assert look([first, second], 1051) == ([second], [])
+    assert look([first, second], 1052) == ([second], [second])
+
+
+def test_nothing_is_late_behind_a_backlog() -> None:
+    watch, begun, told = Watch(), threading.Event(), threading.Event()
+    watch.add(lambda: False, told.set, 0.01, begun=begun.is_set)
+    assert not told.wait(0.3)
+    begun.set()
+    assert told.wait(LONG_S)
 
 
 def test_the_thread_ends_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +95,17 @@ def test_a_process_ends_and_says_for_whom_it_waited(tmp_path: Path) -> None:
     assert said.startswith("CollectiveError: tree attention, call 2 of rank 0 of 2 (a replayed graph): rank 1 did not answer"), (
         said
     )
+
+
+def test_what_is_late_ends_the_process_by_the_word_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = Comm(None)
+    given_up: list[bool] = []
+    monkeypatch.setattr(comm, "give_up", lambda error, *, ends_process: given_up.append(ends_process))
+    shared, own = comm.begin("of a session", 0, LONG_S, ends_process=False), comm.begin("a call", 0, LONG_S)
+    monkeypatch.setattr(Call, "failure", lambda *_: CollectiveError("late"))
+    shared.late()
+    own.late()
+    assert given_up == [False, True]
 
 
 def test_the_next_call_raises_where_results_are_looked_at_first(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
@@ -207,6 +208,18 @@ def after(rank: int, seconds: dict[int, float], work: str) -> float:
     return patient(rank)
 
 
+def exchange_of_cuda_tensors(rank: int) -> str:
+    """Why a group of gloo alone does not exchange tensors of a GPU, which need not be there."""
+    call = comm_of(None).begin("an exchange", 0, SHORT_S)
+    with FakeTensorMode():
+        rows = torch.empty(call.size, 3, device="cuda")
+        try:
+            call.exchange(list(rows), [(3,)] * call.size)
+        except ConfigError as error:
+            return str(error)
+    return "nothing refused"
+
+
 def wrong_shape(rank: int, odd: int) -> None:
     """One rank's own tensors do not fit together."""
     if rank == odd:
@@ -250,8 +263,7 @@ def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
     report_to(rank, report)
     if rank == 0:
         comm = comm_of(None)
-        comm.ends_process = ends_process
-        call = comm.begin("a replayed graph", 0, SHORT_S)
+        call = comm.begin("a replayed graph", 0, SHORT_S, ends_process=ends_process)
         comm.watch.add(lambda: False, call.late, SHORT_S)
         while ends_process or comm.error is None:
             time.sleep(0.01)

@@ -14,6 +14,7 @@ from torch import Tensor
 from strobe.attention.tree import links as machine
 from strobe.attention.tree.autograd import run
 from strobe.attention.tree.comm import comm_of
+from strobe.attention.tree.comm.watch import reached
 from strobe.attention.tree.flow import forward
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split
@@ -263,14 +264,13 @@ def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 3
     Args:
         what: is queued, in words.
         group: of the calls; default all ranks.
-        timeout: from the end of the block on, seconds.
+        timeout: from when the GPU comes to the block, or from the end of the block if that is later, seconds.
 
     Raises:
         CollectiveError: an earlier call on this group has failed.
     """
     call = comm_of(group).begin(what, 0, timeout)
+    begun = reached() if torch.cuda.is_initialized() else lambda: True
     yield
     if torch.cuda.is_initialized():
-        ended = torch.cuda.Event()
-        ended.record()
-        call.comm.watch.add(ended.query, call.late, timeout)
+        call.comm.watch.add(reached(), call.late, timeout, begun=begun)

@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from strobe.attention.ambient import ambient
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 
@@ -52,7 +53,8 @@ def pack_state(state: AttentionOutput) -> Tensor:
     if _in_one_launch(state.out):
         from strobe.attention.tree.impl.triton import pack_message
 
-        return pack_message(state.out, state.lse, row_elements(state.out.shape[3], state.out.dtype))
+        with ambient(state.out):  # Triton launches on the current device
+            return pack_message(state.out, state.lse, row_elements(state.out.shape[3], state.out.dtype))
     return pack(state.out, state.lse)
 
 

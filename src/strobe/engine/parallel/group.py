@@ -57,7 +57,6 @@ class DeviceGroup:
         self.ulysses = ulysses
         self.timeout_s = timeout_s
         self._comm = comm_of(group)
-        self._comm.ends_process = False  # `settle` comes before any result is handed out
         self._joined = False
         if self.size > 1 and self._comm.backend("cpu") == "none":
             raise ConfigError('the group sends no CPU tensors; make it by init_process_group("cpu:gloo,cuda:nccl")')
@@ -111,7 +110,7 @@ class DeviceGroup:
         Raises:
             CollectiveError: an earlier one has failed.
         """
-        return self._comm.begin(what, 0, self.timeout_s)
+        return self._begin(what, self.timeout_s)
 
     def agree(self, what: str, *, patience: int = 1) -> Call:
         """Check that all ranks are here and are about to do the same.
@@ -123,7 +122,7 @@ class DeviceGroup:
         Raises:
             CollectiveError: a rank is about to do something else, is gone, or does not come; names it.
         """
-        call = self._comm.begin(what, 0, patience * self.timeout_s)
+        call = self._begin(what, patience * self.timeout_s)
         Agreement(call, zlib.crc32(what.encode()), None, (UNKNOWN, UNKNOWN), CPU).wait()
         return call
 
@@ -171,6 +170,9 @@ class DeviceGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _begin(self, what: str, timeout_s: float) -> Call:
+        return self._comm.begin(what, 0, timeout_s, ends_process=False)  # `settle` comes before any result is handed out
 
     def _from_leader(self, call: Call, own: torch.Tensor, length: int) -> torch.Tensor:
         """Rank 0's tensor of so many elements, on every rank."""

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
 from strobe.attention.tree.comm.failing import Peer, explain
-from strobe.attention.tree.comm.watch import Watch, end_process
+from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
 from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
@@ -56,7 +56,6 @@ class Comm:
         self.num_calls = 0
         self.broken = ""
         self.watch = Watch()
-        self.ends_process = True  # where a collective on a GPU is late; its owner may look at `error` instead
         self.error: CollectiveError | None = None
         self._blocking = read_settings().nccl_blocking_wait
 
@@ -80,18 +79,36 @@ class Comm:
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 
-    def give_up(self, error: CollectiveError) -> None:
+    def check_exchange(self, device: torch.device) -> None:
+        """Refuse messages of different sizes in one collective of gloo, which would say that a connection was closed.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
+        """
+        if device.type == "cuda" and self.backend("cuda") == "gloo":
+            raise ConfigError(
+                "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "
+                'make it by init_process_group("cpu:gloo,cuda:nccl")'
+            )
+
+    def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
         """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
         self.error = error
-        if self.ends_process:
+        if ends_process:
             end_process(error)
         try:
             self.group._get_backend(torch.device("cuda")).abort()
         except RuntimeError:
             end_process(error)
 
-    def begin(self, text: str, digest: int, timeout_s: float) -> Call:
+    def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> Call:
         """Start the next call of this group.
+
+        Args:
+            text: the call in words.
+            digest: of what must be equal on all ranks.
+            timeout_s: of each wait.
+            ends_process: where a collective of it on a GPU is late; False: whoever calls looks at `error` before any result.
 
         Raises:
             CollectiveError: an earlier call has failed; what is still under way in the group could be taken for an answer.
@@ -99,7 +116,7 @@ class Comm:
         if self.broken:
             raise CollectiveError(f"this process group has failed before ({self.broken}); make a new group")
         self.num_calls += 1
-        return Call(self, self.num_calls, text, digest, timeout_s)
+        return Call(self, self.num_calls, text, digest, timeout_s, ends_process)
 
 
 # A group's number of calls must outlive a call, and must not outlive the group.
@@ -139,14 +156,14 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """One message that is under way: with whom (None: with all), what to wait for, whether the wait has a timeout, whether the
-    message comes or goes, and whether it is still queued on the GPU after the wait.
+    message comes or goes, and, where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
     """
 
     rank: int | None
     work: dist.Work
     timed: bool
     comes: bool = False
-    queued: bool = False
+    begun: Callable[[], bool] | None = None
 
 
 class Exchange:
@@ -175,12 +192,13 @@ class Exchange:
 class Call:
     """One call on one group: every message of it carries its number, and every failure names it."""
 
-    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float) -> None:
+    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
         self.comm = comm
         self.number = number
         self.text = text
         self.digest = digest
         self.timeout_s = timeout_s
+        self.ends_process = ends_process
         self.first: Callable[[], object] | None = None
         self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
 
@@ -207,6 +225,9 @@ class Call:
 
         What a rank sends itself is handed over as it is. An empty tensor is not sent. A `tag` of its own comes before all others.
         `kind` is what a recorder sees.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
         """
         if tag is None:
             self.meet()
@@ -237,11 +258,12 @@ class Call:
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
         """Every message goes from where it is to where it is wanted; only one that does not lie in a piece is copied."""
+        self.comm.check_exchange(sends[self.rank].device)
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
-        work = self._start(partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True), None)
-        return Exchange(self, [self._of_all(work, nothing)], received, leaving)
+        start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
+        return Exchange(self, [self._start_of_all(start, nothing.device)], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Every rank's tensor, in rank order.
@@ -266,8 +288,8 @@ class Call:
         # torch renamed it and warns about the old name
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with span(MESSAGE + "gather"):
-            work = self._start(partial(collective, arrived, sent, group=self.comm.group, async_op=True), None)
-            self.wait([self._of_all(work, tensor)])
+            start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
+            self.wait([self._start_of_all(start, tensor.device)])
         parts = arrived.view(self.size, longest)
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
 
@@ -280,8 +302,7 @@ class Call:
         options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         options.timeout = timedelta(seconds=self.timeout_s)
         with span(MESSAGE + "reduce"):
-            work = self._start(partial(self.comm.group.allreduce, [tensor], options), None)
-            self.wait([self._of_all(work, tensor)])
+            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), tensor.device)])
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
@@ -302,16 +323,19 @@ class Call:
             left = timedelta(milliseconds=max(1, round((deadline - time.monotonic()) * 1000)))
             waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
             self._guard(waits, each.rank, works[place + 1 :])
-            if each.queued and not torch.cuda.is_current_stream_capturing():
-                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s)
+            if each.begun is not None:
+                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s, begun=each.begun)
 
     def late(self) -> None:
-        """Something of this call has been queued on the GPU for longer than its timeout."""
-        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"))
+        """The GPU has been at something of this call for longer than its timeout."""
+        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
-    def _of_all(self, work: dist.Work, tensor: Tensor) -> Waiting:
-        timed = self.comm.timed(tensor.device)
-        return Waiting(rank=None, work=work, timed=timed, queued=tensor.device.type == "cuda" and not timed)
+    def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
+        """Start a collective; one that will be watched is marked just before it on the stream."""
+        timed = self.comm.timed(device)
+        watched = device.type == "cuda" and not timed and not torch.cuda.is_current_stream_capturing()
+        begun = reached(device) if watched else None
+        return Waiting(rank=None, work=self._start(start, None), timed=timed, begun=begun)
 
     def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
         work = self._guard(start, rank, ())

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,19 +25,23 @@ IDLE_S: Final = 5.0
 """After so long with nothing to watch, the thread ends."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Queued:
     """Something that is under way.
 
     Args:
         done: whether it has ended; must not wait.
-        late: called once, in another thread, if it has not by the deadline.
-        deadline: on the monotonic clock.
+        begun: whether the GPU has come to it; must not wait. What is queued before it may take as long as it likes.
+        late: called once, in another thread, if it has not ended in time.
+        timeout_s: from the first look at which it had begun.
+        since: that look.
     """
 
     done: Callable[[], bool]
+    begun: Callable[[], bool]
     late: Callable[[], None]
-    deadline: float
+    timeout_s: float
+    since: float | None = None
 
 
 class Watch:
@@ -48,10 +52,12 @@ class Watch:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float) -> None:
+    def add(
+        self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float, *, begun: Callable[[], bool] = lambda: True
+    ) -> None:
         """Watch one thing more."""
         with self._changed:
-            self._queued.append(Queued(done=done, late=late, deadline=time.monotonic() + timeout_s))
+            self._queued.append(Queued(done=done, begun=begun, late=late, timeout_s=timeout_s))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, daemon=True, name="strobe-watch")
                 self._thread.start()
@@ -66,13 +72,28 @@ class Watch:
                     self._thread = None
                     return
                 queued = list(self._queued)
-            ended = [each for each in queued if _ended(each)]
-            over = [each for each in queued if each not in ended and time.monotonic() > each.deadline]
+            left, over = look(queued, time.monotonic())
             if over:
                 over[0].late()  # the others wait for the same rank
             with self._changed:
-                self._queued = [] if over else [each for each in self._queued if each not in ended]
+                self._queued = [] if over else left + self._queued[len(queued) :]  # others only append
             time.sleep(POLL_S)
+
+
+def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
+    """What has not ended, and what of it is late; the time of what has begun since the last look starts."""
+    left = [each for each in queued if not _true(each.done)]
+    for each in left:
+        if each.since is None and _true(each.begun):
+            each.since = now
+    return left, [each for each in left if each.since is not None and now > each.since + each.timeout_s]
+
+
+def reached(device: torch.device | None = None) -> Callable[[], bool]:
+    """What says whether a GPU, by default the current one, has done all that its current stream has been given until now."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.query
 
 
 def _leave_captures_alone() -> None:
@@ -82,9 +103,9 @@ def _leave_captures_alone() -> None:
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
 
 
-def _ended(each: Queued) -> bool:
+def _true(asked: Callable[[], bool]) -> bool:
     try:
-        return each.done()
+        return asked()
     except RuntimeError:  # the device or the communicator has failed: whoever uses it next is told
         return True
 
