@@ -197,8 +197,8 @@ def test_on_several_devices_there_is_none(tiny: Model) -> None:
     config = resolve(EngineConfig(knobs=Knobs(memory_pool=True)), tiny.defaults, torch.device("cuda", 0))
     shared = on_several(config)
     reasons = {state.name: state.reason for state in shared.knob_states if state.reason}
-    assert "several devices" in reasons["memory_pool"] and "several devices" in reasons["cuda_graphs"]
-    assert shared.knobs == replace_knobs(config.knobs, memory_pool=False, cuda_graphs=False)
+    assert "several devices" in reasons["memory_pool"]
+    assert shared.knobs == replace_knobs(config.knobs, memory_pool=False)
     asked_off = resolve(EngineConfig(), tiny.defaults, torch.device("cuda", 0))
     assert not any(state.reason for state in on_several(asked_off).knob_states if state.name == "memory_pool")
 

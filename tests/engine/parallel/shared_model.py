@@ -26,6 +26,7 @@ DEFAULTS = ModelDefaults(
     timesteps=(1000.0, 500.0),
     shift=5.0,
 )
+SWITCHES = [Switch(frame_block=3, prompt="blue square")]
 SHORT_S = 3.0
 """Timeout of what is to fail."""
 HEADS = 6
@@ -77,9 +78,8 @@ def tell(session: Session, num_blocks: int, switches: list[Switch]) -> Told:
 
 def stream(model: Model, config: EngineConfig, devices: DeviceGroup | str, num_blocks: int = 5) -> Told:
     """Five frame blocks: the window fills, rolls, is derived again under another prompt, and rolls on."""
-    switches = [Switch(frame_block=3, prompt="blue square")]
     with Session("red circle", preset=config, model=model, seed=3, samples=(0, 4), device=devices) as session:
-        return tell(session, num_blocks, switches)
+        return tell(session, num_blocks, SWITCHES)
 
 
 BUNDLED = EngineConfig(window=7, sink=2, timesteps=(1000.0, 250.0), dtype="float32")

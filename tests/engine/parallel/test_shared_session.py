@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_model import Told, six_heads, stream
+from shared_model import SWITCHES, Told, six_heads, stream, tell
 from strobe.attention.tree import CollectiveError
 from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.graphs import Eager, Recorded
 from strobe.engine.load import Model
 from strobe.engine.memory import predict
 from strobe.engine.parallel import DeviceGroup
@@ -85,6 +86,24 @@ PLAIN = preset("baseline").knobs
 def test_whatever_the_configuration(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> None:
     big = replace(model, defaults=replace(model.defaults, frame_size=(64, 128))) if config.sparsity else model
     compare(on_ranks(ranks, big, config, ulysses, tree), stream(big, config, "cpu"))
+
+
+@pytest.mark.parametrize(("sparsity", "ulysses", "tree"), [(0.0, 2, 2), (0.5, 3, 1)])
+def test_recorded_passes_give_what_eager_ones_give(ranks: Runner, model: Model, sparsity: float, ulysses: int, tree: int) -> None:
+    """While the window fills and rolls, over a switch, and on."""
+    big = replace(model, defaults=replace(model.defaults, frame_size=(64, 128))) if sparsity else model
+    config = replace(CONFIG, sparsity=sparsity)
+
+    def work(runner: Eager | Recorded) -> tuple[Told, int]:
+        group = DeviceGroup(ulysses=ulysses, timeout_s=300)
+        with Session("red circle", preset=config, model=big, seed=3, device=group) as session:
+            session._stream._dit = session._stream._dit.share(runner)
+            return tell(session, 6, SWITCHES), len(runner) if isinstance(runner, Recorded) else 0
+
+    eager = ranks(ulysses * tree, lambda rank: work(Eager()))
+    for (told, known), (plain, _) in zip(ranks(ulysses * tree, lambda rank: work(Recorded())), eager, strict=True):
+        assert known == 7
+        assert torch.equal(told.latents, plain.latents) and torch.equal(told.frames, plain.frames)
 
 
 def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:

@@ -13,6 +13,7 @@ from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.wire import merge_messages, pack_state
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache
+from strobe.cache.rows import Signature
 from strobe.cache.tiled import Reach
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
@@ -40,8 +41,11 @@ class SharedStep:
         return self.step.reach
 
     @property
-    def signature(self) -> None:
-        """Messages cannot be recorded."""
+    def signature(self) -> Signature | None:
+        """Of this rank's cache: its messages are the same wherever its pass is. A recorded pass sends those of the `call` it was
+        recorded in, whose number nobody reads.
+        """
+        return self.step.signature
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
         """Of this rank's cache."""
@@ -160,7 +164,7 @@ class SharedCache:
         state = self._cache.snapshot()
         call = self._devices.begin("snapshot")
         whole = _each(state, lambda part: self._gather(call, part))
-        self._devices.settle(call)
+        self._devices.settle()
         return whole
 
     def restore(self, state: CacheState) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import Call, comm_of
+from strobe.attention.tree.comm.watch import reached
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
@@ -138,23 +141,29 @@ class DeviceGroup:
             return change
         return msgspec.json.decode(bytes(text.tolist()), type=Change)
 
-    def settle(self, call: Call) -> None:
-        """Wait for what is queued on this GPU, so that a collective that never ends has an end; nothing on a CPU.
+    @contextmanager
+    def watched(self, call: Call) -> Iterator[None]:
+        """Give what the block queues here the timeout of its call, from when the GPU comes to it. Messages of a recorded pass
+        have none of their own. Nothing on a CPU.
+        """
+        if self.device.type != "cuda":
+            yield
+            return
+        begun = reached(self.device)
+        yield
+        self._comm.watch.add(reached(self.device), call.late, call.timeout_s, begun=begun)
 
-        A host that is stopped because the queue is full comes here all the same: every collective is watched, and one that is
-        late is given up, whereupon the queue empties.
+    def settle(self) -> None:
+        """Wait for what is queued on this GPU; nothing on a CPU. All of it is watched: what is late is given up, the queue empties,
+        and this ends.
 
         Raises:
-            CollectiveError: it is not done in time.
+            CollectiveError: something was given up.
         """
         if self.device.type != "cuda":
             return
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(self.device))
-        deadline = time.monotonic() + self.timeout_s
-        while not done.query():
-            if self._comm.error is None and time.monotonic() > deadline:
-                raise call.failure([], True, "the GPU waits for another rank")
+        done = reached(self.device)
+        while self._comm.error is None and not done():
             time.sleep(0.0002)
         if self._comm.error is not None:
             raise self._comm.error

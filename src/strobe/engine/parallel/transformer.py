@@ -16,8 +16,7 @@ from strobe.engine.transformer import CLEAN, TextContext, Transformer
 from strobe.models.wan.dit import Modulation, TextKV
 
 NOT_SHARED = {
-    "cuda_graphs": "a session on several devices launches its messages one by one",
-    "memory_pool": "a session on several devices has passes and messages that are not recorded, and torch keeps their memory",
+    "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
 }
 """Knobs that do nothing in a session on several devices, and why."""
 
@@ -48,7 +47,8 @@ class SharedTransformer(Transformer):
             CollectiveError: a rank does not come, or is gone.
         """
         assert isinstance(cache, SharedStep)
-        part = self._run("flow", *self._mine(latents, timestep, text, cache), cache)
+        with self._devices.watched(cache.call):
+            part = self._run("flow", *self._mine(latents, timestep, text, cache), cache)
         assert part is not None
         patch = self.dit.config.patch
         return join(cache.gather(part.contiguous()), patch, latents.shape[3] // patch[0])
@@ -60,8 +60,9 @@ class SharedTransformer(Transformer):
             CollectiveError: a rank does not come, or is gone.
         """
         assert isinstance(cache, SharedStep)
-        self._run("write", *self._mine(latents, CLEAN, text, cache), cache)
-        self._devices.settle(cache.call)
+        with self._devices.watched(cache.call):
+            self._run("write", *self._mine(latents, CLEAN, text, cache), cache)
+        self._devices.settle()
 
     def _mine(
         self, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep

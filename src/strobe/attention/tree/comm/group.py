@@ -93,6 +93,8 @@ class Comm:
 
     def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
         """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
+        if self.error is not None:  # given up already
+            return
         self.error = error
         if ends_process:
             end_process(error)
