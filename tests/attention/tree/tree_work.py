@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
+from strobe.attention.tree.links import assumed_links
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
 from tree_cases import Case
@@ -79,6 +81,28 @@ def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
         graph.replay()
         found.append((out.cpu(), call().cpu()))
     return found
+
+
+def capture_another(rank: int) -> tuple[list[str], bool]:
+    """A call whose host is slow at exchanges, eager and then, for the first time in these processes as an exchange, captured."""
+    given = assumed_links("nccl", 2)
+    slow = replace(given, exchange=replace(given.exchange, host_s=1e-2))
+    torch.manual_seed(rank)
+    q, k, v = (torch.randn(1, rows, 12, 128, device="cuda", dtype=torch.bfloat16) for rows in (2340, 9360, 9360))
+    spread: dict[str, Any] = {"q_placement": "sequence", "out_placement": "sequence", "q_lengths": [2340, 2340]}
+    spread["shards"] = KVShards.even(18720, 2)
+    chosen = [explain(q, k, v, links=links, **spread).strategy for links in (slow, slow.in_a_graph())]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            eager = tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
+    graph.replay()
+    return chosen, bool(((out - eager).abs().max() <= 0.01).item())
 
 
 def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:

@@ -37,7 +37,7 @@ def test_torchrun(tmp_path: Path, device: str) -> None:
     assert torch.equal(found[0]["latents"], found[1]["latents"])
     assert (found[0]["frames"].int() - alone.frames.int()).abs().max() <= 1 and not found[1]["frames"].numel()
     assert [told["cached"] for told in found] == [alone.cached // 2] * 2  # 3 heads on 2 ranks: half of the keys of each
-    assert [(tmp_path / f"codes{rank}").read_text() for rank in range(2)] == ["[0, 2, 2]"] * 2
+    assert [(tmp_path / f"codes{rank}").read_text() for rank in range(2)] == ["[0, 2, 2]"] * 2, done.stderr
     assert json.loads(done.stdout)["frames"] == 9  # one document, by rank 0
     assert (tmp_path / "clip.gif").is_file()
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

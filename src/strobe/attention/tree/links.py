@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -73,6 +73,11 @@ class Links:
     source: str
     launch_s: float = 0.0
 
+    def in_a_graph(self) -> Links:
+        """The same where nothing waits for a host, because a CUDA graph is replayed."""
+        free = {name: replace(getattr(self, name), host_s=0.0) for name in (*KINDS, "merge")}
+        return replace(self, launch_s=0.0, source=f"{self.source}, in a CUDA graph", **free)
+
     def rate(self, kind: Kind) -> Rate:
         """Of one kind of message."""
         return {"gather": self.gather, "exchange": self.exchange, "reduce": self.reduce}[kind]
@@ -81,18 +86,18 @@ class Links:
 def assumed_links(backend: str, num_ranks: int) -> Links:
     """Orders of magnitude for a group that nobody has measured: GPUs of one NVLink node, or processes of one machine.
 
-    For GPUs rounded from what two H200 gave (`benchmarks/tree-h200`): the host starts a message in 57 to 144 us, a pack with
-    its merge in 66, a local pass in 120 to 230; in a CUDA graph a pack, a gather and a merge take 13 us. Bandwidths: two thirds
-    of the 450 GB/s of an NVLink 4 device, and below the 3.8 TB/s and 570 TFLOP/s that were measured.
+    For GPUs rounded from what two and four H200 gave (`benchmarks/tree-h200`): the host started a message in 57 to 144 us on one
+    machine and in 109 to 301 on another, a pack with its merge in 66 and 191, a local pass in 120 to 230. Messages have 228 to
+    277 GB/s of the 450 of an NVLink 4 device, attention 778 TFLOP/s in one pass of 0.2 ms.
     """
     if backend == "nccl":
-        rate = Rate(alpha_s=1e-5, bytes_per_s=300e9, host_s=1e-4)
+        rate = Rate(alpha_s=1e-5, bytes_per_s=230e9, host_s=2e-4)
         return Links(
             gather=rate,
             exchange=rate,
             reduce=rate,
-            merge=Rate(alpha_s=3e-6, bytes_per_s=1e12, host_s=6e-5),
-            flops_per_s=5e14,
+            merge=Rate(alpha_s=4e-6, bytes_per_s=1e12, host_s=1e-4),
+            flops_per_s=7e14,
             memory_bytes_per_s=3e12,
             launch_s=2e-4,
             source="assumed: one NVLink node",

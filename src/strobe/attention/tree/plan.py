@@ -1,8 +1,8 @@
 """What each strategy would cost and which one `auto` takes: latency and bandwidth for messages, a roofline for attention.
 
-What is predicted is one call, from ranks that are there and idle devices to the result. In a captured graph, or behind other
-work, a GPU does not wait for its host, and calls take that much less. Launches are counted in the code that runs: `flow.py`,
-`strategies/`.
+What is predicted is one call, from ranks that are there and idle devices to the result. Behind other work a GPU does not wait for
+its host, and calls take that much less; nor in a captured graph, whose calls are planned with `Links.in_a_graph`. Launches are
+counted in the code that runs: `flow.py`, `strategies/`.
 """
 
 from __future__ import annotations
@@ -147,10 +147,12 @@ def decide(spec: TreeSpec, ranks: Ranks, requested: str, links: Links) -> TreePl
         raise ConfigError(f"strategy {requested!r}: {dict(refused)[requested]}")
     able = [strategy for strategy in STRATEGIES if strategy not in dict(refused)]
     predictions = sorted((_predict(spec, ranks, strategy, links) for strategy in able), key=lambda each: each.seconds)
-    untested = "not chosen by auto: it has not run on a GPU yet; ask for it by name"
+    unmeasured = (
+        "not chosen by auto: its rate is not measured, and whole calls were within 2 % of allgather's; ask for it by name"
+    )
     choice = next(each.strategy for each in predictions if each.strategy != "symmetric") if requested == "auto" else requested
     if requested == "auto" and "symmetric" in able:
-        refused.append(("symmetric", untested))
+        refused.append(("symmetric", unmeasured))
     return TreePlan(
         strategy=next(strategy for strategy in STRATEGIES if strategy == choice),
         predictions=tuple(predictions),

@@ -117,6 +117,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
     )
     check_words(options.strategy, spec)
+    links = options.links or assumed_links(tree.backend(q.device.type), num_ranks)
     return Request(
         spec=spec,
         ranks=Ranks(
@@ -129,7 +130,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         heads=heads,
         shards=shards,
         requested=options.strategy,
-        links=options.links or assumed_links(tree.backend(q.device.type), num_ranks),
+        links=links.in_a_graph() if q.is_cuda and torch.cuda.is_current_stream_capturing() else links,
     )
 
 

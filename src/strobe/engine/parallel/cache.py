@@ -12,7 +12,7 @@ from strobe.attention.tree.comm import Call
 from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.wire import merge_messages, pack_state
-from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache
+from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep
 from strobe.cache.rows import Signature
 from strobe.cache.tiled import Reach
 from strobe.core.errors import ShapeError
@@ -24,11 +24,19 @@ from strobe.models.wan.layers import Attend
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedStep:
-    """One pass over a `SharedCache`: `step` is that of this rank's cache, `call` what its messages belong to."""
+    """One pass over a `SharedCache`.
+
+    Args:
+        layout: who has what.
+        step: of this rank's cache.
+        call: what its messages belong to.
+        by_rank: the step takes the tokens of all frames of one rank, then those of the next, as they arrive; else frame by frame.
+    """
 
     layout: Layout
     step: CacheStep
     call: Call
+    by_rank: bool
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -53,13 +61,13 @@ class SharedStep:
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store this rank's k and v `[B, F * n, H, D]` where they are kept; return what this rank's cache keeps."""
-        both = torch.stack((k, v), dim=2)  # [B, F * n, 2, H, D]
+        both = torch.stack((k, v), dim=2).transpose(0, 1)  # [F * n, B, 2, H, D]
         nothing = both[:0]
         sends = [both[:, :, :, slice(*self.layout.heads(rank))] if rank in self.layout.row else nothing for rank in self._ranks]
-        shapes = [self._shape(rank, both.shape[0], 2, both.shape[4]) if rank in self.layout.row else (0,) for rank in self._ranks]
+        shapes = [self._shape(rank, both.shape[1], 2, both.shape[4]) if rank in self.layout.row else (0,) for rank in self._ranks]
         arrived = self.call.exchange(sends, shapes).wait()
-        new = self._whole([arrived[rank] for rank in self.layout.row])
-        return self.step.write(layer, new[:, :, 0], new[:, :, 1])
+        keys, values = self._whole([arrived[rank].transpose(0, 1) for rank in self.layout.row]).unbind(2)
+        return self.step.write(layer, keys, values)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Attention of this rank's tokens, all heads, over what all ranks keep; k and v are stored first.
@@ -95,27 +103,44 @@ class SharedStep:
     def _shape(self, rank: int, batch: int, number: int, width: int) -> tuple[int, ...]:
         """What a rank sends: `number` tensors of its tokens, this rank's heads."""
         start, stop = self.layout.heads()
-        return batch, len(self.positions) * self.layout.counts[rank], number, stop - start, width
+        return self._tokens(rank), batch, number, stop - start, width
+
+    def _tokens(self, rank: int) -> int:
+        """Of a rank, in all frames."""
+        return len(self.positions) * self.layout.counts[rank]
 
     def _out(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Queries of all tokens, keys and values of the tokens kept here, this rank's heads."""
-        three = torch.stack((q, k, v), dim=2)  # [B, F * n, 3, H, D]
+        columns = self.layout.degrees.ulysses
+        packed = q.new_empty(columns, q.shape[1], q.shape[0], 3, q.shape[2] // columns, q.shape[3])
+        for place, each in enumerate((q, k, v)):
+            packed[:, :, :, place] = each.unflatten(2, (columns, -1)).permute(2, 1, 0, 3, 4)
         numbers = [3 if rank in self.layout.row else 1 for rank in self._ranks]
-        sends = [three[:, :, :number, slice(*self.layout.heads(rank))] for rank, number in enumerate(numbers)]
+        sends = [packed[rank % columns, :, :, :number] for rank, number in enumerate(numbers)]
+        if self.by_rank and self.layout.degrees.tree == 1:  # messages lie as they are needed
+            whole = q.new_empty(sum(map(self._tokens, self._ranks)), *packed.shape[2:])
+            self.call.exchange(sends, into=whole.split([*map(self._tokens, self._ranks)])).wait()
+            queries, keys, values = whole.transpose(0, 1).unbind(2)
+            return queries, (keys, values)
         shapes = [self._shape(rank, q.shape[0], number, q.shape[3]) for rank, number in enumerate(numbers)]
-        arrived = self.call.exchange(sends, shapes).wait()
-        new = self._whole([arrived[rank][:, :, 1:] for rank in self.layout.row])
-        return self._whole([each[:, :, 0] for each in arrived]), (new[:, :, 0], new[:, :, 1])
+        arrived = [each.transpose(0, 1) for each in self.call.exchange(sends, shapes).wait()]  # [B, F * n, number, h, D]
+        keys, values = self._whole([arrived[rank][:, :, 1:] for rank in self.layout.row]).unbind(2)
+        return self._whole([each[:, :, 0] for each in arrived]), (keys, values)
 
     def _back(self, out: Tensor) -> Tensor:
         """From all tokens, this rank's heads `[B, F * N, h, W]`, to this rank's tokens, the heads of all ranks, in rank order."""
-        frames = out.unflatten(1, (len(self.positions), -1))
-        sends = [each.flatten(1, 2) for each in frames.split(self.layout.counts, dim=2)]
+        if self.by_rank:
+            sends = list(out.split([*map(self._tokens, self._ranks)], dim=1))
+        else:
+            frames = out.unflatten(1, (len(self.positions), -1))
+            sends = [each.flatten(1, 2) for each in frames.split(self.layout.counts, dim=2)]
         own = tuple(sends[self.layout.rank].shape)
         return torch.cat(self.call.exchange(sends, [own] * len(sends)).wait(), dim=2)
 
     def _whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """Tokens of some ranks `[B, F * n_r, ...]`, frame by frame in rank order."""
+        """Tokens of some ranks `[B, F * n_r, ...]`, as the step takes them."""
+        if self.by_rank:
+            return torch.cat(list(parts), dim=1)
         frames = len(self.positions)
         return torch.cat([part.unflatten(1, (frames, -1)) for part in parts], dim=2).flatten(1, 2)
 
@@ -135,6 +160,7 @@ class SharedCache:
         self._cache = cache
         self._layout = layout
         self._devices = devices
+        self._by_rank: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def end(self) -> int:
@@ -176,7 +202,23 @@ class SharedCache:
         self._cache.restore(_each(state, self._share))
 
     def _step(self, step: CacheStep, what: str) -> SharedStep:
-        return SharedStep(layout=self._layout, step=step, call=self._devices.begin(what))
+        call = self._devices.begin(what)
+        if not isinstance(step, RingStep) or step.skipped:
+            return SharedStep(layout=self._layout, step=step, call=call, by_rank=False)
+        return SharedStep(layout=self._layout, step=replace(step, rows=self._rows(step)), call=call, by_rank=True)
+
+    def _rows(self, step: RingStep) -> Tensor:
+        """Rows of a step's tokens, rank by rank of this row, in a tensor that keeps its address as those of the ring do."""
+        frames = len(step.positions)
+        held = self._by_rank.get(frames)
+        if held is None:
+            with torch.inference_mode(False):
+                numbers = torch.arange(len(step.rows), device=step.rows.device).view(frames, -1)
+                counts = [self._layout.counts[rank] for rank in self._layout.row]
+                order = torch.cat([part.flatten() for part in numbers.split(counts, dim=1)])
+                held = self._by_rank[frames] = order, torch.empty_like(step.rows)
+        torch.index_select(step.rows, 0, held[0], out=held[1])
+        return held[1]
 
     def _gather(self, call: Call, part: Tensor) -> Tensor:
         """A tensor `[L, B, rows, h, D]` of every rank, to that of one device."""

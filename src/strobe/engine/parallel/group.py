@@ -154,8 +154,8 @@ class DeviceGroup:
         self._comm.watch.add(reached(self.device), call.late, call.timeout_s, begun=begun)
 
     def settle(self) -> None:
-        """Wait for what is queued on this GPU; nothing on a CPU. All of it is watched: what is late is given up, the queue empties,
-        and this ends.
+        """Wait for what is queued on this GPU; nothing on a CPU. All of it is watched: what is late is given up, and the queue
+        empties.
 
         Raises:
             CollectiveError: something was given up.

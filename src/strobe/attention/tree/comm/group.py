@@ -10,7 +10,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import prod
@@ -24,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
 from strobe.attention.tree.comm.failing import Peer, explain
+from strobe.attention.tree.comm.waiting import Waiting, silent
 from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
 from strobe.attention.tree.marks import MESSAGE, WAIT
@@ -155,19 +155,6 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
     raise ConfigError(f"mesh: got {mesh.ndim} dimensions, expected 1 (tree) or 2 (tree, heads)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """One message that is under way: with whom (None: with all), what to wait for, whether the wait has a timeout, whether the
-    message comes or goes, and, where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
-    """
-
-    rank: int | None
-    work: dist.Work
-    timed: bool
-    comes: bool = False
-    begun: Callable[[], bool] | None = None
-
-
 class Exchange:
     """Messages between all pairs that are under way. `wait` gives what came, one tensor from each rank."""
 
@@ -221,12 +208,18 @@ class Call:
             first()
 
     def exchange(
-        self, sends: Sequence[Tensor], shapes: Sequence[Shape], *, tag: int | None = None, kind: str = "exchange"
+        self,
+        sends: Sequence[Tensor],
+        shapes: Sequence[Shape] = (),
+        *,
+        into: Sequence[Tensor] = (),
+        tag: int | None = None,
+        kind: str = "exchange",
     ) -> Exchange:
         """Send `sends[r]` to rank r and receive a tensor of `shapes[r]` from it, all of one dtype and device.
 
-        What a rank sends itself is handed over as it is. An empty tensor is not sent. A `tag` of its own comes before all others.
-        `kind` is what a recorder sees.
+        What a rank sends itself is handed over; with `into`, contiguous tensors, all comes there. An empty tensor is not sent.
+        A `tag` of its own comes before all others. `kind` is what a recorder sees.
 
         Raises:
             ConfigError: tensors on a GPU travel by gloo.
@@ -234,7 +227,9 @@ class Call:
         if tag is None:
             self.meet()
         own = sends[self.rank]
-        received = [own if rank == self.rank else own.new_empty(shape) for rank, shape in enumerate(shapes)]
+        received = list(into) or [own if rank == self.rank else own.new_empty(shape) for rank, shape in enumerate(shapes)]
+        if into:
+            into[self.rank].copy_(own)
         if self.size == 1:
             return Exchange(self, [], received, [])
         with ExitStack() as stack:
@@ -292,8 +287,8 @@ class Call:
         with span(MESSAGE + "gather"):
             start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
             self.wait([self._start_of_all(start, tensor.device)])
-        parts = arrived.view(self.size, longest)
-        return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
+        parts = zip(arrived.view(self.size, longest), sizes, shapes, strict=True)
+        return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in parts]
 
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
         """Sum (or maximum) over the ranks, in place."""
@@ -322,7 +317,7 @@ class Call:
         """Wait for all of them, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
         for place, each in enumerate(works):
-            left = timedelta(milliseconds=max(1, round((deadline - time.monotonic()) * 1000)))
+            left = timedelta(seconds=max(1e-3, deadline - time.monotonic()))
             waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
             self._guard(waits, each.rank, works[place + 1 :])
             if each.begun is not None:
@@ -353,7 +348,7 @@ class Call:
         except RuntimeError as error:  # gloo raises RuntimeError, NCCL its subclass DistBackendError
             reason = str(error).partition("\n")[0]
             late = "imed out" in reason or "imeout" in reason
-            suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
+            suspects = [] if rank is None else [rank, *silent(left)] if late else [rank]
             raise self.failure(suspects, late, reason) from error
 
     def post(self, reason: str, blamed: Sequence[int]) -> None:
@@ -374,19 +369,6 @@ class Call:
         self.comm.broken = f"call {self.number}: {found.what}"
         head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
         return CollectiveError(f"{head}: {found.what}{found.said}; end the run or make a new process group", found.blamed)
-
-
-def _silent(works: Sequence[Waiting]) -> list[int]:
-    """The ranks whose message had not come either when the time was up."""
-    silent = []
-    for each in works:
-        if each.rank is None or not each.comes:
-            continue
-        try:
-            each.work.wait(timedelta(milliseconds=1))
-        except RuntimeError:
-            silent.append(each.rank)
-    return silent
 
 
 def _bytes(tensor: Tensor) -> Tensor:
