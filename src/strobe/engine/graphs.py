@@ -19,7 +19,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import Anywhere, Arena, end_capture
+from strobe.engine.arena import POOLS, Anywhere, Arena, end_capture
 from strobe.models.wan.dit import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
@@ -177,6 +177,7 @@ class Recorded:
             key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
             group = self._inputs.get(key)
             if group is None:
+                self._arena.make_room()
                 with self._arena.open():
                     group = self._inputs[key] = _Static(tensors)
             group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
@@ -260,6 +261,17 @@ class CudaGraphs(Recorded):
             for _ in range(WARM_UPS):
                 call()
         here.wait_stream(self._side)
+        with POOLS:
+            graph, out = self._captured(call, here)
+
+        def again() -> None:
+            with span(DIT_FORWARD):
+                graph.replay()
+
+        return Replay(again=again, out=out)
+
+    def _captured(self, call: Callable[[], Tensor | None], here: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+        """Capture a pass: no other thread may wait for the device, empty torch's caches or have a pool open meanwhile."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -270,15 +282,11 @@ class CudaGraphs(Recorded):
             end_capture(self._device, self._pool)
             what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
-
-        def again() -> None:
-            with span(DIT_FORWARD):
-                graph.replay()
-
-        return Replay(again=again, out=out)
+        return graph, out
 
     def _forget(self, replay: Replay) -> None:
-        torch.cuda.synchronize(self._device)
+        with POOLS:
+            torch.cuda.synchronize(self._device)
 
 
 @cache
