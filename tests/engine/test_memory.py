@@ -41,7 +41,7 @@ def test_what_is_counted_is_what_is_held(
     if preset == "sparse":  # 6 x 12 tokens: two tiles with padding
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
     session = make(preset=config, samples=samples, model=tiny)
-    [*session.stream(3)]
+    [*session.stream(5 if preset == "baseline" else 3)]  # a sink is turned once the window has moved
     stream: Any = session._stream
     predicted = predict(tiny.parts, session.config, len(samples))
     found = {part.name: part.num_bytes for part in predicted if part.exact}
@@ -55,6 +55,14 @@ def test_what_is_counted_is_what_is_held(
         "decoder memories": held(stream.state.decoder[1]),
         "inputs of graphs": 0,  # on a CPU there are none; see test_graphs.py
     }
+
+
+def test_absolute_positions_turn_no_sink(make: Callable[..., Session], tiny: Model) -> None:
+    session = make(preset=replace(PRESETS["baseline"](), positions="absolute"))
+    [*session.stream(5)]
+    (found,) = (part.num_bytes for part in predict(tiny.parts, session.config) if part.name == "keys and values")
+    cache: Any = session._stream._cache
+    assert found == cache.num_bytes == held((cache.keys, cache.values))
 
 
 def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:

@@ -56,7 +56,11 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
-        MemoryPart(name="keys and values", num_bytes=_cached(dit, grid, config, batch), exact=True),
+        MemoryPart(
+            name="keys and values",
+            num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
+            exact=True,
+        ),
         MemoryPart(name="text keys and values", num_bytes=text, exact=True),
         MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
@@ -149,6 +153,13 @@ def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
         return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
     return channels * (sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
+
+
+def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
+    """Bytes of the turned sink keys that a rolling cache keeps beside the others, in no arena, once the window has moved."""
+    if config.knobs.ring_cache or config.positions == "absolute":
+        return 0
+    return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
