@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,9 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
 GIB: Final = 1 << 30
+CACHED: Final = "keys and values"
+LARGEST: Final = "largest pass"
+"""The part of a prediction that is only there while a stream works."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +61,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
         MemoryPart(
-            name="keys and values",
+            name=CACHED,
             num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
             exact=True,
         ),
@@ -67,7 +71,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
         MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
         MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
-        MemoryPart(name="largest pass", num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+        MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
     )
 
 
@@ -102,6 +106,49 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int, device: torch.device) 
     raise StrobeError(
         f"a stream would take about {total / GIB:.1f} GiB, and {device} has {free_bytes / GIB:.1f} GiB free ({held} GiB); "
         "lower the frame size, the window or the number of samples, or free the device"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What one of several sessions on a device takes of it.
+
+    Args:
+        held_bytes: for as long as it is open.
+        passing_bytes: only while it works, or a snapshot copies its cache: sessions that work one after the other need the
+            largest once.
+    """
+
+    held_bytes: int
+    passing_bytes: int
+
+
+def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
+    """Divide a prediction: all is held but the largest pass, and that too by graphs without a memory pool."""
+    num_bytes = {part.name: part.num_bytes for part in parts}
+    passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
+    return Claim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
+
+
+def check_together(sessions: Mapping[str, Claim], free_bytes: int, device: torch.device) -> None:
+    """Check that sessions fit that are open at a time and work one after the other.
+
+    Raises:
+        StrobeError: they do not; says what each takes, how many would fit and what to lower.
+    """
+    takes, held, passing, fitting = 0, 0, 0, 0
+    for claim in sessions.values():
+        held, passing = held + claim.held_bytes, max(passing, claim.passing_bytes)
+        takes = held + passing
+        fitting += takes <= free_bytes
+    if takes <= free_bytes:
+        return
+    each = ", ".join(f"{name} {claim.held_bytes / GIB:.1f}" for name, claim in sessions.items())
+    some = f"the first {fitting} would fit" if fitting else "not even the first would fit"
+    raise StrobeError(
+        f"{len(sessions)} sessions open at a time would take about {takes / GIB:.1f} GiB, and {device} has "
+        f"{free_bytes / GIB:.1f} GiB free ({each} GiB, and {passing / GIB:.1f} for whichever is at work); {some}: "
+        "compare fewer in one run, lower the frame size or the windows, or free the device"
     )
 
 
