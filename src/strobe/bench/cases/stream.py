@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.attention.explain import explain
 from strobe.bench import gate
 from strobe.bench.cases import scoring
-from strobe.bench.costs import stream_costs
+from strobe.bench.costs import keys_of_blocks, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.engine import load, presets
@@ -173,6 +173,7 @@ class StreamCase:
             compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config),
+            attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
         )
