@@ -1,4 +1,4 @@
-"""What lies in a session's arena and what does not, on any device; `test_gpu.py` has the pool itself."""
+"""What lies in a session's arena and what does not, on any device; `test_gpu_pool.py` has the pool itself."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_threads_wait_for_each_others_pools(monkeypatch: pytest.MonkeyPatch, wha
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_capture_is_alone_too(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """From the wait for the device on, until torch knows that it is over; and so is the wait before a pass is let go."""
+    """From the warm-ups, on a stream that all share, until torch knows that it is over; so is the wait before one is let go."""
     torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
     free: list[tuple[str, bool]] = []
 
@@ -366,7 +366,7 @@ def test_a_capture_is_alone_too(monkeypatch: pytest.MonkeyPatch, fails: bool) ->
         runner._forget(runner._record(call))
     _side_stream.cache_clear()
     found = ["warm-up", "warm-up", "warm-up", "wait", "capture", "set back" if fails else "wait"]
-    assert free == [(what, what == "warm-up") for what in found] and not torch_has.underway
+    assert free == [(what, False) for what in found] and not torch_has.underway
 
 
 @pytest.mark.parametrize("left_in_use", [True, False])

@@ -255,14 +255,8 @@ class CudaGraphs(Recorded):
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):
             self._pool = self._arena.pool_id or torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
-        here = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(here)
-        with torch.cuda.stream(self._side):
-            for _ in range(WARM_UPS):
-                call()
-        here.wait_stream(self._side)
         with POOLS:
-            graph, out = self._captured(call, here)
+            graph, out = self._captured(call)
 
         def again() -> None:
             with span(DIT_FORWARD):
@@ -270,8 +264,15 @@ class CudaGraphs(Recorded):
 
         return Replay(again=again, out=out)
 
-    def _captured(self, call: Callable[[], Tensor | None], here: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
-        """Capture a pass: no other thread may wait for the device, empty torch's caches or have a pool open meanwhile."""
+    def _captured(self, call: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+        """Warm up and capture. What another thread launched on the side stream meanwhile would become part of the graph; nor may
+        it wait for the device, empty torch's caches or have a pool open."""
+        here = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
+            for _ in range(WARM_UPS):
+                call()
+        here.wait_stream(self._side)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
