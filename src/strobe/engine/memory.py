@@ -12,7 +12,7 @@ from torch import nn
 from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.arena import ArenaPlan
+from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
@@ -154,7 +154,9 @@ def check_together(sessions: Mapping[str, Claim], free_bytes: int, device: torch
 
 def free_bytes(device: torch.device) -> int:
     """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use. What a memory
-    pool of another session or a recorded graph keeps is theirs."""
+    pool of another session or a recorded graph keeps is theirs; of graphs that are gone it is given back first."""
+    with POOLS:
+        torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
     unused: int = sum(each["total_size"] - each["allocated_size"] for each in common)
