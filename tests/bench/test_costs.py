@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import decoder_stages, steady_pass, stream_costs, transformer_shape
+from strobe.bench.costs import decoder_stages, keys_of_blocks, steady_pass, stream_costs, transformer_shape
+from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, resolve
 from strobe.engine.load import Model
+from strobe.perf.analysis.runs.attended import cost_in_blocks
+from strobe.perf.records.record import Variant
 
 CPU = torch.device("cpu")
 
@@ -39,6 +43,42 @@ def test_every_stage_of_a_stream_has_its_cost(tiny: Model, config: ResolvedConfi
     edges = found["patch_embedding"].flops + found["head"].flops
     assert found["denoise_step"].flops == shape.num_layers * layer + edges
     assert found["ffn"].flops == 2 * 2 * 12 * shape.dim * shape.ffn_dim and not any(cost.dtype for cost in found.values())
+
+
+def test_frame_blocks_before_the_window_is_full_attend_to_fewer_keys(tiny: Model, config: ResolvedConfig) -> None:
+    """As many as a ring says they do; what a denoise step costs then is what a pass over so many keys costs."""
+    settings = Variant(name="full", preset="custom", costs=stream_costs(tiny, config), attended_keys=keys_of_blocks(tiny, config))
+    assert settings.attended_keys == (12, 24, 36, 48)
+    ring = RingCache(CacheShape(num_layers=1, batch=1, tokens_per_frame=4, num_heads=1, head_dim=2), config.policy, device=CPU,
+                     dtype=torch.float32)  # fmt: skip
+    shape = transformer_shape(tiny)
+    for index in range(6):
+        keys = ring.at(3 * index, 3).attended  # type: ignore[union-attr]
+        for cost in settings.costs:
+            found = cost_in_blocks(cost, settings, [index])
+            one = replace(steady_pass(tiny, config, commit=cost.span == "commit"), kv_tokens=keys)
+            expected = {part.name: part.each for part in transformer_pass(shape, one)}
+            expected["commit" if one.last_layer_kv_only else "denoise_step"] = total(transformer_pass(shape, one))
+            if cost.span in expected:
+                own = expected[cost.span]
+                assert (found.flops, found.read_bytes, found.write_bytes) == (own.flops, own.read_bytes, own.write_bytes)
+    kernel = next(cost for cost in settings.costs if cost.span == "attention_kernel")
+    assert cost_in_blocks(kernel, settings, [0, 3, 9]).flops == kernel.flops * 3 // 4
+
+
+@pytest.mark.parametrize("first_block", [None, 1, 12])
+def test_frame_blocks_that_leave_out_some_of_the_past(tiny: Model, first_block: int | None) -> None:
+    """Frames of 6 x 12 tokens are two tiles; of those behind the sink a fifth is attended, and the rest whole."""
+    model = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+    config = resolve(EngineConfig(sparsity=0.8, first_block=first_block), model.defaults, CPU)
+    expected = []
+    for index in range(1 + (3 if first_block is None else 4 if first_block == 1 else 1)):
+        frames = config.latents_of(index)
+        past = [frame for frame in config.policy.frames(frames.stop) if 3 <= frame < frames.start]
+        whole = config.policy.filled(frames.stop) - len(past)
+        tiles = ceil(2 * len(past) / 5) if past else 0
+        expected.append(whole * 72 + tiles * 36)
+    assert keys_of_blocks(model, config) == tuple(expected) and expected[-1] == steady_pass(model, config).kv_tokens
 
 
 def test_matrices_in_fewer_bits_read_fewer_bytes(tiny: Model, config: ResolvedConfig) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from strobe.bench.case import Plan
 from strobe.bench.cases.stream import GATE_BLOCKS, Script, StreamCase
 from strobe.bench.runner import run_case
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine.arena import ArenaUse
-from strobe.engine.config import EngineConfig
+from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.load import Model
+from strobe.engine.memory import claim_of, predict
 from strobe.engine.presets import balanced, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
@@ -90,10 +91,46 @@ def test_a_record_has_the_bytes_of_the_pool(case: StreamCase, monkeypatch: pytes
     assert case.settings("turbo").arena_reserved_bytes is None
 
 
-def test_a_whole_comparison(tmp_path: Path, tiny: Model) -> None:
+def test_all_sessions_must_fit_together(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is known before any is open: two copies of what fits once are refused."""
+    monkeypatch.setattr("strobe.bench.cases.stream.resolve_device", lambda _: torch.device("cuda", 0))
+    once = [replace(preset("baseline"), name=name) for name in ("a", "b")]
+    config = resolve(once[0], tiny.defaults, torch.device("cuda", 0))
+    claim = claim_of(predict(tiny.parts, config), config)
+    free = claim.held_bytes + claim.passing_bytes
+    monkeypatch.setattr("strobe.bench.cases.stream.free_bytes", lambda device: free)
+    assert StreamCase(once[:1], script=SCRIPT, model=tiny).candidates == ()
+    with pytest.raises(StrobeError, match=r"2 sessions open at a time .*cuda:0 .*the first 1 would fit"):
+        StreamCase(once, script=SCRIPT, model=tiny)
+    free += claim.held_bytes
+    assert StreamCase(once, script=SCRIPT, model=tiny).candidates == ("b",)
+
+
+def test_the_start_of_a_stream_takes_no_memory(case: StreamCase) -> None:
+    for name in ("baseline", "turbo"):
+        case.prepare(name)
+        cache = case._sessions[name][1].cache
+        assert all(tensor.untyped_storage().nbytes() <= 8 for tensor in (cache.keys, cache.values) if tensor.numel())
+
+
+def test_a_whole_comparison(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     case = StreamCase(["baseline", "quality", "turbo"], script=SCRIPT, model=tiny, device="cpu", review_samples=2)
+    clips, prepare, judged = case._clips, case.prepare, []
+
+    def judge(config: EngineConfig) -> Tensor:
+        assert not case._sessions, "clips for quality need the memory of the sessions"
+        judged.append(config.name)
+        return clips(config)
+
+    def begin(name: str) -> None:
+        assert not judged, "everything is measured before quality is judged"
+        prepare(name)
+
+    monkeypatch.setattr(case, "_clips", judge)
+    monkeypatch.setattr(case, "prepare", begin)
     outcome = run_case(case, root=tmp_path, plan=Plan(palindromes=1), progress=lambda *step: None)
     case.close()
+    assert judged == ["quality", "baseline", "turbo"]
     run = read_run(outcome.folder)
     assert outcome.red == ()
     assert run.header.model is not None

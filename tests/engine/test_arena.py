@@ -1,12 +1,16 @@
-"""What lies in a session's arena and what does not, on any device; `test_gpu.py` has the pool itself."""
+"""What lies in a session's arena and what does not, on any device; `test_gpu_pool.py` has the pool itself."""
 
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -15,10 +19,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strobe.engine.arena import Anywhere, ArenaPlan, ArenaUse, CudaArena, end_capture, new_arena
+from strobe.attention.sparse.layout import _kept as tables_of_tiles
+from strobe.core.errors import StrobeError
+from strobe.engine.arena import POOLS, Anywhere, ArenaPlan, ArenaUse, CudaArena, end_capture, new_arena
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.graphs import Recorded
+from strobe.engine.graphs import CudaGraphs, Recorded, _side_stream
 from strobe.engine.load import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import PRESETS, preset
@@ -53,6 +59,7 @@ class Watched:
     def __init__(self, all_of_them: list[Watched]) -> None:
         self.kept = Kept()
         self.reserved: list[int] = []
+        self.events: list[str] = []
         self.inside = self.closed = False
         self.everyone = all_of_them
         all_of_them.append(self)
@@ -65,11 +72,16 @@ class Watched:
     def open(self) -> Iterator[None]:
         assert not self.inside and not self.closed, "torch refuses a pool within itself"
         self.inside = True
+        self.events.append("open")
         try:
             with self.kept:
                 yield
         finally:
             self.inside = False
+
+    def make_room(self) -> None:
+        assert not self.inside, "within a pool torch leaves its caches alone"
+        self.events.append("room")
 
     def reserve(self, num_bytes: int, stream: object) -> None:
         self.reserved.append(num_bytes)
@@ -114,6 +126,19 @@ def test_what_a_session_keeps_lies_in_its_arena(make: Callable[..., Session], ar
     snapshot = session.snapshot()
     assert snapshot.cache.keys not in arena and len(memories(session)) == len(snapshot.state.decoder[1])
     assert not any(memory in arena for memory in snapshot.state.decoder[1] if memory is not None)
+    opened = [index for index, event in enumerate(arena.events) if event == "open"]
+    assert arena.events[opened[0] - 1] == "room"  # before the cache is made
+    assert arena.events.count("room") == 1 + len(stream._dit.runner._inputs)  # and before static inputs are
+
+
+def test_tables_that_outlive_a_session_lie_outside(make: Callable[..., Session], tiny: Model, arenas: list[Watched]) -> None:
+    """Those of tiles are kept for every later session of the process."""
+    tables_of_tiles.cache_clear()
+    larger = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+    with make(preset="sparse", model=larger) as session:
+        stream: Any = session._stream
+        tiles = stream._cache._tiles
+        assert stream._cache.keys in arenas[0] and tiles.rows not in arenas[0] and tiles.sizes not in arenas[0]
 
 
 def test_an_arena_changes_no_bit(make: Callable[..., Session], arenas: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +245,12 @@ class Allocator:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         for name in ("synchronize", "empty_cache"):
-            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.calls.append(name))
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.alone(name))
+
+    def alone(self, name: str) -> None:
+        """What no thread may do while another has a pool open or captures: torch fails, or does nothing without a word."""
+        assert not self.underway, name
+        self.calls.append(name)
 
     def begin(self, device: int, pool_id: Any) -> None:
         if self.uses.setdefault(pool_id, 0) < 0 or pool_id in self.underway:
@@ -258,6 +288,85 @@ def test_a_pool_is_in_use_until_it_is_closed_or_forgotten(monkeypatch: pytest.Mo
     assert torch_has.calls == ["empty_cache", "synchronize", "empty_cache"]
     with pytest.raises(AssertionError, match="was closed"), arena.open():
         pass
+
+
+def beside(*work: Callable[[], object]) -> None:
+    """Run calls in threads of their own, and return when all are done."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        for done in [pool.submit(each) for each in work]:
+            done.result(timeout=10)
+
+
+@pytest.mark.parametrize("what", ["reserve", "make_room", "close", "open"])
+def test_threads_wait_for_each_others_pools(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Whatever one does with its pool, and on whichever device, no other thread has one open meanwhile."""
+    torch_has = Allocator(monkeypatch)
+    one, other = (CudaArena(torch.device("cpu", index), PLAN) for index in range(2))
+    opened, about_to = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one.open():
+            opened.set()
+            about_to.wait(5)
+            time.sleep(0.02)  # the other thread is at it
+            assert torch_has.underway == [one.pool_id] and not torch_has.calls
+
+    def work() -> None:
+        opened.wait(5)
+        about_to.set()
+        if what == "open":
+            with other.open():
+                assert torch_has.underway == [other.pool_id]
+        elif what == "reserve":
+            other.reserve(64, None)
+        else:
+            {"make_room": other.make_room, "close": other.close}[what]()
+
+    beside(hold, work)
+    assert not torch_has.underway
+    for each in (one, other):
+        each.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_is_alone_too(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """From the warm-ups, on a stream that all share, until torch knows that it is over; so is the wait before one is let go."""
+    torch_has, device = Allocator(monkeypatch), torch.device("cpu", 0)
+    free: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        def ask() -> None:
+            free.append((what, POOLS.acquire(blocking=False)))
+            if free[-1][1]:
+                POOLS.release()
+
+        beside(ask)
+
+    @contextmanager
+    def graph(*_: object, pool: Any, **__: object) -> Iterator[None]:
+        torch.cuda.empty_cache()
+        torch_has.begin(0, pool)
+        yield
+        torch_has.end(0, pool)
+
+    def call() -> None:
+        note("capture" if torch_has.underway else "warm-up")
+        if fails and torch_has.underway:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, value in {"Stream": lambda _: stream, "current_stream": lambda _: stream, "graph": graph}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: note("set back"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: note("wait"))
+    _side_stream.cache_clear()
+    runner = CudaGraphs(device)
+    with pytest.raises(StrobeError, match="cannot be captured") if fails else nullcontext():
+        runner._forget(runner._record(call))
+    _side_stream.cache_clear()
+    found = ["warm-up", "warm-up", "warm-up", "wait", "capture", "set back" if fails else "wait"]
+    assert free == [(what, False) for what in found] and not torch_has.underway
 
 
 @pytest.mark.parametrize("left_in_use", [True, False])

@@ -11,12 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.core.errors import StrobeError
-from strobe.engine.arena import new_arena
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.graphs import CudaGraphs
 from strobe.engine.load import Model
-from strobe.engine.memory import plan_arena
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Change, Mode, Switch
 from strobe.engine.session import Session
@@ -143,151 +140,6 @@ def test_closing_gives_memory_back(make: Callable[..., Session]) -> None:
     before = used()
     stream()
     assert used() == before
-
-
-# ------------------------------------------------------------------------ the memory pool; the CPU twin is test_arena.py
-
-POOLED: dict[str, dict[str, bool]] = {
-    "graphs": {},
-    "late frames": {"late_frames": True},
-    "one stream": {"overlap_decode": False},
-    "launched": {"cuda_graphs": False},
-    "rolling": {"cuda_graphs": False, "ring_cache": False},
-}
-
-
-def pooled(on: bool = True, **knobs: bool) -> EngineConfig:
-    return EngineConfig(
-        dtype="float32", knobs=replace_knobs(Knobs(), compile=False, fused_kernels=False, memory_pool=on, **knobs)
-    )
-
-
-def segments(pool_id: Any) -> list[dict[str, Any]]:
-    return torch.cuda.memory_snapshot(pool_id)
-
-
-def lies_in(tensor: Tensor, pool_id: Any) -> bool:
-    start = tensor.data_ptr()
-    return any(each["address"] <= start < each["address"] + each["total_size"] for each in segments(pool_id))
-
-
-@pytest.mark.parametrize("name", POOLED)
-def test_a_pool_changes_no_bit(make: Callable[..., Session], name: str) -> None:
-    """While the window fills and after, over a hard switch, in forks too."""
-    results = []
-    for on in (True, False):
-        session = make(preset=pooled(on, **POOLED[name]), device="cuda")
-        assert session.config.knobs.memory_pool == on and (session.arena is not None) == on
-        list(session.stream(2))
-        fork = session.fork()
-        results += [play(fork), play(session)]
-        for each in (fork, session):
-            each.close()
-    for latents, frames in results[1:]:
-        assert torch.equal(latents, results[0][0]) and torch.equal(frames, results[0][1])
-
-
-@pytest.mark.parametrize("name", POOLED)
-def test_what_is_kept_lies_in_the_pool(make: Callable[..., Session], name: str) -> None:
-    session = make(preset=pooled(**POOLED[name]), device="cuda")
-    blocks = list(session.stream(4))
-    stream: Any = session._stream
-    pool_id = stream.arena.pool_id
-    kept = [memory for memory in stream.state.decoder[1] if memory is not None]
-    held = [stream._cache.keys, stream._cache.values] if session.config.knobs.ring_cache else []
-    if session.config.knobs.cuda_graphs:
-        held += [replay.out for replay in stream._dit.runner._replays.values() if replay.out is not None]
-        held += [tensor for group in stream._dit.runner._inputs.values() for tensor in group.tensors]
-        assert any(each["stream"] == stream._dit.runner._side.cuda_stream for each in segments(pool_id))
-    assert kept and all(lies_in(tensor, pool_id) for tensor in (*kept, *held))
-    snapshot = session.snapshot()
-    outside = [snapshot.cache.keys, *(block.latents for block in blocks)]
-    assert not any(lies_in(tensor, pool_id) for tensor in outside)
-    assert not any(lies_in(memory, pool_id) for memory in snapshot.state.decoder[1] if memory is not None)
-    use = session.arena
-    assert use is not None and 0 < use.used_bytes <= use.reserved_bytes
-    assert use.reserved_bytes == sum(each["total_size"] for each in segments(pool_id))
-    session.close()
-
-
-@pytest.mark.parametrize("name", POOLED)
-def test_steady_frame_blocks_take_nothing_from_the_device(make: Callable[..., Session], name: str) -> None:
-    """Nor does the pool shrink when torch gives back what it keeps elsewhere, as every capture makes it do."""
-    session = make(preset=pooled(**POOLED[name]), device="cuda")
-    stream = session.stream()
-    for _ in range(12):
-        next(stream)
-    before, use = torch.cuda.memory_stats()["num_device_alloc"], session.arena
-    for _ in range(8):
-        next(stream)
-    assert torch.cuda.memory_stats()["num_device_alloc"] == before
-    torch.cuda.empty_cache()
-    next(stream)
-    assert use is not None and session.arena is not None and session.arena.reserved_bytes == use.reserved_bytes
-    session.close()
-
-
-def test_a_pool_is_reserved_before_the_first_frame_block(make: Callable[..., Session], tiny: Model) -> None:
-    """Each stream that works in it has a segment as large as planned."""
-    session = make(preset=pooled(), device="cuda")
-    stream: Any = session._stream
-    plan, found = stream.arena.plan, segments(stream.arena.pool_id)
-    assert plan == plan_arena(tiny.parts, session.config) and plan.total_bytes <= session.arena.reserved_bytes  # type: ignore[union-attr]
-    for side, num_bytes in ((stream._dit.runner._side, plan.passes_bytes), (stream._decoder._side, plan.decoder_bytes)):
-        assert max(each["total_size"] for each in found if each["stream"] == side.cuda_stream) >= num_bytes
-    session.close()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("name", POOLED)
-def test_a_pool_is_given_back(make: Callable[..., Session], name: str, fails: bool) -> None:
-    """To the device, when the session closes; after a failure with its traceback, which holds what was at work."""
-
-    def stream() -> Any:
-        with make(preset=pooled(**POOLED[name]), device="cuda") as session:
-            pool_id, step = session._stream.arena.pool_id, session._stream._dit.flow
-
-            def flow(*args: Any) -> Tensor:
-                if fails and session.next_block > 3:
-                    raise ZeroDivisionError
-                return step(*args)
-
-            session._stream._dit.flow = flow  # type: ignore[method-assign]
-            assert segments(pool_id)
-            try:
-                list(session.stream(6))
-            except ZeroDivisionError:
-                assert fails
-        return pool_id
-
-    pool_id = stream()
-    if fails:
-        gc.collect()
-        torch.cuda.empty_cache()
-    assert not segments(pool_id)
-
-
-def test_a_failed_capture_gives_its_pool_back(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves torch able to go on: the next session captures, and closes."""
-    commit, arenas = CausalWan.commit, []
-
-    def waits(self: CausalWan, latents: Tensor, *rest: Any) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            latents.sum().item()
-        commit(self, latents, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CausalWan, "commit", waits)
-        patch.setattr("strobe.engine.session.new_arena", lambda *args: arenas.append(new_arena(*args)) or arenas[-1])
-        with pytest.raises(StrobeError, match="cannot be captured"):
-            make(preset=pooled(), device="cuda")
-    pool_id = arenas[0].pool_id
-    arenas.pop().close()
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert not segments(pool_id)
-    with make(preset=pooled(), device="cuda") as session:
-        play(session)
 
 
 class NoDecoder:

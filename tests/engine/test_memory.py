@@ -13,7 +13,7 @@ from torch import Tensor
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs, resolve
 from strobe.engine.load import Model, model_parts
-from strobe.engine.memory import MemoryPart, check, plan_arena, predict
+from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, plan_arena, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
@@ -41,7 +41,7 @@ def test_what_is_counted_is_what_is_held(
     if preset == "sparse":  # 6 x 12 tokens: two tiles with padding
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
     session = make(preset=config, samples=samples, model=tiny)
-    [*session.stream(3)]
+    [*session.stream(5 if preset == "baseline" else 3)]  # a sink is turned once the window has moved
     stream: Any = session._stream
     predicted = predict(tiny.parts, session.config, len(samples))
     found = {part.name: part.num_bytes for part in predicted if part.exact}
@@ -55,6 +55,14 @@ def test_what_is_counted_is_what_is_held(
         "decoder memories": held(stream.state.decoder[1]),
         "inputs of graphs": 0,  # on a CPU there are none; see test_graphs.py
     }
+
+
+def test_absolute_positions_turn_no_sink(make: Callable[..., Session], tiny: Model) -> None:
+    session = make(preset=replace(PRESETS["baseline"](), positions="absolute"))
+    [*session.stream(5)]
+    (found,) = (part.num_bytes for part in predict(tiny.parts, session.config) if part.name == "keys and values")
+    cache: Any = session._stream._cache
+    assert found == cache.num_bytes == held((cache.keys, cache.values))
 
 
 def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
@@ -124,3 +132,29 @@ def test_memory_that_is_not_there() -> None:
         StrobeError, match=r"about 10.0 GiB, and cpu has 9.0 GiB free \(part 4 4.0, part 3 3.0, part 2 2.0 GiB\); lower"
     ):
         check(parts, 9 << 30, CPU)
+
+
+def test_sessions_open_at_a_time_must_fit_together() -> None:
+    """What each holds is added up; what only one needs at a time is counted once."""
+    claims = {"a": Claim(held_bytes=3 * GIB, passing_bytes=2 * GIB), "b": Claim(held_bytes=4 * GIB, passing_bytes=GIB)}
+    check_together(claims, 9 * GIB, CPU)
+    said = (
+        r"2 sessions .* 9\.0 GiB, and cpu has 8\.9 GiB free \(a 3\.0, b 4\.0 GiB, and 2\.0 .*the first 1 would fit.*compare fewer"
+    )
+    with pytest.raises(StrobeError, match=said):
+        check_together(claims, int(8.9 * GIB), CPU)
+    with pytest.raises(StrobeError, match="not even the first would fit: .*lower the frame size"):
+        check_together(claims, 4 * GIB, CPU)
+
+
+@pytest.mark.parametrize(("graphs", "pool"), [(False, False), (True, False), (True, True)])
+def test_what_a_session_holds_and_what_passes(graphs: bool, pool: bool) -> None:
+    """Graphs keep what their passes work with, in a pool of their own or in the session's."""
+    parts = model_parts("wan-1.3b")
+    here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
+    config = replace(here, knobs=replace_knobs(here.knobs, memory_pool=pool, cuda_graphs=graphs))
+    predicted = predict(parts, config)
+    found, claim = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
+    assert claim.held_bytes == sum(found.values()) - (0 if graphs and not pool else found["largest pass"])
+    kept = found["keys and values"]
+    assert claim.passing_bytes == (kept if graphs and not pool else max(kept, found["largest pass"]))

@@ -110,5 +110,5 @@ class Case(Protocol):
         ...
 
     def review(self, name: str, folder: Path) -> Iterator[Quality | Video]:
-        """Judge a variant's quality; files go under `folder`."""
+        """Judge a variant's quality, once everything was measured; files go under `folder`."""
         ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from strobe.core import costs
@@ -48,6 +49,13 @@ def steady_pass(model: Model, config: ResolvedConfig, *, commit: bool = False) -
     )
 
 
+def keys_of_blocks(model: Model, config: ResolvedConfig) -> tuple[int, ...]:
+    """Keys that a query attends to in each frame block from the first on, until the window is full: the last is every later's."""
+    grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
+    full = next(index for index in count(1) if config.latents_of(index).stop >= config.policy.window)
+    return tuple(attended_keys(grid, config, index) for index in range(full + 1))
+
+
 def dtype_name(config: ResolvedConfig) -> str:
     """The dtype of weights and activations, without `torch.`"""
     return str(config.dtype).removeprefix("torch.")
@@ -75,20 +83,32 @@ def stream_costs(model: Model, config: ResolvedConfig) -> tuple[SpanCost, ...]:
     kinds has no one peak: its dtype names both, and only its rates are known.
     """
     shape = transformer_shape(model)
-    step = _formatted(shape, steady_pass(model, config), config)
-    commit = _formatted(shape, steady_pass(model, config, commit=True), config)
-    each = {part.name: part.each for part in step}
-    sections = {name: sum((each[part] for part in parts), Cost()) for name, parts in _SECTIONS.items()}
-    found = {DENOISE_STEP: costs.total(step), COMMIT: costs.total(commit), **sections, **each}
+    one = {DENOISE_STEP: steady_pass(model, config), COMMIT: steady_pass(model, config, commit=True)}
+    wider = {name: replace(each, kv_tokens=2 * each.kv_tokens) for name, each in one.items()}
+    found, more = (_regions(shape, passes, config) for passes in (one, wider))
     decode = sum((cost for _, cost in decoder_stages(model, dtype_name(config))), Cost())
     if decode != Cost():
-        found[VAE_DECODE] = decode
+        found[VAE_DECODE] = more[VAE_DECODE] = decode
     return tuple(
         SpanCost(
-            span=name, flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, dtype=_multiplied(name, config)
+            span=name,
+            flops=cost.flops,
+            read_bytes=cost.read_bytes,
+            write_bytes=cost.write_bytes,
+            dtype=_multiplied(name, config),
+            attended_flops=more[name].flops - cost.flops,  # as many keys again cost as much again
+            attended_read_bytes=more[name].read_bytes - cost.read_bytes,
         )
         for name, cost in found.items()
     )
+
+
+def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: ResolvedConfig) -> dict[str, Cost]:
+    """Cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
+    parts = {name: _formatted(shape, one, config) for name, one in passes.items()}
+    each = {part.name: part.each for part in parts[DENOISE_STEP]}
+    sections = {name: sum((each[part] for part in inside), Cost()) for name, inside in _SECTIONS.items()}
+    return {name: costs.total(own) for name, own in parts.items()} | sections | each
 
 
 def _multiplied(name: str, config: ResolvedConfig) -> str:

@@ -154,6 +154,7 @@ class _Run:
                 self._trace(name, traced, plan.capture, "traces")
                 if plan.attribution is not None:
                     self._trace(name, attributed, plan.attribution, "attribution")
+            for name in names:  # which needs the memory of what was measured
                 self._review(name)
         return tuple(gate for gate in gates if not gate.passed)
 

@@ -104,8 +104,8 @@ class RollingCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values, without the clones of a pass and the turned keys of the sink."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Memory of keys and values, and of the turned keys of the sink where there are any; without the clones of a pass."""
+        return self.keys.nbytes + self.values.nbytes + sum(turned.nbytes for _, turned in self._turned.values())
 
     def at(self, first_frame: int, num_frames: int) -> RollingStep:
         """Open the frames of the next frame block, or the last frames again. Raises: see `RingCache.at`."""

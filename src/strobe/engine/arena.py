@@ -7,19 +7,29 @@ can come to lie where a replay writes.
 
 Whatever outlives a session must not lie in its arena, or the arena cannot be given back: a library's workspace for a stream,
 constants made once. So passes and decoder run once outside of it, before they run in it.
+
+Which pools are open and which captures are under way torch keeps in one list per device, for all threads. Allocations go by
+thread or by captured stream, so those of other threads go where they would anyway. But while the list is not empty,
+`torch.cuda.empty_cache` leaves the common pool alone without a word (before torch 2.8 it failed an assertion), an allocation that
+finds no memory fails where it would else have had torch give back what it keeps, and a device must not be waited for as a whole
+while one of its streams is captured. `empty_cache` goes over all devices. Hence one lock, `POOLS`, for all of them.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import torch
 
 from strobe.engine.config import ResolvedConfig
+
+POOLS: Final = threading.RLock()
+"""Held by the thread that has a pool open, captures, waits for a whole device, or has torch give memory back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +79,14 @@ class Arena(Protocol):
         ...
 
     def open(self) -> AbstractContextManager[None]:
-        """Within it, this thread allocates from the arena. Not to be entered twice at a time, nor around a capture."""
+        """Within it, this thread allocates from the arena. Not to be entered twice at a time, nor around a capture.
+
+        One thread at a time is in any arena; others wait.
+        """
+        ...
+
+    def make_room(self) -> None:
+        """Have torch give back what it keeps and nobody uses: within an arena it does not look for it. Not within one."""
         ...
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
@@ -100,6 +117,9 @@ class Anywhere:
         """See `Arena.open`."""
         return nullcontext()
 
+    def make_room(self) -> None:
+        """Torch looks by itself."""
+
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
         """Nothing is reserved."""
 
@@ -126,8 +146,9 @@ class CudaArena:
         self.plan = plan
         self._device = device
         self._key = device.index, torch.cuda.graph_pool_handle()
-        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)  # counts a use
-        torch._C._cuda_endAllocateToPool(*self._key)  # does not count it down
+        with POOLS:
+            torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)  # counts a use
+            torch._C._cuda_endAllocateToPool(*self._key)  # does not count it down
         self._release = weakref.finalize(self, torch._C._cuda_releasePool, *self._key)
         self._release.atexit = False
 
@@ -148,21 +169,28 @@ class CudaArena:
     @contextmanager
     def open(self) -> Iterator[None]:
         """See `Arena.open`."""
-        assert self._release.alive, "this arena was closed"
-        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)
-        try:
-            yield
-        finally:
-            torch._C._cuda_endAllocateToPool(*self._key)
-            torch._C._cuda_releasePool(*self._key)
+        with POOLS:
+            assert self._release.alive, "this arena was closed"
+            torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)
+            try:
+                yield
+            finally:
+                torch._C._cuda_endAllocateToPool(*self._key)
+                torch._C._cuda_releasePool(*self._key)
+
+    def make_room(self) -> None:
+        """See `Arena.make_room`."""
+        with POOLS:
+            torch.cuda.empty_cache()
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
         """See `Arena.reserve`: a block taken and let go, which a pool in use keeps for the stream it was taken on."""
         if not num_bytes:
             return
-        torch.cuda.empty_cache()  # within a pool, torch does not look for memory that it keeps elsewhere
-        with torch.cuda.stream(stream), self.open():
-            torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        with POOLS, torch.cuda.stream(stream):
+            self.make_room()
+            with self.open():
+                torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def fresh(self) -> Self:
         """See `Arena.fresh`."""
@@ -170,14 +198,18 @@ class CudaArena:
 
     def close(self) -> None:
         """See `Arena.close`. What a tensor still holds goes back with `torch.cuda.empty_cache()` after the tensor."""
-        if self._release.alive:
-            torch.cuda.synchronize(self._device)
-            self._release()
-            torch.cuda.empty_cache()
+        with POOLS:
+            if self._release.alive:
+                torch.cuda.synchronize(self._device)
+                self._release()
+                self.make_room()
 
 
 def end_capture(device: torch.device, pool_id: Any) -> None:
-    """After a capture that failed: let the pool go that torch before 2.12 leaves in use, with all that was to come from it."""
+    """After a capture that failed: let the pool go that torch before 2.12 leaves in use, with all that was to come from it.
+
+    Under the same `POOLS` as the capture: until then torch takes it to be under way.
+    """
     with suppress(RuntimeError):  # later ones did it
         torch._C._cuda_endAllocateToPool(device.index, pool_id)
         torch._C._cuda_releasePool(device.index, pool_id)

@@ -29,6 +29,16 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
 
 def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None) -> KVCache:
     """An empty cache for `batch` streams, or this process's share of one."""
+    return prepare_cache(dit, latents, config, batch, share)()
+
+
+def prepare_cache(
+    dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None
+) -> Callable[[], KVCache]:
+    """Get ready what a cache needs that outlives it (tables of tiles are kept for good); the result makes the cache.
+
+    Args, and what is made: see `new_cache`.
+    """
     grid = latents.token_grid(dit.patch)
     shape = cache_shape(dit, grid, batch)
     kind: Callable[..., KVCache]
@@ -38,12 +48,16 @@ def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batc
         kind = partial(RingCache, tiles=history_tiles(grid, config))
     else:
         kind = partial(QuantizedRing, to=config.kv_format)
-    cache = kind(
-        shape if share is None else share.shape(shape),
-        config.policy,
-        device=config.device,
-        dtype=config.dtype,
-        positions=config.positions,
-        rotate=partial(rotate_temporal, dit),
-    )
-    return cache if share is None else share.cache(cache)
+
+    def make() -> KVCache:
+        cache = kind(
+            shape if share is None else share.shape(shape),
+            config.policy,
+            device=config.device,
+            dtype=config.dtype,
+            positions=config.positions,
+            rotate=partial(rotate_temporal, dit),
+        )
+        return cache if share is None else share.cache(cache)
+
+    return make

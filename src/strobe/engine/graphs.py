@@ -19,7 +19,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import Anywhere, Arena, end_capture
+from strobe.engine.arena import POOLS, Anywhere, Arena, end_capture
 from strobe.models.wan.dit import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
@@ -177,6 +177,7 @@ class Recorded:
             key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
             group = self._inputs.get(key)
             if group is None:
+                self._arena.make_room()
                 with self._arena.open():
                     group = self._inputs[key] = _Static(tensors)
             group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
@@ -254,6 +255,18 @@ class CudaGraphs(Recorded):
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):
             self._pool = self._arena.pool_id or torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
+        with POOLS:
+            graph, out = self._captured(call)
+
+        def again() -> None:
+            with span(DIT_FORWARD):
+                graph.replay()
+
+        return Replay(again=again, out=out)
+
+    def _captured(self, call: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+        """Warm up and capture. What another thread launched on the side stream meanwhile would become part of the graph; nor may
+        it wait for the device, empty torch's caches or have a pool open."""
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
         with torch.cuda.stream(self._side):
@@ -270,15 +283,11 @@ class CudaGraphs(Recorded):
             end_capture(self._device, self._pool)
             what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
-
-        def again() -> None:
-            with span(DIT_FORWARD):
-                graph.replay()
-
-        return Replay(again=again, out=out)
+        return graph, out
 
     def _forget(self, replay: Replay) -> None:
-        torch.cuda.synchronize(self._device)
+        with POOLS:
+            torch.cuda.synchronize(self._device)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,7 @@ from torch import nn
 from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.arena import ArenaPlan
+from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
@@ -25,6 +26,9 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
 GIB: Final = 1 << 30
+CACHED: Final = "keys and values"
+LARGEST: Final = "largest pass"
+"""The part of a prediction that is only there while a stream works."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +60,18 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
-        MemoryPart(name="keys and values", num_bytes=_cached(dit, grid, config, batch), exact=True),
+        MemoryPart(
+            name=CACHED,
+            num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
+            exact=True,
+        ),
         MemoryPart(name="text keys and values", num_bytes=text, exact=True),
         MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
         MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
         MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
         MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
-        MemoryPart(name="largest pass", num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+        MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
     )
 
 
@@ -101,9 +109,54 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int, device: torch.device) 
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What one of several sessions on a device takes of it.
+
+    Args:
+        held_bytes: for as long as it is open.
+        passing_bytes: only while it works, or a snapshot copies its cache: sessions that work one after the other need the
+            largest once.
+    """
+
+    held_bytes: int
+    passing_bytes: int
+
+
+def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
+    """Divide a prediction: all is held but the largest pass, and that too by graphs without a memory pool."""
+    num_bytes = {part.name: part.num_bytes for part in parts}
+    passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
+    return Claim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
+
+
+def check_together(sessions: Mapping[str, Claim], free_bytes: int, device: torch.device) -> None:
+    """Check that sessions fit that are open at a time and work one after the other.
+
+    Raises:
+        StrobeError: they do not; says what each takes, how many would fit and what to lower.
+    """
+    takes, held, passing, fitting = 0, 0, 0, 0
+    for claim in sessions.values():
+        held, passing = held + claim.held_bytes, max(passing, claim.passing_bytes)
+        takes = held + passing
+        fitting += takes <= free_bytes
+    if takes <= free_bytes:
+        return
+    each = ", ".join(f"{name} {claim.held_bytes / GIB:.1f}" for name, claim in sessions.items())
+    some = f"the first {fitting} would fit" if fitting else "not even the first would fit"
+    raise StrobeError(
+        f"{len(sessions)} sessions open at a time would take about {takes / GIB:.1f} GiB, and {device} has "
+        f"{free_bytes / GIB:.1f} GiB free ({each} GiB, and {passing / GIB:.1f} for whichever is at work); {some}: "
+        "compare fewer in one run, lower the frame size or the windows, or free the device"
+    )
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use. What a memory
-    pool of another session or a recorded graph keeps is theirs."""
+    pool of another session or a recorded graph keeps is theirs; of graphs that are gone it is given back first."""
+    with POOLS:
+        torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
     unused: int = sum(each["total_size"] - each["allocated_size"] for each in common)
@@ -149,6 +202,13 @@ def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
         return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
     return channels * (sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
+
+
+def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
+    """Bytes of the turned sink keys that a rolling cache keeps beside the others, in no arena, once the window has moved."""
+    if config.knobs.ring_cache or config.positions == "absolute":
+        return 0
+    return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:

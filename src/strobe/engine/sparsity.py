@@ -50,9 +50,19 @@ def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | Non
     )
 
 
-def attended_keys(grid: TokenGrid, config: ResolvedConfig) -> int:
-    """Keys that a query of a steady frame block attends to; tiles of unequal sizes count with their mean, rounded down."""
-    window, past = config.policy.window, config.policy.local - config.frame_block
+def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | None = None) -> int:
+    """Keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
+
+    Args:
+        grid: of a latent frame.
+        config: window, sink and sparsity.
+        frame_block: its number in a stream without prompt switches; None: a steady one, which finds the window full.
+    """
+    policy = config.policy
+    window, past = policy.window, policy.local - config.frame_block
+    if frame_block is not None:
+        frames = config.latents_of(frame_block)
+        window, past = policy.filled(frames.stop), len(policy.history(frames.start, frames.stop))
     if not config.sparsity or not past:
         return window * grid.tokens_per_frame
     tiles = frame_tiles(grid).num_tiles

@@ -17,7 +17,7 @@ from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
-from strobe.engine.caches import new_cache
+from strobe.engine.caches import prepare_cache
 from strobe.engine.config import ModelDefaults, ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit, denoise
@@ -119,8 +119,10 @@ class Stream:
         if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
+        new_cache = prepare_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
+        self.arena.make_room()
         with self.arena.open():
-            self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
+            self._cache = new_cache()
         self._dit.runner.place(self.arena)
         self._decoder.place(self.arena)
         self._text: tuple[Blend, TextContext] | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from strobe.attention.explain import explain
 from strobe.bench import gate
 from strobe.bench.cases import scoring
-from strobe.bench.costs import stream_costs
+from strobe.bench.costs import keys_of_blocks, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.engine import load, presets
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.prompts import Switch, check_switches
 from strobe.engine.session import Session
 from strobe.engine.state import Snapshot
@@ -63,6 +65,9 @@ class Script:
 class StreamCase:
     """Compares presets on one script; a `strobe.bench.case.Case`.
 
+    All variants have a session open while they are timed, because their clips are interleaved. On a GPU it is checked here that
+    all of them will fit. Quality is judged after they were closed.
+
     Args:
         configs: presets by name, or configurations; the first is the baseline.
         script: the clip.
@@ -72,6 +77,7 @@ class StreamCase:
 
     Raises:
         ConfigError: unknown preset, model or word, or fewer than one sample.
+        StrobeError: the GPU has too little free memory for all sessions; says how many would fit.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class StreamCase:
         self._script = script
         self._loaded = model if isinstance(model, load.Model) else load.load(model)
         self._loaded.text.check([script.prompt, *(switch.prompt for switch in script.switches)])
+        self._check_room()
         self._samples = tuple(range(review_samples))
         self._sessions: dict[str, tuple[Session, Snapshot]] = {}
         self._gate_latents: list[Tensor] | None = None
@@ -166,6 +173,7 @@ class StreamCase:
             compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config),
+            attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
         )
@@ -173,11 +181,14 @@ class StreamCase:
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
         """Judge the variant's clips against the reference with the same noise and by the oracle; keep the first as a file.
 
+        Closes the sessions of all variants, whose memory these clips need: nothing is measured after this.
+
         Clips of a model with random weights are not made: their quality means nothing.
         """
         if self._loaded.random_weights:
             yield from scoring.not_measured(name, load.RANDOM)
             return
+        self.close()
         if self._reference is None:
             self._reference = self._clips(presets.preset(REFERENCE))
         own = self._configs[name]
@@ -188,15 +199,28 @@ class StreamCase:
         yield self._keep(name, frames[0], folder)
 
     def close(self) -> None:
-        """Let every session go."""
+        """Let every session go, and its memory."""
         for session, _ in self._sessions.values():
             session.close()
-        self._sessions.clear()
+        if self._sessions:
+            self._sessions.clear()
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _check_room(self) -> None:
+        if self.device.type != "cuda":
+            return
+        claims = {}
+        for name, asked in self._configs.items():
+            config = resolve(asked, self._loaded.defaults, self.device)
+            claims[name] = claim_of(predict(self._loaded.parts, config), config)
+        check_together(claims, free_bytes(self.device), self.device)
 
     def _session(self, name: str) -> Session:
         if name not in self._sessions:
             session = Session(preset=self._configs[name], model=self._loaded, seed=self._script.seed, device=self.device)
-            self._sessions[name] = session, session.snapshot()
+            self._sessions[name] = session, _unwritten(session.snapshot())
         return self._sessions[name][0]
 
     def _computes(self, name: str) -> tuple[object, ...]:
@@ -269,3 +293,11 @@ class StreamCase:
             width=width,
             fps=defaults.fps,
         )
+
+
+def _unwritten(start: Snapshot) -> Snapshot:
+    """A snapshot from before the first frame block whose cache takes no memory: nothing in it is ever read."""
+    assert start.cache.end == 0
+    tensors = {name: getattr(start.cache, name) for name in ("keys", "values", "sink_keys")}
+    zeros = {name: tensor.new_zeros(()).expand(tensor.shape) for name, tensor in tensors.items()}
+    return replace(start, cache=replace(start.cache, **zeros))

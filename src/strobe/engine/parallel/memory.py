@@ -9,12 +9,10 @@ import torch
 
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Parts
-from strobe.engine.memory import MemoryPart, check, free_bytes, predict
+from strobe.engine.memory import CACHED, LARGEST, MemoryPart, check, free_bytes, predict
 from strobe.engine.parallel.layout import Layout
 
-SHARED = "keys and values"
 LEADERS = ("autoencoder weights", "decoder memories")
-LARGEST = "largest pass"
 
 
 def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batch: int) -> None:
@@ -53,7 +51,7 @@ def predict_ranks(
         own, decoder = _pass(transformer, layout), largest - transformer if layout.rank == 0 else 0
         (first, last), (low, high) = layout.kept(), layout.heads()
         share, everything = (last - first) * (high - low), layout.tokens_per_frame * layout.num_heads
-        held = {SHARED: whole[SHARED].num_bytes * share // everything}
+        held = {CACHED: whole[CACHED].num_bytes * share // everything}
         held[LARGEST] = own + decoder if config.knobs.late_frames else max(own, decoder)
         held |= {} if layout.rank == 0 else dict.fromkeys(LEADERS, 0)
         found.append(tuple(replace(part, num_bytes=held.get(part.name, part.num_bytes)) for part in whole.values()))

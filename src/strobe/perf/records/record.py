@@ -166,6 +166,8 @@ class SpanCost(_Part, frozen=True, kw_only=True):
     write_bytes: Annotated[int, Meta(description="bytes it must write at least")]
     dense_flops: Annotated[int | None, Meta(description="FLOPs of the dense operation it replaces; null: it is dense")] = None
     dtype: Annotated[str, Meta(description="dtype of its matrix products; empty: that of the variant")] = ""
+    attended_flops: Annotated[int, Meta(description="those of its FLOPs that are in proportion to the keys attended")] = 0
+    attended_read_bytes: Annotated[int, Meta(description="those of its read bytes that are in proportion to them")] = 0
 
 
 class Variant(_Line, frozen=True, kw_only=True):
@@ -191,6 +193,10 @@ class Variant(_Line, frozen=True, kw_only=True):
     tokens_per_block: Annotated[int | None, Meta(description="tokens of one frame block")] = None
     calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
     costs: Annotated[tuple[SpanCost, ...], Meta(description="what one region of a name must compute and move")] = ()
+    attended_keys: Annotated[
+        tuple[int, ...],
+        Meta(description="keys that a query attends to in each frame block, the last in all later ones; empty: unknown"),
+    ] = ()
     sizes: Annotated[dict[str, int], Meta(description="sizes of one call where an operator is measured, e.g. `q_tokens`")] = {}
     cold_start_ns: Annotated[
         int | None,

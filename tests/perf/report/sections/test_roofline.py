@@ -14,6 +14,8 @@ from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time
+from strobe.perf.report.sections.breakdown import _roofs as roofs_of
+from strobe.perf.report.study import load_study
 
 MakeRun = Callable[..., Path]
 FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9
@@ -91,6 +93,52 @@ def test_the_attention_kernel_is_taken_from_the_trace(make_run: MakeRun) -> None
     assert (row["stage"].text, row["how"].text) == ("attention_kernel", "traced")
     assert row["n"].value == 3 * 5 * 4  # frame blocks, passes, layers
     assert 0 < row["mean"].ns < 31e6
+
+
+def filling(line: dict[str, Any]) -> dict[str, Any]:
+    """The first of the traced frame blocks, 6 to 8, meets half a window; a quarter of a step's work is attention."""
+    line = with_costs(line, 10**9)
+    if line["record"] == "variant":
+        line["attended_keys"] = [10, 20, 30, 40, 50, 50, 50, 100]
+        for cost in line["costs"]:
+            share = 1 if cost["span"] == "attention_kernel" else 4
+            cost |= {"attended_flops": cost["flops"] // share, "attended_read_bytes": cost["read_bytes"] // (2 * share)}
+    return line
+
+
+def test_a_traced_call_counts_the_keys_that_it_attended_to(make_run: MakeRun) -> None:
+    """Two of three frame blocks have a full window, one half of it; timed frame blocks are steady and count in full."""
+    tables, folder = [], make_run()
+    for change in (lambda line: with_costs(line, 10**9), filling):
+        found = roofline(edited(folder, change))
+        assert found is not None and isinstance(found.blocks[0], Table)
+        tables.append([cells(found.blocks[0], row) for row in range(2)])
+    (full_step, full_kernel), (step, kernel) = tables
+    assert kernel["mean"] == full_kernel["mean"] and kernel["how"].text == "traced"
+    assert kernel["TFLOP/s"].value == pytest.approx(full_kernel["TFLOP/s"].value * 5 / 6)
+    assert kernel["GB/s"].value == pytest.approx(full_kernel["GB/s"].value * (WRITE + READ * (1 - 1 / 12)) / (WRITE + READ))
+    assert (step["how"].text, step["TFLOP/s"], step["GB/s"]) == ("timed", full_step["TFLOP/s"], full_step["GB/s"])
+
+
+def test_a_breakdown_counts_the_keys_that_were_attended(make_run: MakeRun) -> None:
+    study = load_study([edited(make_run(), filling)])
+    costs = roofs_of(study.subjects[0]).costs
+    assert costs["attention_kernel"].flops == round(10**9 * 5 / 6)
+    assert costs["denoise_step"].flops == round(10**9 * (1 - 1 / 24))
+
+
+def test_a_trace_with_a_prompt_switch_gives_no_rate_of_attention(make_run: MakeRun) -> None:
+    """Its recache attends with a whole window of queries."""
+
+    def switched(line: dict[str, Any]) -> dict[str, Any]:
+        line = with_costs(line, 10**9)
+        if line["record"] == "header":
+            line["workload"]["prompts"][1]["frame_block"] = 7
+        return line
+
+    found = roofline(edited(make_run(), switched))
+    assert found is not None and isinstance(found.blocks[0], Table)
+    assert [row.cells[0].text for row in found.blocks[0].rows] == ["denoise_step"]  # type: ignore[union-attr]
 
 
 def test_a_rate_above_the_peak_is_flagged(make_run: MakeRun) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from strobe.core.costs import device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import PIECES
+from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown
 from strobe.perf.report.model import Block, Notes, Section
 from strobe.perf.report.pieces import LEAD, Roofs, breakdown_blocks, gains_table
@@ -61,5 +62,7 @@ def _is_twin(subject: Subject, other: Subject) -> bool:
 
 def _roofs(subject: Subject) -> Roofs:
     name = subject.run.header.machine.device_name
-    costs = {cost.span: cost for cost in subject.settings.costs}
+    assert isinstance(subject.profile, Profile)
+    traced = subject.profile.partition.indices
+    costs = {cost.span: cost_in_blocks(cost, subject.settings, traced) for cost in subject.settings.costs}
     return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype)

@@ -9,6 +9,7 @@ from strobe.core.costs import Cost, DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION_KERNEL
 from strobe.perf.analysis.device.roofline import Roofline, roofline
+from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.analysis.runs.compare import timed_clips
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.record import Variant
@@ -32,6 +33,7 @@ from strobe.perf.report.model import (
 from strobe.perf.report.sections.attention import extents
 from strobe.perf.report.study import Profile, Study, Subject
 
+_TRACED = "traced"
 _ACHIEVED = (
     Column("TFLOP/s", numeric=True, hint="FLOPs of matrix products / time"),
     Column("GB/s", numeric=True, hint="bytes that must be moved at least / time"),
@@ -105,11 +107,13 @@ def roofline_section(study: Study) -> Section | None:
 def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     rows, anomalies = [], []
     peaks = device_peaks(subject.run.header.machine.device_name)
-    for cost in subject.settings.costs:
-        measured = _measured(subject, cost.span)
+    for full in subject.settings.costs:
+        cost, measured = full, _measured(subject, full.span)
         if measured is None:
             continue
         count, mean, where = measured
+        if where == _TRACED and isinstance(subject.profile, Profile):
+            cost = cost_in_blocks(cost, subject.settings, subject.profile.partition.indices)
         dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
         spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
         found = roofline(mean, spent, peaks, cost.dtype or subject.settings.dtype, dense=dense)
@@ -124,11 +128,17 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
     times = _steady_ns(subject.run, subject.settings, name)
     if times:
         return len(times), statistics.fmean(times), "timed"
-    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile):
+    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile) and not _recached(subject.run, subject.profile):
         extent = extents(subject.profile).get(name)
         if extent is not None and extent.kernel_ns:
-            return extent.calls, extent.kernel_ns / extent.calls, "traced"
+            return extent.calls, extent.kernel_ns / extent.calls, _TRACED
     return None
+
+
+def _recached(run: RunRecords, profile: Profile) -> bool:
+    """Whether a prompt switches in the traced frame blocks: a pass over the whole window is no call of the cost's size."""
+    prompts = () if run.header.workload is None else run.header.workload.prompts
+    return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
 
 
 def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
