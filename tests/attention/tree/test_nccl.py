@@ -94,7 +94,7 @@ def test_a_replayed_graph_gives_what_a_call_gives(two: Processes, strategy: str)
 
 
 def test_a_graph_may_take_another_way_than_the_calls_before_it() -> None:
-    """Where a host is slow and 4,680 queries are many, `auto` gathers, but exchanges in a graph, which nothing was warmed up for."""
+    """Where a host is slow at exchanges `auto` gathers, but exchanges in a graph, which nothing was warmed up for."""
     with Processes(2, nccl="queued") as queued:
         for chosen, alike in queued.run(work.capture_another):
             assert chosen == ["allgather", "alltoall"] and alike

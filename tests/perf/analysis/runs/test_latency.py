@@ -47,6 +47,14 @@ def test_latencies_by_hand(make_run: MakeRun) -> None:
     assert switch.after_ns - switch.before_ns == 15 * MS
 
 
+@pytest.mark.parametrize(("slow_ms", "stalled"), [({8: 740.0}, 0), ({8: 751.0}, 1), ({1: 700.0}, 3), ({5: 800.0, 8: 870.0}, 3)])
+def test_frames_that_stall(make_run: MakeRun, slow_ms: dict[int, float], stalled: int) -> None:
+    """Twelve frames play for 750 ms at 16 FPS, the nine of the first block for 562.5; only one clip is slow."""
+    run = make_run(lambda name, order, block: int(slow_ms.get(block, 25.0) * MS) if order == 7 else 25 * MS)
+    assert run.header.workload is not None and run.header.workload.fps == 16
+    assert latencies(run, "turbo").stalled_frames == stalled
+
+
 def test_every_excluded_block_has_its_cause(make_run: MakeRun) -> None:
     run = make_run(block_time)
     causes = {0: "first block", 1: "cache not full", 2: "cache not full", 8: "prompt switch (recache)"}

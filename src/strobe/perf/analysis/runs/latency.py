@@ -62,6 +62,8 @@ class Latencies:
         clip_pixel_fps: pixel frames of a whole clip / median end-to-end time, start and prompt switches included.
         first_frame_ns: from the call to the first frames handed over, median over clips.
         e2e_ns: whole clip, median.
+        stalled_frames: playback at the model's rate that has one frame block ahead waits for so many frames' time, whole ones, in
+            the clip where it waits most: what a frame block takes longer than the one before it plays.
         switch_block: first frame blocks under a new prompt, of all switches and clips; None if no prompt switches.
     """
 
@@ -78,6 +80,7 @@ class Latencies:
     clip_pixel_fps: float
     first_frame_ns: float
     e2e_ns: float
+    stalled_frames: int
     switches: tuple[Switch, ...]
     switch_block: Summary | None
 
@@ -133,6 +136,7 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
         first_frame_ns=statistics.median(clip.blocks_ns[0] for clip in clips),
         e2e_ns=e2e_ns,
+        stalled_frames=max(_stalled(work, clip.blocks_ns) for clip in clips),
         switches=_switches(work, clips),
         switch_block=_summary(switched) if switched else None,
     )
@@ -184,6 +188,14 @@ def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
         dit_ns=[sum(pair) for pair in zip(inside[spans.DENOISE_STEP], inside[spans.COMMIT], strict=True)],
         decode_ns=inside[spans.VAE_DECODE],
     )
+
+
+def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
+    """Frames that playback waits for: a frame block is made while the one before it plays."""
+    first = work.frames - (work.frame_blocks - 1) * work.frames_per_block
+    plays = [first, *[work.frames_per_block] * (work.frame_blocks - 2)]
+    late = (ns * work.fps - frames * NS for ns, frames in zip(blocks_ns[1:], plays, strict=True))
+    return sum(-(-each // NS) for each in late if each > 0)
 
 
 def _switches(work: Workload, clips: list[_ClipTimes]) -> tuple[Switch, ...]:

@@ -39,6 +39,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ("between pixel frames (steady block / pixel frames in it)", lambda found: _time(found.inter_frame_ns)),
     ("pixel FPS, steady, with VAE", lambda found: _rate(found.pixel_fps)),
     ("latent FPS, steady, with VAE", lambda found: _rate(found.latent_fps)),
+    ("frames stalled at the playback rate, one frame block ahead", lambda found: Number(found.stalled_frames, 0, "frames")),
     ("pixel FPS of the whole clip, start and switches included", lambda found: _rate(found.clip_pixel_fps)),
 )
 
@@ -66,7 +67,8 @@ def _table(study: Study, found: Mapping[str, Latencies | str]) -> Table:
     columns = (Column(""), *(Column(subject.label, numeric=True) for subject in study.subjects))
     rows = tuple(Row((Text(name), *_cells(study, found, cell))) for name, cell in _ROWS)
     rates = sorted({run.header.workload.fps for run in study.runs if run.header.workload})
-    notes = tuple(f"Playback needs {rate} pixel frames per second." for rate in rates)
+    stalls = "A frame block stalls it that takes longer than the one before plays; the clip that stalls most counts."
+    notes = tuple(f"Playback needs {rate} pixel frames per second. {stalls}" for rate in rates)
     return Table("Latencies and rates over the timed clips.", columns, rows, notes)
 
 
