@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import decoder_stages, keys_of_blocks, steady_pass, stream_costs, transformer_shape
+from strobe.bench.costs import decoder_stages, keys_of_blocks, steady_pass, stream_costs, text_rows, transformer_shape
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
-from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
 from strobe.engine.load import Model
 from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.records.record import Variant
@@ -115,3 +115,16 @@ def test_the_decoders_weights_are_all_read(tiny: Model) -> None:
     activations = 3 * 16 * 16 * (leave.in_channels + leave.out_channels)
     parameters = sum(parameter.numel() for parameter in leave.parameters())
     assert stages["leave"].moved_bytes == 4 * (activations + parameters)
+
+
+def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Model) -> None:
+    config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
+    fused = replace(config, knobs=replace_knobs(config.knobs, fused_kernels=True))
+    prompts = ["red circle", "red circle moving"]
+    assert text_rows(tiny, prompts, config) is None
+    rows = text_rows(tiny, prompts, fused)
+    assert rows == 4 < tiny.dit.config.text_len
+    one, whole = ({cost.span: cost for cost in stream_costs(tiny, config, number)} for number in (rows, None))
+    share = rows / tiny.dit.config.text_len
+    assert one["cross_attention_kernel"].flops == pytest.approx(share * whole["cross_attention_kernel"].flops)
+    assert one["attention_kernel"] == whole["attention_kernel"]

@@ -24,6 +24,7 @@ from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.dit import Modulation
+from strobe.models.wan.text import TextKV
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills
@@ -193,7 +194,8 @@ RING = CacheShape(num_layers=1, batch=1, tokens_per_frame=2, num_heads=1, head_d
 
 def inputs(value: float = 1.0) -> PassInputs:
     one = torch.full((1, 3, 1, 1, 1), value)
-    return PassInputs(latents=one, modulation=Modulation(layers=one, head=one), text=((one, one),), rope=one)
+    text = TextKV(layers=((one, one),), distinct=torch.ones(1, dtype=torch.int32))
+    return PassInputs(latents=one, modulation=Modulation(layers=one, head=one), text=text, rope=one)
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
+
+import torch.nn.functional as F
 
 from strobe.core import costs
 from strobe.core.costs import Cost, Part, PassShape, TransformerShape
@@ -17,11 +19,12 @@ from strobe.engine.sparsity import attended_keys
 from strobe.engine.stream import latent_shape
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.wan.text import distinct_rows
 from strobe.perf.records.record import SpanCost
 
 
-def transformer_shape(model: Model) -> TransformerShape:
-    """Sizes of a loaded model's transformer."""
+def transformer_shape(model: Model, text_rows: int | None = None) -> TransformerShape:
+    """Sizes of a loaded model's transformer, whose passes attend so many rows of a text; None: all."""
     config = model.dit.config
     return TransformerShape(
         name=model.name,
@@ -29,7 +32,7 @@ def transformer_shape(model: Model) -> TransformerShape:
         dim=config.dim,
         ffn_dim=config.ffn_dim,
         num_heads=config.num_heads,
-        text_tokens=config.text_len,
+        text_tokens=config.text_len if text_rows is None else text_rows,
         latent_channels=config.latent_channels,
         patch=config.patch,
         stride=model.defaults.stride,
@@ -75,14 +78,28 @@ _SECTIONS: Final = {
 """Parts of a pass that one section of a layer has."""
 
 
-def stream_costs(model: Model, config: ResolvedConfig) -> tuple[SpanCost, ...]:
+def text_rows(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
+    """Rows that a pass attends under the longest of some prompts; None: all of a text.
+
+    Fused kernels attend the distinct ones (`strobe.models.wan.text`).
+    """
+    if not config.knobs.fused_kernels:
+        return None
+    text = model.text.encode(prompts)
+    return int(distinct_rows(F.pad(text, (0, 0, 0, model.dit.config.text_len - text.shape[1]))).max())
+
+
+def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = None) -> tuple[SpanCost, ...]:
     """Cost of one call of every region of a steady frame block whose work follows from the sizes.
 
     These are denoise step, commit pass, decoder call, the sections of a layer and their pieces. FP8 matrices read inputs and
     weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. What has matrices of both
     kinds has no one peak: its dtype names both, and only its rates are known.
+
+    Args:
+        text_rows: that a pass attends; None: all.
     """
-    shape = transformer_shape(model)
+    shape = transformer_shape(model, text_rows)
     one = {DENOISE_STEP: steady_pass(model, config), COMMIT: steady_pass(model, config, commit=True)}
     wider = {name: replace(each, kv_tokens=2 * each.kv_tokens) for name, each in one.items()}
     found, more = (_regions(shape, passes, config) for passes in (one, wider))

@@ -25,9 +25,10 @@ from strobe.engine.stream import latent_shape
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE
-from strobe.models.wan.dit import Modulation, TextKV
+from strobe.models.wan.dit import Modulation
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
+from strobe.models.wan.text import TextKV
 from strobe.perf.analysis.runs.budget import REST
 
 KERNELS: Final = "attention kernels"
@@ -129,7 +130,7 @@ class StepParts:
         """Make operations of a region; each call of one takes the next layer."""
         modulation, text, _ = self._conditions()
         layers = [
-            _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text[index])
+            _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
             for index, layer in enumerate(self.transformer.dit.layers)
         ]
         return _Make(inside=inside, layers=layers, costs=self._costs())

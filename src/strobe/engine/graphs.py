@@ -20,7 +20,8 @@ from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
 from strobe.engine.arena import POOLS, Anywhere, Arena, end_capture
-from strobe.models.wan.dit import Modulation, TextKV
+from strobe.models.wan.dit import Modulation
+from strobe.models.wan.text import TextKV
 
 Mode = Literal["flow", "write"]
 """What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""
@@ -142,7 +143,7 @@ class Recorded:
         key = (mode, signature, *(group.shapes for group in groups))
         replay = self._replays.get(key)
         if replay is None:
-            replay = self._replays[key] = self._recorded(body, groups, step, len(inputs.text))
+            replay = self._replays[key] = self._recorded(body, groups, step, len(inputs.text.layers))
             while len(self._replays) > self._limit:
                 self._forget(self._replays.popitem(last=False)[1])
         self._replays.move_to_end(key)
@@ -169,7 +170,7 @@ class Recorded:
         pairs = (
             (inputs.latents, (inputs.latents,)),
             (mod, (mod.layers, mod.head)),
-            (text, tuple(tensor for pair in text for tensor in pair)),
+            (text, text.tensors),
             (inputs.rope, (inputs.rope,)),
         )
         groups = []
@@ -190,7 +191,7 @@ class Recorded:
             body,
             latents[0],
             Modulation(layers=modulation[0], head=modulation[1]),
-            tuple(zip(text[::2], text[1::2], strict=True)),
+            TextKV.made_of(text),
             rope[0],
             step,
         )
@@ -314,9 +315,10 @@ class _Static:
         self.source = source
 
     def halve(self) -> None:
-        """Other contents than before, and finite ones."""
+        """Other contents than before, and finite ones; a number of rows stays."""
         for own in self.tensors:
-            own.mul_(0.5)
+            if own.is_floating_point():
+                own.mul_(0.5)
         self.source = None
 
 

@@ -176,9 +176,9 @@ def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
 
 
 def _conditions(dit: WanConfig, config: ResolvedConfig, batch: int) -> tuple[int, int]:
-    """Bytes of a prompt's keys and values, and of the modulation of a timestep."""
+    """Bytes of a prompt's keys, values and number of rows, and of the modulation of a timestep."""
     size = config.dtype.itemsize
-    return 2 * batch * dit.text_len * dit.dim * dit.num_layers * size, (6 * dit.num_layers + 2) * dit.dim * size
+    return batch * (2 * dit.text_len * dit.dim * dit.num_layers * size + 4), (6 * dit.num_layers + 2) * dit.dim * size
 
 
 def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int) -> int:

@@ -16,7 +16,8 @@ from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Runner
 from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
 from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
-from strobe.models.wan.dit import CausalWan, Modulation, TextKV
+from strobe.models.wan.dit import CausalWan, Modulation
+from strobe.models.wan.text import TextKV
 
 CLEAN = 0.0
 """Timestep of finished latents."""

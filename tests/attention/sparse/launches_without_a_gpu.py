@@ -149,6 +149,13 @@ def turned(dtype: torch.dtype, heads: int) -> None:
     wan.turn_and_keep(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
 
 
+def to_a_text(dtype: torch.dtype, heads: int) -> None:
+    """Attention to a text, in one round and in several."""
+    for rows, width in ((64, 64), (100, 24)):
+        q, k, v = (torch.zeros(2, number, heads, width, dtype=dtype) for number in (130, rows, rows))
+        wan.text_attention(q, k, v, torch.ones(2, dtype=torch.int32))
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
     choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
@@ -176,8 +183,9 @@ if __name__ == "__main__":
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
             over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
             turned(dtype, heads=parts)
+            to_a_text(dtype, heads=parts)
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
-    by_triton = {"_turn_kernel"}  # every launch is Triton's own
+    by_triton = {"_turn_kernel", "_text_attention_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 14 and all(launched[name, False] > 0 for name in names), launched
+    assert len(names) == 15 and all(launched[name, False] > 0 for name in names), launched
     assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

@@ -137,7 +137,7 @@ def test_prompts_per_sample_are_prompts_of_their_frames(dit: CausalWan) -> None:
 def test_short_prompts_are_padded_with_zeros_that_are_attended(dit: CausalWan) -> None:
     text = draw(4, 2, 3, 12)
     padded = F.pad(text, (0, 0, 0, 2))
-    for (k, v), (padded_k, padded_v) in zip(dit.text_kv(text), dit.text_kv(padded), strict=True):
+    for (k, v), (padded_k, padded_v) in zip(dit.text_kv(text).layers, dit.text_kv(padded).layers, strict=True):
         assert k.shape == (2, 5, 2, 24)
         assert torch.equal(k, padded_k) and torch.equal(v, padded_v)
 

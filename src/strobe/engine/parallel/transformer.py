@@ -13,7 +13,8 @@ from strobe.engine.parallel.cache import SharedStep
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, join, rows
 from strobe.engine.transformer import CLEAN, TextContext, Transformer
-from strobe.models.wan.dit import Modulation, TextKV
+from strobe.models.wan.dit import Modulation
+from strobe.models.wan.text import TextKV
 
 NOT_SHARED = {
     "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",

@@ -16,9 +16,7 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
 from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate
-
-TextKV = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values `[B, L, H, D]` of one prompt for each layer."""
+from strobe.models.wan.text import TextKV, distinct_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,16 +122,21 @@ class CausalWan(nn.Module):
         Raises:
             ShapeError: more tokens, or tokens of another width, than the model was made for.
         """
+        out: Tensor = self.text_embedding(self._padded(text))
+        return out
+
+    def _padded(self, text: Tensor) -> Tensor:
         padding = self.config.text_len - text.shape[1]
         if padding < 0 or text.shape[2] != self.config.text_dim:
             raise ShapeError(f"text: got {tuple(text.shape)}, expected [B, 1..{self.config.text_len}, {self.config.text_dim}]")
-        out: Tensor = self.text_embedding(F.pad(text, (0, 0, 0, padding)).to(self.dtype))
-        return out
+        return F.pad(text, (0, 0, 0, padding)).to(self.dtype)
 
     def text_kv(self, text: Tensor) -> TextKV:
         """Keys and values of a prompt for every layer; text is `[B, L, text_dim]`."""
-        embedded = self.embed_text(text)
-        return tuple(layer.cross_attn.keys_values(embedded) for layer in self.layers)
+        padded = self._padded(text)
+        embedded = self.text_embedding(padded)
+        layers = tuple(layer.cross_attn.keys_values(embedded) for layer in self.layers)
+        return TextKV(layers=layers, distinct=distinct_rows(padded))
 
     def modulation(self, timesteps: Tensor) -> Modulation:
         """Everything the time path contributes, for timesteps `[B or 1, F or 1]` in [0, 1000]."""
@@ -200,7 +203,7 @@ class CausalWan(nn.Module):
         with span(DIT_FORWARD):
             for index, layer in enumerate(self.layers):
                 x = layer.section(x, modulation.layers[index], rope, index, kv, mask)
-                x = layer.rest(x, modulation.layers[index], text[index])
+                x = layer.rest(x, modulation.layers[index], text.layers[index])
         with span(HEAD):
             return self.project_out(x, modulation.head, grid)
 
@@ -215,5 +218,5 @@ class CausalWan(nn.Module):
         with span(DIT_FORWARD):
             for index, layer in enumerate(before):
                 x = layer.section(x, modulation.layers[index], rope, index, kv, None)
-                x = layer.rest(x, modulation.layers[index], text[index])
+                x = layer.rest(x, modulation.layers[index], text.layers[index])
             last.write_only(x, modulation.layers[-1], rope, len(before), kv)

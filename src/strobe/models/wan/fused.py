@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from strobe.attention.dense import dense_attention
 from strobe.cache.kv import RingStep
 from strobe.cache.tiled import TiledStep
 from strobe.core.spans import (
@@ -46,11 +45,11 @@ from strobe.models.wan.kernels.api import (
     qk_norm_rope_keep,
     qk_norm_rope_write,
     rms_norm,
+    text_attention,
 )
 from strobe.models.wan.layers import KeyValueStep, SelfAttention, WanLayer
 from strobe.models.wan.linears import Fp8Linear
-
-TextRows = tuple[Tensor, Tensor]
+from strobe.models.wan.text import TextKV
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +70,7 @@ class FusedPass:
     impl: KernelImpl
     mods: Tensor
     head: Tensor
-    text: Sequence[TextRows]
+    text: TextKV
     rope: Tensor
     kv: KeyValueStep | None
 
@@ -111,7 +110,7 @@ class FusedPass:
                 with span(GATED_RESIDUAL):
                     x, normed = add_gated_norm(x, y, mod[..., 2, :], _weights(layer.norm3), eps, impl=impl, fp8=fp8)
             with span(CROSS_ATTENTION):
-                y = self._cross(layer, normed, self.text[index])
+                y = self._cross(layer, normed, *self.text.layers[index])
                 norm2, fp8 = Affine(shift=mod[..., 3, :], scale=mod[..., 4, :]), _takes_rows(layer.ffn[0])
                 with span(CROSS_RESIDUAL):
                     x, normed = add_gated_norm(x, y, None, norm2, eps, impl=impl, fp8=fp8)
@@ -163,17 +162,18 @@ class FusedPass:
         keys, values = kv.buffers(index)
         return CacheRows(keys=keys, values=values, rows=kv.rows)
 
-    def _cross(self, layer: WanLayer, normed: Tensor | Quantized, text: TextRows) -> Tensor:
+    def _cross(self, layer: WanLayer, normed: Tensor | Quantized, k: Tensor, v: Tensor) -> Tensor:
         """Attention to the text; as `CrossAttention.forward`."""
-        cross, (k, v) = layer.cross_attn, text
+        cross = layer.cross_attn
         with span(CROSS_PROJECTION):
             q = cross.q(normed)
         with span(CROSS_NORM):
             q = rms_norm(q, cross.norm_q.weight, cross.norm_q.eps, impl=self.impl)
         with span(CROSS_ATTENTION_KERNEL):
-            out = dense_attention(q.reshape(k.shape[0], -1, cross.num_heads, k.shape[-1]), k, v).out
+            per_text = q.reshape(k.shape[0], -1, cross.num_heads, k.shape[-1])
+            out = text_attention(per_text, k, v, self.text.distinct, impl=self.impl).reshape(q.shape)
         with span(CROSS_PROJECTION):
-            y: Tensor = cross.o(out.reshape(q.shape))
+            y: Tensor = cross.o(out)
         return y
 
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:

@@ -165,6 +165,20 @@ def check_gelu(dtype: torch.dtype, dim: int, device: str) -> None:
     same_values(found.values[rows[[0, 2, 3]]], expected.values[rows[[0, 2, 3]]], dim)
 
 
+def check_text(shape: Shape, rows: int, device: str) -> None:
+    """Attention to a text of which other rows are distinct in each sample."""
+    draw = Draw(shape.dim + rows, device)
+    q, k, v = (draw(shape.dtype, shape.batch, number, shape.heads, shape.width) for number in (shape.tokens, rows, rows))
+    distinct = torch.tensor([1 + (rows - 1) // (1 + sample) for sample in range(shape.batch)], dtype=torch.int32, device=device)
+    for sample, number in enumerate(distinct):
+        k[sample, number:], v[sample, number:] = float("nan"), float("nan")  # not read
+    found, expected = (api.text_attention(q, k, v, distinct, impl=impl) for impl in api.IMPLS)
+    limits = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # weights are rounded before they meet the values
+    torch.testing.assert_close(found, expected, rtol=limits[shape.dtype], atol=limits[shape.dtype])
+    apart = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in (q, k, v)]  # heads far apart
+    assert torch.equal(api.text_attention(*apart, distinct, impl="triton"), found), shape
+
+
 def check_far_rows(device: str) -> None:
     """Offsets beyond 2^31: the second sample of a cache lies that far behind the first, in memory that is never touched."""
     shape, far = Shape(dtype=torch.float16, tokens=2, heads=1, width=32), 2**31 + 64
@@ -200,4 +214,8 @@ if __name__ == "__main__":
     for width in (64, 100, 192) if place == "cpu" else (64, 100, 192, 8960, 13824, 16384):
         for kind in (torch.float32, torch.float16) if place == "cpu" else tuple(ULPS):
             check_gelu(kind, width, place)
+    lengths = (64, 1, 100, 7) if place == "cpu" else (1, 7, 64, 100, 128, 256, 400)
+    for at, each in enumerate(SHAPES if place == "cpu" else SHAPES + ON_A_GPU):
+        for number in lengths[at : at + 1] if place == "cpu" else lengths:
+            check_text(each, number, place)
     check_far_rows(place)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -40,6 +41,12 @@ def cache(dtype: torch.dtype = torch.float32, rows: int = 9) -> api.CacheRows:
     """Room for two samples, full of NaN; token 2 is not written."""
     keys, values = (torch.full((2, rows, HEADS, WIDTH), float("nan"), dtype=dtype) for _ in range(2))
     return api.CacheRows(keys=keys, values=values, rows=torch.tensor([4, 0, -1, 8, 5, 1]))
+
+
+def text(rows: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values, and how many of the rows are distinct."""
+    q, k, v = (draw(seed, 2, number, HEADS, WIDTH) for seed, number in ((6, TOKENS), (7, rows), (8, rows)))
+    return q, k, v, torch.tensor([rows, 2], dtype=torch.int32)
 
 
 def plain_turn(x: Tensor, weight: Tensor) -> Tensor:
@@ -132,6 +139,21 @@ def test_quantised_results_are_the_results_quantised() -> None:
     torch.testing.assert_close(hidden.double(), gelu, rtol=2**-4, atol=0.01)
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("tokens", [1, 63])
+def test_the_last_distinct_row_stands_for_all_behind_it(tokens: int, dtype: torch.dtype, limit: float) -> None:
+    """Against torch's attention in float64 over rows written out, each sample with a number of its own."""
+    q, k, v = (draw(seed, 3, number, HEADS, WIDTH, dtype=dtype) for seed, number in ((1, tokens), (2, 9), (3, 9)))
+    counts = torch.tensor([[1, 1, 7, 0, 0, 0, 0, 0, 0], [1] * 9, [9, 0, 0, 0, 0, 0, 0, 0, 0]])
+    found = api.text_attention(q, k, v, torch.tensor([3, 9, 1], dtype=torch.int32), impl="reference")
+    assert found.dtype == dtype and found.shape == q.shape
+    for sample in range(3):
+        rows = torch.arange(9).repeat_interleave(counts[sample])
+        wide = (each[sample].transpose(0, 1).double() for each in (q, k[:, rows], v[:, rows]))
+        expected = F.scaled_dot_product_attention(*wide).transpose(0, 1)
+        torch.testing.assert_close(found[sample].double(), expected, atol=3 * limit, rtol=limit)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_equals_the_reference(device: str) -> None:
@@ -153,6 +175,7 @@ OPERATORS = (
     "turn_and_write_kv",
     "turn_and_keep",
     "gelu_quantize",
+    "text_attention",
 )
 
 
@@ -174,6 +197,7 @@ def test_operators_keep_what_they_declare(name: str) -> None:
             (packed[..., DIM:].contiguous(), None, k, rope(), kept.keys, kept.values, kept.rows, 1e-5),
         ),
         "gelu_quantize": (custom_ops.gelu_quantize, (x,)),
+        "text_attention": (custom_ops.text_attention, text()),
     }[name]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*arguments, "reference"), test_utils=tests)
@@ -220,6 +244,13 @@ def test_what_does_not_fit_is_refused() -> None:
         api.qk_norm_rope_write(packed, turn(), few, impl="reference")
     with pytest.raises(ShapeError, match="weight_q: got None, expected that of the queries"):
         api.qk_norm_rope_keep(packed, turn(with_q=False), kept, impl="reference")
+    q, k, v, counts = text()
+    with pytest.raises(ShapeError, match=r"k: got torch.float32 \[2, 5, 3, 19\], expected torch.float32 \[2, L, 3, 20\]"):
+        api.text_attention(q, k[..., 1:], v, counts, impl="reference")
+    with pytest.raises(ShapeError, match=r"v: got torch.bfloat16 \[2, 5, 3, 20\], expected torch.float32 \[2, L, 3, 20\]"):
+        api.text_attention(q, k, v.bfloat16(), counts, impl="reference")
+    with pytest.raises(ShapeError, match=r"distinct: got torch.int64 \[2\], expected torch.int32 \[2\]"):
+        api.text_attention(q, k, v, counts.long(), impl="reference")
     with pytest.raises(ConfigError, match="no gradients"):
         api.rms_norm(x.requires_grad_(), draw(1, DIM), 1e-5, impl="reference")
     with pytest.raises(ConfigError, match="unknown impl of the kernels 'tritn'"):

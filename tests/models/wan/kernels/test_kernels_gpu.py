@@ -153,6 +153,40 @@ def test_keys_are_returned_and_written_in_one_launch() -> None:
             assert want is not None and torch.equal(got, want)
 
 
+def folded(rows: int, tokens: int = TOKENS, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+    """Queries, keys, values of a text of 512 rows, NaN behind the first `rows`, and the number of those."""
+    q, k, v = (draw(seed, batch, number, HEADS, DIM // HEADS, dtype=dtype) for seed, number in ((7, tokens), (8, 512), (9, 512)))
+    k[:, rows:], v[:, rows:] = float("nan"), float("nan")
+    return 3 * q, k, v, torch.full((batch,), rows, dtype=torch.int32, device=q.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [64, 100, 128, 256])
+def test_attention_to_a_text_is_that_to_its_rows_written_out(rows: int, dtype: torch.dtype) -> None:
+    """At full size, no further from float64 than twice what torch's attention over 512 rows is."""
+    q, k, v, distinct = folded(rows, dtype=dtype)
+    written = [torch.cat((each[:, :rows], each[:, rows - 1 : rows].expand(-1, 512 - rows, -1, -1)), 1) for each in (k, v)]
+    found = api.text_attention(q, k, v, distinct, impl="triton")
+    plain = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, *written))).transpose(1, 2)
+    exact = F.scaled_dot_product_attention(*(each.double().transpose(1, 2) for each in (q, *written))).transpose(1, 2)
+    errors = [(each.double() - exact).abs().max().item() for each in (found, plain)]
+    assert found.dtype == dtype and errors[0] < 2 * errors[1] + 1e-5
+    assert (api.text_attention(q, k, v, distinct - 1, impl="triton").double() - exact).abs().max() > 0.05
+
+
+def test_a_captured_graph_follows_its_text() -> None:
+    given = folded(64, 1000, batch=2)
+    api.text_attention(*given, impl="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = api.text_attention(*given, impl="triton")
+    for rows in (300, 7):
+        for each, other in zip(given, folded(rows, 1000, batch=2), strict=True):
+            each.copy_(other)
+        graph.replay()
+        assert found.isfinite().all() and torch.equal(found, api.text_attention(*given, impl="triton"))
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_operators_keep_what_they_declare(fp8: bool) -> None:
     x, table, packed = draw(1, 2, 6, DIM), draw(2, 1, 2, DIM), draw(3, 2, 6, 3 * DIM)
@@ -167,6 +201,7 @@ def test_operators_keep_what_they_declare(fp8: bool) -> None:
     written = (packed, weight, weight, rope(6), keys, values, rows, EPS, "triton")
     torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
     torch.library.opcheck(custom_ops.turn_and_keep, written, test_utils=tests)
+    torch.library.opcheck(custom_ops.text_attention, (*folded(64, 70), "triton"), test_utils=tests)
 
 
 def test_a_compiled_pass_is_the_eager_one() -> None:
@@ -203,3 +238,6 @@ def test_offsets_beyond_two_to_the_31() -> None:
     for got, want in zip(found, expected, strict=True):
         assert isinstance(got, Tensor) and isinstance(want, Tensor)
         assert torch.equal(got[:, -2:], want)
+    q, (_, k, v, distinct) = x.view(1, rows, HEADS, -1), folded(64)
+    far, near = (api.text_attention(each, k, v, distinct, impl="triton") for each in (q, tail.view(1, 2, HEADS, -1)))
+    assert torch.equal(far[:, -2:], near)

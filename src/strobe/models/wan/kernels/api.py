@@ -199,6 +199,35 @@ def qk_norm_rope_keep(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ker
     return q, k, packed[..., -dim:].unflatten(-1, cache.values.shape[2:])
 
 
+def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: KernelImpl) -> Tensor:
+    """Attention of queries `[B, S, H, D]` to all rows of a text whose last ones are equal: `[B, S, H, D]` in the dtype of q.
+
+    With `n` distinct rows of `L`, row `n - 1` stands for itself and for all behind it, which are not read:
+    `sum_j c_j exp(s_j) v_j / sum_j c_j exp(s_j)` over `j < n` with `s_j = q k_j / sqrt(D)`, `c_j = 1` but for
+    `c_(n-1) = L - n + 1`; scores and sums in float32.
+
+    Args:
+        k, v: `[B, L, H, D]`.
+        distinct: `n` of each sample, int32 `[B]`, 1 to L; not checked, it is on the device.
+
+    Raises:
+        ShapeError: shapes or dtypes do not fit.
+        ConfigError: a gradient is wanted.
+    """
+    for each in (q, k, v):
+        _check_inference(each)
+    batch, _, num_heads, head_dim = q.shape
+    for name, rows in (("k", k), ("v", v)):
+        if rows.shape != (batch, k.shape[1], num_heads, head_dim) or rows.dtype != q.dtype:
+            raise ShapeError(
+                f"{name}: got {rows.dtype} {list(rows.shape)}, expected {q.dtype} [{batch}, L, {num_heads}, {head_dim}] as q is"
+            )
+    if distinct.shape != (batch,) or distinct.dtype != torch.int32:
+        raise ShapeError(f"distinct: got {distinct.dtype} {list(distinct.shape)}, expected torch.int32 [{batch}]")
+    arguments = (q, k, v, distinct)
+    return custom_ops.text_attention(*arguments, impl) if custom_ops.seen(q) else custom_ops.home(impl).text_attention(*arguments)
+
+
 def _norm(
     x: Tensor, y: Tensor | None, gate: Tensor | None, after: Affine, eps: float, impl: KernelImpl, fp8: bool
 ) -> list[Tensor]:

@@ -60,6 +60,8 @@ class Kernels(Protocol):
         eps: float,
     ) -> tuple[Tensor, Tensor]: ...
 
+    def text_attention(self, q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor: ...
+
 
 def home(impl: str) -> Kernels:
     """The module of an impl, imported when it is first used."""
@@ -187,3 +189,14 @@ def turn_and_keep(
 def _(packed: Tensor, weight_q: Tensor, weight_k: Tensor, rope: Tensor, keys: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     q, k = (packed.new_empty((*packed.shape[:2], *keys.shape[2:])) for _ in range(2))
     return q, k
+
+
+@torch.library.custom_op("strobe::wan_text_attention", mutates_args=())
+def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, impl: str) -> Tensor:
+    """See `impl.reference.text_attention`."""
+    return home(impl).text_attention(q, k, v, distinct)
+
+
+@text_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, impl: str) -> Tensor:
+    return q.new_empty(q.shape)

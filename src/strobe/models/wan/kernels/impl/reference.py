@@ -103,6 +103,20 @@ def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantize_rows(F.gelu(x, approximate="tanh"), torch.float8_e4m3fn)
 
 
+def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor:
+    """Attention in float32 of queries `[B, S, H, D]` to keys and values `[B, L, H, D]`, of which the first `distinct[b]` are
+    read, the last of them as if it stood in all rows behind it too.
+    """
+    last, rows = distinct[:, None] - 1, torch.arange(k.shape[1], device=k.device)
+    counts = torch.where(rows == last, k.shape[1] - last, 1).log().masked_fill(rows > last, float("-inf"))  # [B, L]
+    read = (rows <= last)[:, None, :, None]
+    queries, keys, values = (each.transpose(1, 2).float() for each in (q, k, v))
+    keys, values = (torch.where(read, each, 0.0) for each in (keys, values))
+    scores = queries @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5 + counts[:, None, None]
+    out: Tensor = scores.softmax(-1) @ values
+    return out.transpose(1, 2).to(q.dtype).contiguous()
+
+
 def _rows(table: Tensor, x: Tensor) -> Tensor:
     """A table `[B or 1, F or 1, dim]` as rows for the tokens of x: `[B or 1, S or 1, dim]`."""
     return table if table.shape[1] == 1 else table.repeat_interleave(x.shape[1] // table.shape[1], dim=1)

@@ -1,4 +1,5 @@
-"""The kernels in Triton: one program per token, one pass over its channels, statistics in float32.
+"""The kernels in Triton: one program per token, one pass over its channels, statistics in float32. Attention to a text has one
+per head and tile of queries.
 
 The product of two 16-bit numbers is exact in float32, so what is rounded where decides the result: the same as in the reference,
 but for the order of sums. Without gradients. Nothing syncs, and no configuration depends on a length.
@@ -6,12 +7,19 @@ but for the order of sums. Without gradients. Nothing syncs, and no configuratio
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _FP8 = torch.float8_e4m3fn
+TILE: Final = (128, 64, 8, 2)
+"""Of `text_attention` in 16 bits: queries of a program, text rows at a time, warps, stages. Every program reads keys and values
+anew, out of the L2 cache, so it has many queries."""
+WIDE_TILE: Final = (32, 32, 8, 1)
+"""The same in float32, or with heads of more than 128 channels."""
 
 
 @triton.jit
@@ -156,6 +164,42 @@ def _gelu_quantize_kernel(x_ptr, out_ptr, scale_ptr, dim: tl.constexpr, block: t
         tl.store(out_ptr + behind, (second * steps).to(tl.float8e4nv), mask=there)
 
 
+@triton.jit(do_not_specialize=["num_queries"])
+def _text_attention_kernel(
+    q_ptr, k_ptr, v_ptr, distinct_ptr, out_ptr,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, num_queries, scale,
+    num_rows: tl.constexpr, heads: tl.constexpr, width: tl.constexpr, block_width: tl.constexpr,
+    queries: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries of one head against the distinct rows of the text, with a running softmax in base 2. How many they are is
+    read on the device, so one launch, and one graph, serves every prompt.
+    """
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    query = tl.program_id(0).to(tl.int64) * queries + tl.arange(0, queries)
+    channel = tl.arange(0, block_width)
+    there = (query < num_queries)[:, None] & (channel < width)[None, :]
+    at = batch * q_batch + head * q_head + query[:, None] * q_row + channel[None, :]
+    q = tl.load(q_ptr + at, mask=there, other=0.0)
+    most, total = tl.full((queries,), -1e30, tl.float32), tl.zeros((queries,), tl.float32)
+    out = tl.zeros((queries, block_width), tl.float32)
+    distinct = tl.load(distinct_ptr + batch)
+    behind = tl.log2((num_rows - distinct + 1).to(tl.float32))  # the last one stands for so many
+    for first in tl.range(0, distinct, rows, num_stages=stages):
+        row = first + tl.arange(0, rows)
+        kept = (row < distinct)[:, None] & (channel < width)[None, :]
+        k = tl.load(k_ptr + batch * k_batch + head * k_head + row[:, None] * k_row + channel[None, :], mask=kept, other=0.0)
+        v = tl.load(v_ptr + batch * v_batch + head * v_head + row[:, None] * v_row + channel[None, :], mask=kept, other=0.0)
+        count = tl.where(row < distinct - 1, 0.0, tl.where(row == distinct - 1, behind, float("-inf")))
+        scores = tl.dot(q, k.T, input_precision="ieee") * scale + count[None, :]
+        now = tl.maximum(most, tl.max(scores, 1))
+        weights, shrink = tl.exp2(scores - now[:, None]), tl.exp2(most - now)
+        total = total * shrink + tl.sum(weights, 1)
+        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        most = now
+    out = (out / total[:, None]).to(q.dtype)
+    tl.store(out_ptr + ((batch * num_queries + query)[:, None] * heads + head) * width + channel[None, :], out, mask=there)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `reference.rms_norm`."""
     x, dim = x.contiguous(), x.shape[-1]
@@ -260,6 +304,27 @@ def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(x):
         _gelu_quantize_kernel[(x.numel() // dim,)](x, out, scale, dim=dim, block=block, tail=tail, num_warps=_warps(block, block))
     return out, scale
+
+
+def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, tile: tuple[int, int, int, int] | None = None) -> Tensor:
+    """As `reference.text_attention`.
+
+    Args:
+        tile: see `TILE`; None: that for the dtype and head width.
+    """
+    q, k, v = (each if each.stride(3) == 1 else each.contiguous() for each in (q, k, v))
+    batch, num_queries, heads, width = q.shape
+    out, block_width = q.new_empty(q.shape), max(16, triton.next_power_of_2(width))
+    narrow = q.element_size() == 2 and block_width <= 128
+    queries, rows, warps, stages = tile or (TILE if narrow else WIDE_TILE)
+    with torch.cuda.device_of(q):
+        _text_attention_kernel[(triton.cdiv(num_queries, queries), heads, batch)](
+            q, k, v, distinct.contiguous(), out, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            num_queries, width**-0.5 * 1.4426950408889634,
+            num_rows=k.shape[1], heads=heads, width=width, block_width=block_width,
+            queries=queries, rows=rows, stages=stages, num_warps=warps,
+        )  # fmt: skip
+    return out
 
 
 def _steps(table: Tensor | None) -> tuple[int, int]:
