@@ -243,6 +243,10 @@ def test_choosing_is_traced_with_its_gates(machine: SimpleNamespace, monkeypatch
         ({"num_kv_heads": 2, "return_lse": True}, "cudnn"),
         ({"q_len": 1}, ""),
         ({"q_len": 1, "return_lse": True}, "flash"),
+        ({"q_len": 2}, "flash"),
+        ({"q_len": 64, "return_lse": True}, "flash"),
+        ({"q_len": 64, "num_kv_heads": 2}, ""),
+        ({"q_len": 65}, "cudnn"),
         ({"head_dim": 256, "return_lse": True}, "flash"),
         ({"head_dim": 20, "return_lse": True}, "efficient"),
         ({"dtype": torch.float32, "return_lse": True}, "efficient"),
@@ -258,6 +262,16 @@ def test_which_of_torch_s_kernels_runs(machine: SimpleNamespace, changes: dict[s
 def test_torch_prefers_its_own_choice_before_hopper(machine: SimpleNamespace) -> None:
     machine.capability = (8, 0)
     assert sdpa.kernel_of(DENSE) == "" and sdpa.kernel_of(replace(DENSE, return_lse=True)) == "flash"
+
+
+def test_few_queries_over_many_keys_do_not_go_to_fa4(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would leave most multiprocessors idle; with gradients it is taken all the same, as its backward is."""
+    monkeypatch.setattr(gates, "GATES", (gate("dense", "fa4"), gate("dense", "sdpa")))
+    for q_len, impl in ((1, "sdpa"), (64, "sdpa"), (65, "fa4")):
+        spec = replace(DENSE, q_len=q_len, kv_len=8192, head_dim=128)
+        assert select(spec, dense_api._order(spec)).impl.name == impl
+    spec = replace(DENSE, q_len=1, kv_len=8192, head_dim=128, needs_grad=True)
+    assert dense_api._order(spec) == dense_api.IMPLS
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 128), (1, 4, 128, 1), (1, 4, 160)])

@@ -245,7 +245,9 @@ def test_open_close_open_with_nearly_full_memory(make: Callable[..., Session], m
     try:
         for _ in range(3):
             with make(preset=pooled(), device="cuda") as session:
-                assert all(map(torch.equal, play(session), expected))
+                latents, samples = play(session)  # libraries take other kernels where they get less to work with
+                torch.testing.assert_close(latents, expected[0], atol=1e-4, rtol=1e-4)
+                assert (samples.int() - expected[1].int()).abs().max() <= 1
                 assert session.arena is not None
                 reserved.append(session.arena.reserved_bytes)
     finally:

@@ -25,13 +25,13 @@ def _choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
 
 
 def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
-    """Implementations, the fastest first. FA4 gives all keys of a head and a tile of queries to one multiprocessor, so one query
-    over many keys leaves most of them idle: torch's kernel for it shares the keys out.
+    """Implementations, the fastest first. FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries
+    over many keys leave most of them idle.
     """
     if spec.needs_grad:
         return IMPLS
     few_keys = spec.kv_len <= _FEW_KEYS and sdpa.kernel_of(spec) == "cudnn"
-    return _TORCH_FIRST if few_keys or spec.q_len == 1 else IMPLS
+    return _TORCH_FIRST if few_keys or spec.q_len <= sdpa.FEW_QUERIES else IMPLS
 
 
 def dense_attention(

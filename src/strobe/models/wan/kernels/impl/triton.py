@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 _FP8 = torch.float8_e4m3fn
-TILE: Final = (128, 64, 8, 2)
-"""Of `text_attention` in 16 bits: queries of a program, text rows at a time, warps, stages. Every program reads keys and values
-anew, out of the L2 cache, so it has many queries."""
+TILE: Final = (64, 32, 4, 2)
+"""Of `text_attention` in 16 bits: queries of a program, text rows at a time, warps, stages. The fastest of 17 on an H200 at 4,680
+queries and 12 heads of 128: 12, 15 and 21 us for 12, 64 and 128 distinct rows, where cuDNN takes 34 for all 512."""
 WIDE_TILE: Final = (32, 32, 8, 1)
 """The same in float32, or with heads of more than 128 channels."""
 
