@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, Literal, Protocol, Self
@@ -49,6 +50,8 @@ class PassInputs:
     rope: Tensor
 
 
+Replaying = Callable[[], AbstractContextManager[None]]
+"""What is done around a replay, such as giving its messages a deadline."""
 Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
 """A pass: latents, modulation, text, rotations and step, to the flow or, of a pass that only writes, to nothing that is read."""
 
@@ -61,8 +64,10 @@ class Runner(Protocol):
         """Memory of static inputs."""
         ...
 
-    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
-        """Run a pass. The result may be overwritten by the next pass of the same mode."""
+    def run(
+        self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
+    ) -> Tensor | None:
+        """Run a pass, and every replay within `replaying()`. The result may be overwritten by the next pass of the same mode."""
         ...
 
     def place(self, arena: Arena) -> None:
@@ -83,7 +88,9 @@ class Eager:
 
     num_bytes = 0
 
-    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
+    def run(
+        self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
+    ) -> Tensor | None:
         """See `Runner.run`."""
         return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
 
@@ -131,7 +138,9 @@ class Recorded:
         """Memory of static inputs; results and what a pass works with belong to the passes."""
         return sum(tensor.nbytes for held in self._inputs.values() for tensor in held.tensors)
 
-    def run(self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep) -> Tensor | None:
+    def run(
+        self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
+    ) -> Tensor | None:
         """Replay a pass; record it before if there is none of its mode, signature and shapes.
 
         Raises:
@@ -143,11 +152,12 @@ class Recorded:
         key = (mode, signature, *(group.shapes for group in groups))
         replay = self._replays.get(key)
         if replay is None:
-            replay = self._replays[key] = self._recorded(body, groups, step, len(inputs.text.layers))
+            replay = self._replays[key] = self._recorded(body, groups, step, replaying)
             while len(self._replays) > self._limit:
                 self._forget(self._replays.popitem(last=False)[1])
         self._replays.move_to_end(key)
-        replay.again()
+        with replaying():
+            replay.again()
         return replay.out
 
     def place(self, arena: Arena) -> None:
@@ -185,24 +195,20 @@ class Recorded:
             groups.append(group)
         return tuple(groups)
 
-    def _recorded(self, body: Body, groups: tuple[_Static, ...], step: CacheStep, num_layers: int) -> Replay:
-        latents, modulation, text, rope = (group.tensors for group in groups)
-        call = partial(
-            body,
-            latents[0],
-            Modulation(layers=modulation[0], head=modulation[1]),
-            TextKV.made_of(text),
-            rope[0],
-            step,
-        )
+    def _recorded(self, body: Body, groups: tuple[_Static, ...], step: CacheStep, replaying: Replaying) -> Replay:
+        latents, modulation, texts, rope = (group.tensors for group in groups)
+        text = TextKV.made_of(texts)
+        call = partial(body, latents[0], Modulation(layers=modulation[0], head=modulation[1]), text, rope[0], step)
+        last = len(text.layers) - 1
         with silenced():
             replay = self._record(call)
             held = [(group, group.source, [tensor.clone() for tensor in group.tensors]) for group in groups]
             for group in groups:
                 group.halve()
-            replay.again()  # before the eager pass: what it does not write is not there yet
-            found = _bits(replay.out, step.buffers(num_layers - 1))  # the last layer's depend on all before it
-            expected = _bits(call(), step.buffers(num_layers - 1))
+            with replaying():
+                replay.again()  # before the eager pass: what it does not write is not there yet
+            found = _bits(replay.out, step.buffers(last))  # the last layer's depend on all before it
+            expected = _bits(call(), step.buffers(last))
             for group, source, tensors in held:
                 group.fill(tensors, None)
                 group.source = source

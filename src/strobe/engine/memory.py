@@ -28,7 +28,7 @@ from strobe.models.wan.dit import CausalWan
 GIB: Final = 1 << 30
 CACHED: Final = "keys and values"
 LARGEST: Final = "largest pass"
-"""The part of a prediction that is only there while a stream works."""
+"""The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

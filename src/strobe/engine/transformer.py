@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from strobe.cache.kv import CacheStep
 from strobe.core.device import upload
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
 from strobe.engine.config import ResolvedConfig
-from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Runner
+from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying, Runner
 from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
 from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
@@ -136,13 +137,20 @@ class Transformer:
         """Write the keys and values of clean latents [B, F, C, Y, X] into the cache."""
         self._run("write", latents, self.conditions(latents, CLEAN, text, cache), cache)
 
-    def _run(self, mode: Mode, latents: Tensor, conditions: tuple[Modulation, TextKV, Tensor], cache: CacheStep) -> Tensor | None:
+    def _run(
+        self,
+        mode: Mode,
+        latents: Tensor,
+        conditions: tuple[Modulation, TextKV, Tensor],
+        cache: CacheStep,
+        replaying: Replaying = nullcontext,
+    ) -> Tensor | None:
         modulation, text, rotations = conditions
         inputs = PassInputs(latents=latents, modulation=modulation, text=text, rope=rotations)
         if self._compiled_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         body = self.dit.commit if mode == "write" and self.knobs.commit_kv_only else self.dit
-        return self.runner.run(mode, body, inputs, cache)
+        return self.runner.run(mode, body, inputs, cache, replaying)
 
     def conditions(
         self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep

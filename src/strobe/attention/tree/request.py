@@ -117,7 +117,6 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
     )
     check_words(options.strategy, spec)
-    links = options.links or assumed_links(tree.backend(q.device.type), num_ranks)
     return Request(
         spec=spec,
         ranks=Ranks(
@@ -130,7 +129,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         heads=heads,
         shards=shards,
         requested=options.strategy,
-        links=links.in_a_graph() if q.is_cuda and torch.cuda.is_current_stream_capturing() else links,
+        links=options.links or assumed_links(tree.backend(q.device.type), num_ranks),
     )
 
 
@@ -218,10 +217,14 @@ def learn(request: Request, begun: Begun) -> Request:
 
 
 def choose(request: Request) -> TreePlan:
-    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step."""
+    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
+    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
+    """
     spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
     lengths = tuple(round_up(length) for length in request.ranks.lengths)
-    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, request.links)
+    captured = spec.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+    links = request.links.in_a_graph() if captured else request.links
+    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, links)
 
 
 def round_up(length: int) -> int:

@@ -221,7 +221,7 @@ class StreamCase:
     def _session(self, name: str) -> Session:
         if name not in self._sessions:
             session = Session(preset=self._configs[name], model=self._loaded, seed=self._script.seed, device=self.device)
-            self._sessions[name] = session, _unwritten(session.snapshot())
+            self._sessions[name] = session, unwritten(session.snapshot())
         return self._sessions[name][0]
 
     def _computes(self, name: str) -> tuple[object, ...]:
@@ -296,7 +296,7 @@ class StreamCase:
         )
 
 
-def _unwritten(start: Snapshot) -> Snapshot:
+def unwritten(start: Snapshot) -> Snapshot:
     """A snapshot from before the first frame block whose cache takes no memory: nothing in it is ever read."""
     assert start.cache.end == 0
     tensors = {name: getattr(start.cache, name) for name in ("keys", "values", "sink_keys")}

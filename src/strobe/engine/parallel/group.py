@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -20,6 +21,7 @@ from strobe.attention.tree.comm.watch import reached
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
+from strobe.engine.graphs import Runner
 from strobe.engine.prompts import Change
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class DeviceGroup:
         self.timeout_s = timeout_s
         self._comm = comm_of(group)
         self._joined = False
+        self._runners: WeakSet[Runner] = WeakSet()
         if self.size > 1 and self._comm.backend("cpu") == "none":
             raise ConfigError('the group sends no CPU tensors; make it by init_process_group("cpu:gloo,cuda:nccl")')
         self.agree("meeting")
@@ -168,9 +171,18 @@ class DeviceGroup:
         if self._comm.error is not None:
             raise self._comm.error
 
+    def keep(self, runner: Runner) -> None:
+        """Remember who has recorded messages of these processes: NCCL leaves them only when no graph holds any."""
+        self._runners.add(runner)
+
     def close(self) -> None:
-        """Leave the processes that `join` met; nothing for a group that was given. Closing twice does nothing."""
+        """Leave the processes that `join` met, and forget what sessions have recorded; nothing for a group that was given.
+
+        Closing twice does nothing.
+        """
         if self._joined and not self._comm.broken:  # one that has failed could wait for ever; it ends with the process
+            for runner in self._runners:
+                runner.reset()
             dist.destroy_process_group()
         self._joined = False
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.engine.config import Knobs, ResolvedConfig
+from strobe.engine.graphs import Mode
 from strobe.engine.load import Model
 from strobe.engine.parallel.cache import SharedStep
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, join, rows
 from strobe.engine.transformer import CLEAN, TextContext, Transformer
-from strobe.models.wan.dit import Modulation
-from strobe.models.wan.text import TextKV
 
 NOT_SHARED = {
     "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
@@ -48,8 +48,7 @@ class SharedTransformer(Transformer):
             CollectiveError: a rank does not come, or is gone.
         """
         assert isinstance(cache, SharedStep)
-        with self._devices.watched(cache.call):
-            part = self._run("flow", *self._mine(latents, timestep, text, cache), cache)
+        part = self._pass("flow", latents, timestep, text, cache)
         assert part is not None
         patch = self.dit.config.patch
         return join(cache.gather(part.contiguous()), patch, latents.shape[3] // patch[0])
@@ -61,17 +60,16 @@ class SharedTransformer(Transformer):
             CollectiveError: a rank does not come, or is gone.
         """
         assert isinstance(cache, SharedStep)
-        with self._devices.watched(cache.call):
-            self._run("write", *self._mine(latents, CLEAN, text, cache), cache)
+        self._pass("write", latents, CLEAN, text, cache)
         self._devices.settle()
 
-    def _mine(
-        self, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep
-    ) -> tuple[Tensor, tuple[Modulation, TextKV, Tensor]]:
-        """This rank's tokens of the latents, and what a pass over them is told besides."""
+    def _pass(self, mode: Mode, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep) -> Tensor | None:
+        """A pass over this rank's tokens of the latents. Messages of a recorded one have no deadline but the replay's."""
         modulation, text_kv, rotations = self.conditions(latents, timestep, text, cache)
         local = cut(latents, self.dit.config.patch, self._layout.mine)
-        return local, (modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine))
+        conditions = modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine)
+        self._devices.keep(self.runner)
+        return self._run(mode, local, conditions, cache, partial(self._devices.watched, cache.call))
 
 
 def on_several(config: ResolvedConfig) -> ResolvedConfig:

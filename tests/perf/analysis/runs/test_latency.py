@@ -55,6 +55,15 @@ def test_frames_that_stall(make_run: MakeRun, slow_ms: dict[int, float], stalled
     assert latencies(run, "turbo").stalled_frames == stalled
 
 
+def test_a_clip_of_one_frame_block_stalls_nothing(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    assert run.header.workload is not None
+    work = msgspec.structs.replace(run.header.workload, frame_blocks=1, frames=run.header.workload.frames_first_block)
+    header = msgspec.structs.replace(run.header, workload=work)
+    first = tuple(span for span in run.spans if span.name != "frame_block" or span.index == 0)
+    assert latencies(dataclasses.replace(run, header=header, spans=first), "turbo").stalled_frames == 0
+
+
 def test_every_excluded_block_has_its_cause(make_run: MakeRun) -> None:
     run = make_run(block_time)
     causes = {0: "first block", 1: "cache not full", 2: "cache not full", 8: "prompt switch (recache)"}

@@ -224,6 +224,7 @@ class Call:
         Raises:
             ConfigError: tensors on a GPU travel by gloo.
         """
+        assert bool(shapes) != bool(into) and all(each.is_contiguous() for each in into)
         if tag is None:
             self.meet()
         own = sends[self.rank]
@@ -329,8 +330,9 @@ class Call:
 
     def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
         """Start a collective; one that will be watched is marked just before it on the stream."""
-        timed = self.comm.timed(device)
-        watched = device.type == "cuda" and not timed and not torch.cuda.is_current_stream_capturing()
+        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing may be waited for
+        timed = self.comm.timed(device) and not captured
+        watched = device.type == "cuda" and not timed and not captured
         begun = reached(device) if watched else None
         return Waiting(rank=None, work=self._start(start, None), timed=timed, begun=begun)
 

@@ -74,10 +74,18 @@ class Watch:
                 queued = list(self._queued)
             left, over = look(queued, time.monotonic())
             if over:
-                over[0].late()  # the others wait for the same rank
+                _tell(over[0])  # the others wait for the same rank
             with self._changed:
                 self._queued = [] if over else left + self._queued[len(queued) :]  # others only append
             time.sleep(POLL_S)
+
+
+def _tell(queued: Queued) -> None:
+    """Say that it is late. Whoever waits for the queue to empty waits for this: it must not fail in silence."""
+    try:
+        queued.late()
+    except Exception as error:  # noqa: BLE001  # a thread of its own; nobody else would hear it
+        end_process(CollectiveError(f"the GPU waits for another rank, and giving up failed: {type(error).__name__}: {error}"))
 
 
 def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:

@@ -148,7 +148,8 @@ def claim(folder: Path, job: Job, cells: Sequence[Cell]) -> None:
     asked = {"base": job.base, **job.request}
     differing = [name for name in asked if earlier and earlier.get(name) != asked[name]]
     if differing:
-        raise ConfigError(f"{folder} holds cells with another {', '.join(differing)}; give the same, or name another folder")
+        changed = ", ".join(differing)
+        raise ConfigError(f"{folder} holds cells measured with other {changed}; give the same, or name another folder")
     plan = Plan(base=job.base, request=job.request, values=dict(job.values), idle=dict(job.idle), cells=tuple(planned.values()))
     part = folder / f"{PLAN}.part"
     try:

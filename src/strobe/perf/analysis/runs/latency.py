@@ -192,8 +192,7 @@ def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
 
 def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
     """Frames that playback waits for: a frame block is made while the one before it plays."""
-    first = work.frames - (work.frame_blocks - 1) * work.frames_per_block
-    plays = [first, *[work.frames_per_block] * (work.frame_blocks - 2)]
+    plays = [work.frames_first_block, *[work.frames_per_block] * (work.frame_blocks - 2)][: len(blocks_ns) - 1]
     late = (ns * work.fps - frames * NS for ns, frames in zip(blocks_ns[1:], plays, strict=True))
     return sum(-(-each // NS) for each in late if each > 0)
 
