@@ -82,10 +82,13 @@ class Watch:
 
 def _tell(queued: Queued) -> None:
     """Say that it is late. Whoever waits for the queue to empty waits for this: it must not fail in silence."""
+    done = False
     try:
         queued.late()
-    except Exception as error:  # noqa: BLE001  # a thread of its own; nobody else would hear it
-        end_process(CollectiveError(f"the GPU waits for another rank, and giving up failed: {type(error).__name__}: {error}"))
+        done = True
+    finally:
+        if not done:
+            end_process(CollectiveError("the GPU waits for another rank, and giving up failed"))
 
 
 def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
