@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -21,10 +22,20 @@ from torch.utils._pytree import tree_leaves
 
 from strobe.attention.sparse.layout import _kept as tables_of_tiles
 from strobe.core.errors import StrobeError
-from strobe.engine.arena import POOLS, Anywhere, ArenaPlan, ArenaUse, CudaArena, end_capture, new_arena
+from strobe.engine.arena import (
+    POOLS,
+    Anywhere,
+    ArenaPlan,
+    ArenaUse,
+    CudaArena,
+    capture_stream,
+    decode_stream,
+    end_capture,
+    new_arena,
+)
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.graphs import CudaGraphs, Recorded, _side_stream
+from strobe.engine.graphs import CudaGraphs, Recorded
 from strobe.engine.load import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import PRESETS, preset
@@ -360,13 +371,24 @@ def test_a_capture_is_alone_too(monkeypatch: pytest.MonkeyPatch, fails: bool) ->
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _: note("set back"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: note("wait"))
-    _side_stream.cache_clear()
+    capture_stream.cache_clear()
     runner = CudaGraphs(device)
     with pytest.raises(StrobeError, match="cannot be captured") if fails else nullcontext():
         runner._forget(runner._record(call))
-    _side_stream.cache_clear()
+    capture_stream.cache_clear()
     found = ["warm-up", "warm-up", "warm-up", "wait", "capture", "set back" if fails else "wait"]
     assert free == [(what, False) for what in found] and not torch_has.underway
+
+
+def test_nothing_is_decoded_where_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch hands its 32 streams out in turn. What a decoder frees there a capture would take, and replays write into it."""
+    numbers = itertools.count()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(numbers) % 4)
+    capture_stream.cache_clear()
+    assert [decode_stream(torch.device("cpu")) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1] and capture_stream(
+        torch.device("cpu")
+    ) == 0
+    capture_stream.cache_clear()
 
 
 @pytest.mark.parametrize("left_in_use", [True, False])

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Protocol, Self
 
 import torch
@@ -30,6 +31,19 @@ from strobe.engine.config import ResolvedConfig
 
 POOLS: Final = threading.RLock()
 """Held by the thread that has a pool open, captures, waits for a whole device, or has torch give memory back."""
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where passes are captured, of all sessions of a device: libraries keep a workspace for every stream they were called on."""
+    return torch.cuda.Stream(device)
+
+
+def decode_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for a decoder, never that of captures: torch has 32 a device and hands them out in turn."""
+    while (stream := torch.cuda.Stream(device)) == capture_stream(device):
+        pass
+    return stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strobe.core.errors import SessionError
 from strobe.core.spans import VAE_DECODE, span
-from strobe.engine.arena import Anywhere, Arena
+from strobe.engine.arena import Anywhere, Arena, decode_stream
 from strobe.engine.config import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
@@ -61,7 +61,7 @@ class FrameDecoder:
         device = self._device
         overlap = self._config.knobs.overlap_decode or device != self._config.device
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
-        self._side = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
+        self._side = decode_stream(device) if overlap and device.type == "cuda" else None
         self._arena: Arena = Anywhere()
 
     @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Final, Literal, Protocol, Self
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import POOLS, Anywhere, Arena, end_capture
+from strobe.engine.arena import POOLS, Anywhere, Arena, capture_stream, end_capture
 from strobe.models.wan.dit import Modulation
 from strobe.models.wan.text import TextKV
 
@@ -247,7 +247,7 @@ class CudaGraphs(Recorded):
     def __init__(self, device: torch.device, limit: int = LIMIT) -> None:
         super().__init__(limit)
         self._device = device
-        self._side = _side_stream(device)
+        self._side = capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def place(self, arena: Arena) -> None:
@@ -295,12 +295,6 @@ class CudaGraphs(Recorded):
     def _forget(self, replay: Replay) -> None:
         with POOLS:
             torch.cuda.synchronize(self._device)
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where passes are captured, of all streams of a device: libraries keep a workspace for every stream they were called on."""
-    return torch.cuda.Stream(device)
 
 
 class _Static:
