@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder, VideoVAE, to_levels
 from strobe.engine.load import shapes_defaults
@@ -144,3 +146,12 @@ def test_a_gpu_beside_the_transformer(kind: str) -> None:
     assert near(streamed(other, latents()), expected)
     beside = FrameDecoder(vae, config("cuda", overlap_decode=True))
     assert near(streamed(beside, latents("cuda")), expected)
+
+
+def test_nothing_is_decoded_where_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch hands its 32 streams out in turn. What a decoder frees there a capture would take, and replays write into it."""
+    numbers, device = itertools.count(), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(numbers) % 4)
+    capture_stream.cache_clear()
+    assert [decode_stream(device) for _ in range(7)] == [0, 2, 3, 0, 2, 3, 0] and capture_stream(device) == 1
+    capture_stream.cache_clear()
