@@ -133,7 +133,7 @@ def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monke
     monkeypatch.setattr(ablate_run, "run_case", lambda *args, **more: pytest.fail("measured again"))
     cells = list(planned.one_at_a_time(BASE, parse_factors(["window=6"]), tiny.defaults))
     assert run_cells(cells, work(tiny), folder, lambda *step: None).kept == ("window-6",)
-    with pytest.raises(ConfigError, match="measured with other rounds"):
+    with pytest.raises(ConfigError, match="that differ in rounds"):
         run_cells(cells, work(tiny, rounds=3), folder, lambda *step: None)
 
 

@@ -253,7 +253,7 @@ def test_a_rerun_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
 def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
     run_grid(GRID[:1], REQUEST, tmp_path, quiet)
     other = Request(contestants=REQUEST.contestants, device="cpu", seconds=1e-6, seed=1)
-    with pytest.raises(ConfigError, match="another seed; give the same, or name another folder"):
+    with pytest.raises(ConfigError, match="that differ in seed; give the same, or name another folder"):
         run_grid(GRID[:1], other, tmp_path, quiet)
     (tmp_path / "request.json").write_text("{")
     with pytest.raises(ConfigError, match="is not a request"):

@@ -161,7 +161,7 @@ def _claim(folder: Path, request: Request) -> None:
             differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
             if differing:
                 raise ConfigError(
-                    f"{folder} holds cells measured with other {', '.join(differing)}; give the same, or name another folder"
+                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
                 )
             return
         part = file.with_suffix(".part")

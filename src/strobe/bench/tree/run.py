@@ -162,7 +162,7 @@ def _claim(folder: Path, how: How) -> None:
             differing = [name for name in how.__struct_fields__ if getattr(held, name) != getattr(how, name)]
             if differing:
                 raise ConfigError(
-                    f"{folder} holds cells measured with other {', '.join(differing)}; give the same, or name another folder"
+                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
                 )
             return
         part = file.with_suffix(".part")

@@ -149,7 +149,7 @@ def claim(folder: Path, job: Job, cells: Sequence[Cell]) -> None:
     differing = [name for name in asked if earlier and earlier.get(name) != asked[name]]
     if differing:
         changed = ", ".join(differing)
-        raise ConfigError(f"{folder} holds cells measured with other {changed}; give the same, or name another folder")
+        raise ConfigError(f"{folder} holds cells that differ in {changed}; give the same, or name another folder")
     plan = Plan(base=job.base, request=job.request, values=dict(job.values), idle=dict(job.idle), cells=tuple(planned.values()))
     part = folder / f"{PLAN}.part"
     try:
