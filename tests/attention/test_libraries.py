@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import runpy
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from strobe.attention.dense.impl import fa4, sdpa
 from strobe.attention.gates import Gate
 from strobe.attention.impls import select
 from strobe.attention.sparse import impls as sparse_impls
+from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.survey import survey
 from strobe.attention.types import AttentionSpec
@@ -348,3 +352,38 @@ def test_a_gate_is_recorded_for_what_ran_and_did_not_fail(tmp_path: Path) -> Non
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert result.stdout.splitlines()[-1] == "absent old 0 1|bad old 1 1|good GPU 0 2"
+
+
+OF_FA4 = (
+    "Argument aux_data (position 17) cannot be converted to a JitArgument for function "
+    "'cutlass___call___flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__Tensorgmemoi64i64i641_None_00883'. "
+    "Its type `<class 'flash_attn.cute.utils.AuxData'>` is not supported. If the value is known at compile time, annotate it."
+)
+
+
+def test_one_warning_of_fa4_is_passed_over_and_no_other() -> None:
+    others = [
+        ("and " + OF_FA4, UserWarning),
+        (OF_FA4.replace("aux_data", "softmax_scale"), UserWarning),
+        (OF_FA4.replace("flash_attncute", "my_own"), UserWarning),
+        (OF_FA4.replace("a JitArgument", "a tensor"), UserWarning),
+        (OF_FA4, RuntimeWarning),
+    ]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        libraries.silence_fa4()
+        for text, category in ((OF_FA4, UserWarning), *others, (OF_FA4.replace("17", "9"), UserWarning)):
+            warnings.warn(text, category, stacklevel=1)
+    assert [(str(each.message), each.category) for each in seen] == others
+
+
+@pytest.mark.parametrize("module", [fa4, sparse_fa4])
+def test_it_is_passed_over_wherever_fa4_is_called(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each module for itself, when it is imported; operators are not registered a second time."""
+    monkeypatch.setattr(torch.library, "custom_op", lambda *_, **__: lambda function: MagicMock())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning):
+            warnings.warn(OF_FA4, UserWarning, stacklevel=1)
+        runpy.run_path(str(module.__file__))
+        warnings.warn(OF_FA4, UserWarning, stacklevel=1)

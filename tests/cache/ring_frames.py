@@ -22,6 +22,11 @@ def turn(keys: Tensor, frames: int) -> Tensor:
     return torch.cat([turned, keys[..., 2:]], dim=-1)
 
 
+def turn_into(keys: Tensor, frames: int, out: Tensor) -> None:
+    """As a cache wants it: nothing is written but the pair that turns."""
+    out[..., :2] = turn(keys, frames)[..., :2]
+
+
 def content(frames: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
     """Unturned keys or values [B, F*N, H, D] that depend on frame, layer and version only."""
     return torch.cat([frame_content(frame, layer, version) for frame in frames], dim=1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ring_frames import SHAPE, content, frame_set, turn, turned_content, write
+from ring_frames import SHAPE, content, frame_set, turn, turn_into, turned_content, write
 from strobe.cache.kv import CacheState, RingCache
 from strobe.cache.policy import RingPolicy
+from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
@@ -61,7 +65,7 @@ def test_ring_returns_views_of_tensors_that_never_move() -> None:
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
 @pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1), (7, 2), (6, 0)])
 def test_rebased_sink_sits_right_before_the_window(kind: type[Any], window: int, sink: int) -> None:
-    cache = build(kind, window, sink, positions="rebased", rotate=turn)
+    cache = build(kind, window, sink, positions="rebased", rotate=turn_into)
     for block in range(9):
         end = 3 * block + 3
         for version in (1, 0):
@@ -79,7 +83,7 @@ def test_rebased_sink_sits_right_before_the_window(kind: type[Any], window: int,
 @pytest.mark.parametrize("blocks_before", [1, 3, 4, 7])
 @pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1)])
 def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, keep_sink: bool, positions: Any) -> None:
-    options = {"positions": positions, "rotate": turn}
+    options = {"positions": positions, "rotate": turn_into}
     ring, rolling = build(RingCache, window, sink, **options), build(RollingCache, window, sink, **options)
     for block in range(blocks_before):
         for cache in (ring, rolling):
@@ -110,7 +114,7 @@ def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, 
 @pytest.mark.parametrize("keep_sink", [True, False])
 @pytest.mark.parametrize("blocks_before", [2, 4, 7])
 def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: bool, blocks_before: int) -> None:
-    plain, broken = (build(kind, 8, 3, positions="rebased", rotate=turn) for _ in range(2))
+    plain, broken = (build(kind, 8, 3, positions="rebased", rotate=turn_into) for _ in range(2))
     for block in range(blocks_before):
         for cache in (plain, broken):
             write(cache.at(3 * block, 3))
@@ -128,7 +132,7 @@ def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: b
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
 @pytest.mark.parametrize("blocks_before", [1, 5])
 def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None:
-    cache = build(kind, 7, 2, positions="rebased", rotate=turn)
+    cache = build(kind, 7, 2, positions="rebased", rotate=turn_into)
 
     def go_on() -> list[Tensor]:
         steps = [write(cache.at(3 * block, 3)) for block in range(blocks_before, blocks_before + 4)]
@@ -147,12 +151,53 @@ def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None
 
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
 def test_reset_starts_over(kind: type[Any]) -> None:
-    used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn) for _ in range(2))
+    used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))
     for block in range(5):
         write(used.at(3 * block, 3))
     used.reset()
     for block in range(5):
         torch.testing.assert_close(write(used.at(3 * block, 3)), write(fresh.at(3 * block, 3)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("window", "sink"), [(6, 1), (5, 2), (7, 3)])
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, partial(QuantizedRing, to="int8")])
+def test_what_does_not_turn_is_always_there(kind: Any, window: int, sink: int) -> None:
+    """Whatever happens to a stream, turning the one pair that turns gives what writing every channel gives. What is written has
+    other numbers in every channel each time, so a channel left from before would show."""
+
+    def turn_all(keys: Tensor, frames: int, out: Tensor) -> None:
+        out.copy_(turn(keys, frames))
+
+    caches = [build(kind, window, sink, positions="rebased", rotate=rotate) for rotate in (turn_into, turn_all)]
+    saved, end, order = [(cache.snapshot(), 0) for cache in caches], 0, random.Random(window)
+    happened = Counter[str]()
+    for version in range(80):
+        what = order.choice(["next"] * 5 + ["given up", "keep the sink", "renew it", "save", "restore", "reset"])
+        if (what == "reset" and order.random() < 0.7) or (what in ("keep the sink", "renew it") and not end):
+            continue
+        happened[what] += end > window
+        if what == "save":
+            saved = [(cache.snapshot(), end) for cache in caches]
+        elif what == "restore":
+            for cache, (state, then) in zip(caches, saved, strict=True):
+                cache.restore(state)
+                end = then
+        elif what == "reset":
+            end = 0
+            for cache in caches:
+                cache.reset()
+        else:
+            for again in range(2):
+                steps = [
+                    cache.at(end, 3) if what in ("next", "given up") else cache.rewrite(end, keep_sink=what == "keep the sink")
+                    for cache in caches
+                ]
+                for mine, other in zip(*(write(step, 2 * version + again) for step in steps), strict=True):
+                    assert torch.equal(mine[0], other[0]) and torch.equal(mine[1], other[1]), (version, what)
+                if what == "given up":
+                    break
+            end += 3 * (what == "next")
+    assert all(happened[what] for what in ("next", "given up", "keep the sink", "renew it", "save", "restore")), happened
 
 
 def test_gradients_reach_the_keys_of_the_pass() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ring_frames import SHAPE, content, turn, turned_content, write
+from ring_frames import SHAPE, content, turn, turn_into, turned_content, write
 from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.quantized import QuantizedRing, ring_bytes
@@ -21,12 +21,12 @@ CPU = torch.device("cpu")
 
 
 def build(to: EightBit, window: int, sink: int, **options: Any) -> QuantizedRing:
-    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn} | options
+    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
     return QuantizedRing(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, to=to, **options)
 
 
 def plain(window: int, sink: int, **options: Any) -> RingCache:
-    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn} | options
+    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
     return RingCache(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, **options)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ring_frames import SHAPE, content, frame_set, turn, turned_content, write
+from ring_frames import SHAPE, content, frame_set, turn_into, turned_content, write
 from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.tiled import HistoryTiles
@@ -24,7 +24,7 @@ def pool(keys: Tensor) -> Tensor:
 
 
 TILES = HistoryTiles(grid=(1, 3), rows=ROWS, sizes=SIZES, block=4, whole=False, sparsity=0.5, pool=pool)
-OPTIONS: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "positions": "rebased", "rotate": turn}
+OPTIONS: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "positions": "rebased", "rotate": turn_into}
 
 
 def ring(window: int, sink: int, tiles: HistoryTiles | None = TILES) -> RingCache:

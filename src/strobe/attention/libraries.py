@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import warnings
 from typing import Final
 
 import torch
@@ -40,6 +41,14 @@ def _missing() -> dict[str, str | None]:
 
 MISSING: Final = _missing()
 """Why the library of an implementation cannot be used, or None; looked up once, because a compiler cannot trace a look-up."""
+
+
+def silence_fa4() -> None:
+    """Pass over what FA4's compiler warns of with every kernel: that it does not know the type of an argument that FA4 itself
+    hands over. The kernels pass their gates all the same, and who calls them can do nothing about it.
+    """
+    message = r"Argument aux_data \(position \d+\) cannot be converted to a JitArgument for function '\w*flash_attn"
+    warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from strobe.cache.tiled import HistoryTiles, Reach, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
 Positions = Literal["absolute", "rebased"]
-Rotate = Callable[[Tensor, int], Tensor]
-"""`rotate(keys [B, S, H, D], frames) -> keys`: keys after RoPE, moved by that many temporal positions."""
+Rotate = Callable[[Tensor, int, Tensor], None]
+"""`rotate(keys, frames, out)`: keys `[L, B, S, H, D]` after RoPE, moved by that many temporal positions, into `out`. That has the
+same keys at whatever position, or is `keys` itself: what does not turn in time is there already and need not be written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,14 +333,16 @@ class RingCache:
         self._pooled = first_frame
 
     def _move_sink(self, end: int) -> None:
-        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned."""
+        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned, and copied then: as
+        long as they are turned, the sink and its canonical copy are the same keys.
+        """
         before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
         if self._rotate is None or before == after:
             return
         sink = self.keys[:, :, : self._sink_keys.shape[2]]
         if before == 0:
             self._sink_keys.copy_(sink)
-        sink.copy_(self._rotate(self._sink_keys.flatten(0, 1), after).view_as(sink))
+        self._rotate(self._sink_keys, after, sink)
 
 
 def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | None) -> Rotate | None:

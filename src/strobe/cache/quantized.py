@@ -181,8 +181,9 @@ class QuantizedRing:
             _copy(sink, self._sink)
         for first in range(0, self.shape.num_layers, _LAYERS_TURNED):
             some, held = (Quantized(*(each[first : first + _LAYERS_TURNED] for each in pair)) for pair in (self._sink, sink))
-            turned = self._rotate(some.dequantized(torch.float32).flatten(0, 1), after)
-            _copy(quantize_rows(turned.view(some.values.shape), self.to), held)
+            keys = some.dequantized(torch.float32)
+            self._rotate(keys, after, keys)
+            _copy(quantize_rows(keys, self.to), held)
 
 
 def ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype) -> int:

@@ -185,8 +185,9 @@ class RollingCache:
         kept = self._turned.get(layer)
         if kept is None or kept[0] != shift:
             with span(KV_SINK):
-                kept = shift, self._rotate(self.keys[layer][:, : self.policy.sink * self.shape.tokens_per_frame], shift)
-            self._turned[layer] = kept
+                keys = self.keys[layer : layer + 1, :, : self.policy.sink * self.shape.tokens_per_frame].clone()
+                self._rotate(keys, shift, keys)
+            self._turned[layer] = kept = shift, keys[0]
         return kept[1]
 
     @staticmethod

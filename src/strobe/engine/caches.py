@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from torch import Tensor
+
 from strobe.cache.kv import CacheShape, KVCache, RingCache
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
@@ -13,7 +15,8 @@ from strobe.engine.config import ResolvedConfig
 from strobe.engine.parallel.share import Share
 from strobe.engine.sparsity import history_tiles
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.rope import rotate_temporal
+from strobe.models.wan.kernels.api import turn_keys
+from strobe.models.wan.rope import rotate_temporal, temporal_turns
 
 
 def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
@@ -56,8 +59,13 @@ def prepare_cache(
             device=config.device,
             dtype=config.dtype,
             positions=config.positions,
-            rotate=partial(rotate_temporal, dit),
+            rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
         )
         return cache if share is None else share.cache(cache)
 
     return make
+
+
+def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:
+    """As `rotate_temporal`, in one launch."""
+    turn_keys(keys, temporal_turns(dit, frames, keys.device), out, impl="triton")

@@ -156,6 +156,13 @@ def to_a_text(dtype: torch.dtype, heads: int) -> None:
         wan.text_attention(q, k, v, torch.ones(2, dtype=torch.int32))
 
 
+def turned_by_time(dtype: torch.dtype, layers: int, tokens: int) -> None:
+    """The sink keys of all layers into the first rows of a ring's."""
+    keys, ring = (torch.zeros(layers, 1, number, 3, 128, dtype=dtype) for number in (tokens, 2 * tokens))
+    wan.turn_keys(keys, torch.zeros(22, 2), ring[:, :, :tokens])
+    wan.turn_keys(keys, torch.zeros(22, 2), keys)
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
     choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
@@ -184,8 +191,9 @@ if __name__ == "__main__":
             over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
             turned(dtype, heads=parts)
             to_a_text(dtype, heads=parts)
+            turned_by_time(dtype, layers=parts, tokens=5 * parts)
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
-    by_triton = {"_turn_kernel", "_text_attention_kernel"}  # every launch is Triton's own
+    by_triton = {"_turn_kernel", "_text_attention_kernel", "_turn_keys_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 15 and all(launched[name, False] > 0 for name in names), launched
+    assert len(names) == 16 and all(launched[name, False] > 0 for name in names), launched
     assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

@@ -74,7 +74,8 @@ def test_queries_and_keys_may_be_rotated_together() -> None:
 def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> None:
     x = draw(3, 2)
     here, there = tuple(range(first, first + 3)), tuple(range(first + frames, first + frames + 3))
-    moved = rotate_temporal(CONFIG, rotate(x, table(CONFIG, here, HEIGHT, WIDTH)), frames)
+    moved = rotate(x, table(CONFIG, here, HEIGHT, WIDTH))
+    rotate_temporal(CONFIG, moved, frames, moved)
     assert moved.dtype == torch.float32 and moved.isfinite().all()
     assert relative(moved, by_hand(x, there)) < 1e-6
 

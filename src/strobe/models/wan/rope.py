@@ -75,10 +75,23 @@ def device_table(rotations: Tensor, dtype: torch.dtype, device: torch.device) ->
     return torch.view_as_real(rotations).to(device=device, dtype=torch.float32)
 
 
-def rotate_temporal(config: WanConfig, k: Tensor, frames: int) -> Tensor:
-    """Move already rotated keys `k [B, S, H, D]` by `frames` in time; height and width are left alone."""
-    pairs = config.rope_pairs[0]
-    angles = frequencies(pairs, k.device) * frames
-    turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
-    moved = torch.view_as_complex(k[..., : 2 * pairs].float().unflatten(-1, (-1, 2)).contiguous()) * turns
-    return torch.cat((torch.view_as_real(moved).flatten(-2).to(k.dtype), k[..., 2 * pairs :]), dim=-1)
+def temporal_turns(config: WanConfig, frames: int, device: torch.device | None = None) -> Tensor:
+    """Rotations of the temporal pairs, the first of a head, by `frames` in time: (cos, sin), float32 `[pairs, 2]`."""
+    angles = frequencies(config.rope_pairs[0], device) * frames
+    return torch.view_as_real(torch.polar(torch.ones_like(angles), angles).to(torch.complex64))
+
+
+def turn_first(keys: Tensor, turns: Tensor, out: Tensor) -> None:
+    """Put the first pairs of `keys [..., D]` into `out`, turned by `turns [pairs, 2]` in float32; the others are left alone."""
+    channels = 2 * turns.shape[0]
+    pairs = torch.view_as_complex(keys[..., :channels].float().unflatten(-1, (-1, 2)).contiguous())
+    out[..., :channels] = torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2)
+
+
+def rotate_temporal(config: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:
+    """Move already rotated keys `[..., D]` by `frames` in time, into `out`; height and width are not written.
+
+    Args:
+        out: the same keys, wherever they are in time, or `keys` itself.
+    """
+    turn_first(keys, temporal_turns(config, frames, keys.device), out)

@@ -179,6 +179,47 @@ def check_text(shape: Shape, rows: int, device: str) -> None:
     assert torch.equal(api.text_attention(*apart, distinct, impl="triton"), found), shape
 
 
+def turns_of(draw: Draw, pairs: int) -> Tensor:
+    """(cos, sin) of so many pairs, amid NaN."""
+    angles = draw(torch.float32, pairs, size=50)
+    return poisoned(torch.float32, draw.device, pairs, 2).copy_(torch.stack((angles.cos(), angles.sin()), -1))
+
+
+def check_keys(shape: Shape, pairs: int, device: str) -> None:
+    """The first pairs of the keys of several layers into the first rows of a larger buffer, and in place. Bit for bit what plain
+    PyTorch gives that rounds every product; complex numbers, as the reference has them, may round one step elsewhere."""
+    draw = Draw(shape.dim + pairs, device)
+    size, turned = (3, shape.batch, shape.tokens, shape.heads, shape.width), 2 * pairs
+    keys, turns = draw(shape.dtype, *size, size=4), turns_of(draw, pairs)
+    cos, sin = turns.unbind(-1)
+    real, imaginary = keys[..., :turned].float().unflatten(-1, (-1, 2)).unbind(-1)
+    exact = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).flatten(-2).to(shape.dtype)
+    buffer = poisoned(shape.dtype, device, 3, shape.batch, shape.tokens + 2, shape.heads, shape.width)
+    found, plain = buffer[:, :, : shape.tokens], keys.clone()
+    api.turn_keys(keys, turns, found, impl="triton")
+    api.turn_keys(plain, turns, plain, impl="reference")
+    assert torch.equal(found[..., :turned], exact), (shape, pairs)
+    close(found[..., :turned], plain[..., :turned], shape.dtype, shape)
+    rest, there = found[..., turned:], keys[..., turned:]
+    assert bool((rest.isnan() | (rest == there)).all()) and bool(buffer[:, :, shape.tokens :].isnan().all()), (shape, pairs)
+    assert torch.equal(plain[..., turned:], there)
+    api.turn_keys(keys, turns, keys, impl="triton")
+    assert torch.equal(keys[..., :turned], exact) and torch.equal(keys[..., turned:], plain[..., turned:]), (shape, pairs)
+
+
+def check_far_keys(device: str) -> None:
+    """The third layer, or the third sample, is more than 2^31 elements behind the first, and the steps fit in 32 bits."""
+    draw, far = Draw(2, device), 2**30 + 64
+    turns = turns_of(draw, 8)
+    for shape, step in (((3, 1, 2, 2, 32), (far, far)), ((1, 3, 2, 2, 32), (128, far))):
+        keys, out = (torch.empty_strided(shape, (*step, 64, 32, 1), dtype=torch.float16, device=device) for _ in "ko")
+        expected = draw(torch.float16, *shape)
+        keys.copy_(expected)
+        api.turn_keys(expected, turns, expected, impl="reference")
+        api.turn_keys(keys, turns, out, impl="triton")
+        close(out[..., :16], expected[..., :16], torch.float16, step)
+
+
 def check_far_rows(device: str) -> None:
     """Offsets beyond 2^31: the second sample of a cache lies that far behind the first, in memory that is never touched."""
     shape, far = Shape(dtype=torch.float16, tokens=2, heads=1, width=32), 2**31 + 64
@@ -216,4 +257,7 @@ if __name__ == "__main__":
             check_gelu(kind, width, place)
     for at, each in enumerate(SHAPES if place == "cpu" else ON_A_GPU[::5]):
         check_text(each, (64, 1, 100, 7)[at % 4] if place == "cpu" else (512, 1, 100, 7, 256, 400)[at % 6], place)
+    for at, each in enumerate(SHAPES if place == "cpu" else (*SHAPES, *ON_A_GPU)):
+        check_keys(each, (each.width // 2 - 2 * (each.width // 6), each.width // 2, 1)[at % 3], place)
     check_far_rows(place)
+    check_far_keys(place)

@@ -154,6 +154,23 @@ def test_the_last_distinct_row_stands_for_all_behind_it(tokens: int, dtype: torc
         torch.testing.assert_close(found[sample].double(), expected, atol=3 * limit, rtol=limit)
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-7), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("pairs", [0, 1, 4, WIDTH // 2])
+def test_the_first_pairs_of_keys_are_turned(pairs: int, dtype: torch.dtype, limit: float) -> None:
+    """In float64, channel by channel; into the first rows of a larger buffer, of which nothing else is written."""
+    keys, angles = draw(1, 3, 2, TOKENS, HEADS, WIDTH, dtype=dtype), 40 * draw(2, pairs)
+    buffer = torch.full((3, 2, TOKENS + 1, HEADS, WIDTH), float("nan"), dtype=dtype)
+    out = buffer[:, :, :TOKENS]
+    api.turn_keys(keys, torch.stack((angles.cos(), angles.sin()), -1), out, impl="reference")
+    for pair in range(pairs):
+        real, imaginary = (keys[..., 2 * pair + part].double() for part in (0, 1))
+        cos, sin = angles[pair].cos().double(), angles[pair].sin().double()
+        for part, expected in enumerate((real * cos - imaginary * sin, real * sin + imaginary * cos)):
+            length = (real.square() + imaginary.square()).sqrt()
+            assert bool(((out[..., 2 * pair + part].double() - expected).abs() <= limit * length).all())
+    assert out[..., 2 * pairs :].isnan().all() and buffer[:, :, TOKENS:].isnan().all()
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_equals_the_reference(device: str) -> None:
@@ -176,6 +193,7 @@ OPERATORS = (
     "turn_and_keep",
     "gelu_quantize",
     "text_attention",
+    "turn_keys",
 )
 
 
@@ -198,6 +216,7 @@ def test_operators_keep_what_they_declare(name: str) -> None:
         ),
         "gelu_quantize": (custom_ops.gelu_quantize, (x,)),
         "text_attention": (custom_ops.text_attention, text()),
+        "turn_keys": (custom_ops.turn_keys, (kept.keys[None, :, :5], rope()[0], kept.values[None, :, :5])),
     }[name]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*arguments, "reference"), test_utils=tests)
@@ -251,6 +270,17 @@ def test_what_does_not_fit_is_refused() -> None:
         api.text_attention(q, k, v.bfloat16(), counts, impl="reference")
     with pytest.raises(ShapeError, match=r"distinct: got torch.int64 \[2\], expected torch.int32 \[2\]"):
         api.text_attention(q, k, v, counts.long(), impl="reference")
+    keys = kept.keys[None]
+    for name, *given in (
+        (r"keys: got torch.float32 \[2, 9, 3, 20\], expected \[L, B, S, H, D\]", kept.keys, rope()[0], kept.keys),
+        (r"out: got torch.float32 \[1, 2, 8, 3, 20\], expected \[L, B, S, H, D\], out as keys", keys, rope()[0], keys[:, :, 1:]),
+        (r"out: got torch.bfloat16 .*, out as keys", keys, rope()[0], keys.bfloat16()),
+        (r"keys: rows of a sample must lie one after the other", keys[..., ::2], rope()[0, :5], keys[..., ::2]),
+        (r"turns: got torch.float32 \[11, 2\], expected torch.float32 \[up to 10, 2\]", keys, torch.zeros(11, 2), keys),
+        (r"turns: got torch.float64 \[10, 2\]", keys, rope()[0].double(), keys),
+    ):
+        with pytest.raises(ShapeError, match=name):
+            api.turn_keys(*given, impl="reference")
     with pytest.raises(ConfigError, match="no gradients"):
         api.rms_norm(x.requires_grad_(), draw(1, DIM), 1e-5, impl="reference")
     with pytest.raises(ConfigError, match="unknown impl of the kernels 'tritn'"):

@@ -14,6 +14,7 @@ from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.fused import _up_and_gelu
 from strobe.models.wan.kernels import api, custom_ops
 from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate
+from strobe.models.wan.rope import rotate_temporal, temporal_turns
 
 pytestmark = pytest.mark.gpu
 TOKENS = 3 * 30 * 52
@@ -187,6 +188,32 @@ def test_a_captured_graph_follows_its_text() -> None:
         assert found.isfinite().all() and torch.equal(found, api.text_attention(*given, impl="triton"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sink_keys_are_turned_into_the_ring(dtype: torch.dtype) -> None:
+    """Four layers at full size, over keys that stand elsewhere in time: to one rounding what the plain path writes there, and bit
+    for bit what is plain and rounds every product."""
+    canonical = draw(1, 4, 1, TOKENS, HEADS, DIM // HEADS, dtype=dtype)
+    rings = [draw(2, 4, 1, 2 * TOKENS, HEADS, DIM // HEADS, dtype=dtype) for _ in "kp"]
+    before = rings[0].clone()
+    for ring in rings:
+        ring[:, :, :TOKENS] = canonical
+    for frames in (3, 1000, 0):
+        turns = temporal_turns(WAN_1_3B, frames, canonical.device)
+        api.turn_keys(canonical, turns, rings[0][:, :, :TOKENS], impl="triton")
+        rotate_temporal(WAN_1_3B, canonical, frames, rings[1][:, :, :TOKENS])
+        nearly_all_equal(
+            rings[0], rings[1], share=1 if dtype == torch.float32 else 1e-2, steps=2 if dtype == torch.float32 else 1
+        )
+        cos, sin = turns.unbind(-1)
+        real, imaginary = canonical[..., : 2 * len(turns)].float().unflatten(-1, (-1, 2)).unbind(-1)
+        exact = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).flatten(-2).to(dtype)
+        found = rings[0][:, :, :TOKENS]
+        assert torch.equal(found[..., : 2 * len(turns)], exact)
+        assert torch.equal(found[..., 2 * len(turns) :], canonical[..., 2 * len(turns) :])
+        assert torch.equal(rings[0][:, :, TOKENS:], before[:, :, TOKENS:])
+    assert torch.equal(rings[0][:, :, :TOKENS], canonical)
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_operators_keep_what_they_declare(fp8: bool) -> None:
     x, table, packed = draw(1, 2, 6, DIM), draw(2, 1, 2, DIM), draw(3, 2, 6, 3 * DIM)
@@ -202,6 +229,7 @@ def test_operators_keep_what_they_declare(fp8: bool) -> None:
     torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
     torch.library.opcheck(custom_ops.turn_and_keep, written, test_utils=tests)
     torch.library.opcheck(custom_ops.text_attention, (*folded(64, 70), "triton"), test_utils=tests)
+    torch.library.opcheck(custom_ops.turn_keys, (keys[None], rope(1)[0], values[None], "triton"), test_utils=tests)
 
 
 def test_a_compiled_pass_is_the_eager_one() -> None:
@@ -241,3 +269,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
     q, (_, k, v, distinct) = x.view(1, rows, HEADS, -1), folded(64)
     far, near = (api.text_attention(each, k, v, distinct, impl="triton") for each in (q, tail.view(1, 2, HEADS, -1)))
     assert torch.equal(far[:, -2:], near)
+    turns, last = rope(1)[0], tail.view(1, 1, 2, HEADS, -1)
+    for each in (x.view(1, 1, rows, HEADS, -1), last):
+        api.turn_keys(each, turns, each, impl="triton")
+    assert torch.equal(x[:, -2:], last.view_as(tail)) and not torch.equal(last.view_as(tail), x[:, :2])

@@ -15,10 +15,11 @@ from torch import Tensor
 from strobe.attention.dense.impl.waves import Split, split_last_wave
 from strobe.attention.gates import untested
 from strobe.attention.impls import Impl
-from strobe.attention.libraries import MISSING, not_hopper, short
+from strobe.attention.libraries import MISSING, not_hopper, short, silence_fa4
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
+silence_fa4()
 _TILE: Final = 128
 """Queries of one of its programs, for head_dim 128."""
 

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strobe.attention.libraries import silence_fa4
 from strobe.attention.sparse.lists import Lists, key_lists, query_lists
 from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
+
+silence_fa4()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:

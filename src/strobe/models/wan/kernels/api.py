@@ -228,6 +228,34 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: K
     return custom_ops.text_attention(*arguments, impl) if custom_ops.seen(q) else custom_ops.home(impl).text_attention(*arguments)
 
 
+def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> None:
+    """The first pairs of channels of keys into `out`, each turned: in float32, rounded once; `(c + j s)` times channel `2i` + j
+    channel `2i + 1`. The turn is the same for every row.
+
+    Args:
+        keys: `[L, B, S, H, D]`; the rows of a sample lie one after the other.
+        turns: (cos, sin) of so many first pairs, float32 `[pairs, 2]`.
+        out: as keys, and equal to them in all other channels, some of which are written again; or `keys` itself.
+
+    Raises:
+        ShapeError: shapes, dtypes or strides do not fit.
+        ConfigError: a gradient is wanted.
+    """
+    _check_inference(keys)
+    for name, rows in (("keys", keys), ("out", out)):
+        if rows.dim() != 5 or rows.shape != keys.shape or rows.dtype != keys.dtype:
+            raise ShapeError(f"{name}: got {rows.dtype} {list(rows.shape)}, expected [L, B, S, H, D], out as keys")
+        if rows.stride()[2:] != (rows.shape[3] * rows.shape[4], rows.shape[4], 1):
+            raise ShapeError(f"{name}: rows of a sample must lie one after the other, got strides {rows.stride()}")
+    pairs = keys.shape[4] // 2
+    if turns.dim() != 2 or turns.shape[0] > pairs or turns.shape[1] != 2 or turns.dtype != torch.float32:
+        raise ShapeError(f"turns: got {turns.dtype} {list(turns.shape)}, expected torch.float32 [up to {pairs}, 2]")
+    if not custom_ops.seen(keys):
+        custom_ops.home(impl).turn_keys(keys, turns, out)
+    else:
+        custom_ops.turn_keys(keys, turns, out, impl)
+
+
 def _norm(
     x: Tensor, y: Tensor | None, gate: Tensor | None, after: Affine, eps: float, impl: KernelImpl, fp8: bool
 ) -> list[Tensor]:

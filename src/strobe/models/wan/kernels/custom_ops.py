@@ -62,6 +62,8 @@ class Kernels(Protocol):
 
     def text_attention(self, q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor: ...
 
+    def turn_keys(self, keys: Tensor, turns: Tensor, out: Tensor) -> None: ...
+
 
 def home(impl: str) -> Kernels:
     """The module of an impl, imported when it is first used."""
@@ -200,3 +202,14 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, impl: str)
 @text_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, impl: str) -> Tensor:
     return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("strobe::wan_turn_keys", mutates_args=("out",))
+def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, impl: str) -> None:
+    """See `impl.reference.turn_keys`."""
+    home(impl).turn_keys(keys, turns, out)
+
+
+@turn_keys.register_fake
+def _(keys: Tensor, turns: Tensor, out: Tensor, impl: str) -> None:
+    return None

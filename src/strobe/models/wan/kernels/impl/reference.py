@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.eightbit.impl.reference import quantize_rows
-from strobe.models.wan.rope import rotate
+from strobe.models.wan.rope import rotate, turn_first
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,6 +62,11 @@ def turn_and_keep(
     assert q is not None
     _write(packed, k, keys, values, rows)
     return q, k
+
+
+def turn_keys(keys: Tensor, turns: Tensor, out: Tensor) -> None:
+    """The first pairs of channels of keys `[L, B, S, H, D]` into `out`, turned in float32 by (cos, sin) `[pairs, 2]`."""
+    turn_first(keys, turns, out)
 
 
 def norm(

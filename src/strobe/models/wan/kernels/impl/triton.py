@@ -1,5 +1,5 @@
 """The kernels in Triton: one program per token, one pass over its channels, statistics in float32. Attention to a text has one
-per head and tile of queries.
+per head and tile of queries, the turn of a cache's keys one per some rows of a sample.
 
 The product of two 16-bit numbers is exact in float32, so what is rounded where decides the result: the same as in the reference,
 but for the order of sums. Without gradients. Nothing syncs, and no configuration depends on a length.
@@ -20,6 +20,10 @@ TILE: Final = (64, 32, 4, 2)
 queries and 12 heads of 128: 12, 15 and 21 us for 12, 64 and 128 distinct rows, where cuDNN takes 34 for all 512."""
 WIDE_TILE: Final = (32, 32, 8, 1)
 """The same in float32, or with heads of more than 128 channels."""
+TURNED_ROWS: Final = (64, 4)
+"""Of `turn_keys`: rows of a program, warps."""
+_SECTOR: Final = 32
+"""Bytes that memory moves at least: a part of one is read before it is written."""
 
 
 @triton.jit
@@ -200,6 +204,26 @@ def _text_attention_kernel(
     tl.store(out_ptr + ((batch * num_queries + query)[:, None] * heads + head) * width + channel[None, :], out, mask=there)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _turn_keys_kernel(
+    keys_ptr, turns_ptr, out_ptr, keys_layer, keys_batch, out_layer, out_batch, batch_size, num_rows,
+    width: tl.constexpr, turned: tl.constexpr, written: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one sample in one layer; a row is one head of one token. Of its channels the first `turned` are turned, those
+    up to `written` are copied.
+    """
+    layer, batch = (tl.program_id(1) // batch_size).to(tl.int64), (tl.program_id(1) % batch_size).to(tl.int64)
+    first, row, channel = tl.program_id(0).to(tl.int64) * rows, tl.arange(0, rows)[:, None], tl.arange(0, block)[None, :]
+    there, inside = (first + row < num_rows) & (channel < written), row * width + channel
+    keys = tl.load(keys_ptr + layer * keys_layer + batch * keys_batch + first * width + inside, mask=there, other=0.0)
+    angles = tl.load(turns_ptr + channel, mask=channel < turned, other=0.0)
+    cos, sin = tl.split(angles.reshape(1, block // 2, 2))
+    real, imaginary = tl.split(keys.to(tl.float32).reshape(rows, block // 2, 2))
+    new = tl.join(real * cos - imaginary * sin, real * sin + imaginary * cos).reshape(rows, block).to(keys.dtype)
+    new = tl.where(channel < turned, new, keys)
+    tl.store(out_ptr + layer * out_layer + batch * out_batch + first * width + inside, new, mask=there)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `reference.rms_norm`."""
     x, dim = x.contiguous(), x.shape[-1]
@@ -325,6 +349,26 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, tile: tupl
             queries=queries, rows=rows, stages=stages, num_warps=warps,
         )  # fmt: skip
     return out
+
+
+def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, tile: tuple[int, int] = TURNED_ROWS) -> None:
+    """As `reference.turn_keys`; channels that do not turn are written, too, where they share a sector with such that do.
+
+    Args:
+        tile: see `TURNED_ROWS`.
+    """
+    layers, batch, tokens, heads, width = keys.shape
+    turned, (rows, warps) = turns.numel(), tile
+    if 0 in (turned, keys.numel()):
+        return
+    at_once = _SECTOR // keys.element_size()
+    written = min(width, triton.cdiv(turned, at_once) * at_once)
+    with torch.cuda.device_of(keys):
+        _turn_keys_kernel[(triton.cdiv(tokens * heads, rows), layers * batch)](
+            keys, turns.contiguous(), out, *keys.stride()[:2], *out.stride()[:2], batch, tokens * heads,
+            width=width, turned=turned, written=written, block=triton.next_power_of_2(written), rows=rows,
+            num_warps=warps, enable_fp_fusion=False,  # every product is rounded
+        )  # fmt: skip
 
 
 def _steps(table: Tensor | None) -> tuple[int, int]:
