@@ -70,7 +70,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     assert cell.run.header.world_size == 2 and (cell.run.folder / "topology.txt").read_text()
     again = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert again.kept == (shape.name,) and len(executor.marks) == 1
-    with pytest.raises(ConfigError, match="another seed"):
+    with pytest.raises(ConfigError, match="differ in seed"):
         run_cells([shape], How(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet)
 
 

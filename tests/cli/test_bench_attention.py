@@ -34,7 +34,7 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
     rendered = strobe("bench", "attention", "--out", out, "--render")
     assert rendered.code == 0 and "2x4x9, forward: speed." in rendered.out
     other = strobe(*line, "--seed", 1)
-    assert other.code == 2 and "another seed" in other.err
+    assert other.code == 2 and "differ in seed" in other.err
 
 
 def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:
