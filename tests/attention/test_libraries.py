@@ -269,13 +269,14 @@ def test_torch_prefers_its_own_choice_before_hopper(machine: SimpleNamespace) ->
 
 
 def test_few_queries_over_many_keys_do_not_go_to_fa4(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would leave most multiprocessors idle; with gradients it is taken all the same, as its backward is."""
+    """It would leave most multiprocessors idle. With gradients and with grouped heads it is taken all the same."""
     monkeypatch.setattr(gates, "GATES", (gate("dense", "fa4"), gate("dense", "sdpa")))
     for q_len, impl in ((1, "sdpa"), (64, "sdpa"), (65, "fa4")):
         spec = replace(DENSE, q_len=q_len, kv_len=8192, head_dim=128)
         assert select(spec, dense_api._order(spec)).impl.name == impl
-    spec = replace(DENSE, q_len=1, kv_len=8192, head_dim=128, needs_grad=True)
-    assert dense_api._order(spec) == dense_api.IMPLS
+    for change in ({"needs_grad": True}, {"num_kv_heads": 2}):
+        spec = replace(DENSE, q_len=1, kv_len=8192, head_dim=128, **change)
+        assert dense_api._order(spec) == dense_api.IMPLS
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 128), (1, 4, 128, 1), (1, 4, 160)])

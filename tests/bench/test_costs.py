@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import decoder_stages, keys_of_blocks, steady_pass, stream_costs, text_rows, transformer_shape
+from strobe.bench.costs import decoder_stages, keys_of_blocks, rows_of_text, steady_pass, stream_costs, transformer_shape
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
@@ -121,8 +121,8 @@ def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Mode
     config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
     fused = replace(config, knobs=replace_knobs(config.knobs, fused_kernels=True))
     prompts = ["red circle", "red circle moving"]
-    assert text_rows(tiny, prompts, config) is None
-    rows = text_rows(tiny, prompts, fused)
+    assert rows_of_text(tiny, prompts, config) is None
+    rows = rows_of_text(tiny, prompts, fused)
     assert rows == 4 < tiny.dit.config.text_len
     one, whole = ({cost.span: cost for cost in stream_costs(tiny, config, number)} for number in (rows, None))
     share = rows / tiny.dit.config.text_len

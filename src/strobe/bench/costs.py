@@ -78,7 +78,7 @@ _SECTIONS: Final = {
 """Parts of a pass that one section of a layer has."""
 
 
-def text_rows(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
+def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
     """Rows that a pass attends under the longest of some prompts; None: all of a text.
 
     Fused kernels attend the distinct ones (`strobe.models.wan.text`).

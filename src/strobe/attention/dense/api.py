@@ -26,12 +26,13 @@ def _choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
 
 def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
     """Implementations, the fastest first. FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries
-    over many keys leave most of them idle.
+    over many keys leave most of them idle. With grouped heads it reads keys that torch's kernel would have written out first.
     """
     if spec.needs_grad:
         return IMPLS
     few_keys = spec.kv_len <= _FEW_KEYS and sdpa.kernel_of(spec) == "cudnn"
-    return _TORCH_FIRST if few_keys or spec.q_len <= sdpa.FEW_QUERIES else IMPLS
+    few_queries = spec.q_len <= sdpa.FEW_QUERIES and spec.num_heads == spec.num_kv_heads
+    return _TORCH_FIRST if few_keys or few_queries else IMPLS
 
 
 def dense_attention(

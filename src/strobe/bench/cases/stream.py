@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.attention.explain import explain
 from strobe.bench import gate
 from strobe.bench.cases import scoring
-from strobe.bench.costs import keys_of_blocks, stream_costs, text_rows
+from strobe.bench.costs import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.engine import load, presets
@@ -173,7 +173,7 @@ class StreamCase:
             kv_format=config.kv_format,
             compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
-            costs=stream_costs(self._loaded, config, text_rows(self._loaded, prompts, config)),
+            costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
             attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
