@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strobe.core.settings import read_settings, split_list
+from strobe.core.settings import forgo_cublaslt_workspace, read_settings, split_list
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True)])
@@ -14,6 +14,19 @@ def test_launch_blocking(monkeypatch: pytest.MonkeyPatch, value: str | None, on:
     else:
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert read_settings().launch_blocking is on
+
+
+def test_no_workspace_for_cublaslt_unless_the_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "")  # so that what the call sets is taken back
+    monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE")
+    assert read_settings().cublaslt_workspace is None
+    forgo_cublaslt_workspace()
+    assert read_settings().cublaslt_workspace == 0
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    forgo_cublaslt_workspace()
+    assert read_settings().cublaslt_workspace == 4096
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "much")
+    assert read_settings().cublaslt_workspace is None
 
 
 def test_no_color_counts_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The only reader of `os.environ`."""
+"""The only user of `os.environ`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ class Settings:
     """What the environment may set.
 
     Args:
+        cublaslt_workspace: `CUBLASLT_WORKSPACE_SIZE`, KiB; None if not set, or no number: torch chooses.
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
         local_rank: `LOCAL_RANK`: number of this process among those of this machine; 0 without torchrun.
         local_world_size: `LOCAL_WORLD_SIZE`: processes that torchrun has started on this machine; 1 without it.
@@ -24,6 +25,7 @@ class Settings:
         profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
+    cublaslt_workspace: int | None
     launch_blocking: bool
     local_rank: int
     local_world_size: int
@@ -39,7 +41,9 @@ class Settings:
 
 def read_settings() -> Settings:
     """Read the environment once, now."""
+    workspace = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     return Settings(
+        cublaslt_workspace=int(workspace) if workspace.isdecimal() else None,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -52,6 +56,16 @@ def read_settings() -> Settings:
         profile_dir=os.environ.get("STROBE_PROFILE_DIR", ""),
         profile_regions=split_list(os.environ.get("STROBE_PROFILE_REGIONS", "")),
     )
+
+
+def forgo_cublaslt_workspace() -> None:
+    """Let cuBLASLt choose among kernels that need no workspace: `CUBLASLT_WORKSPACE_SIZE=0`, unless the user has set it.
+
+    Torch reads it once, at the first matrix product of the process. With a workspace cuBLASLt picks kernels that deal out tiles
+    by a counter in it, which a memset clears before every product; at the sizes of a video transformer those are slower
+    (benchmarks/engine-h200). What gains by a workspace are products of few rows and a long sum, and a pass has none.
+    """
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 
 def split_list(text: str) -> tuple[str, ...]:

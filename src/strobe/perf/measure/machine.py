@@ -25,7 +25,7 @@ def describe_machine(device: torch.device) -> Machine:
     cuda = device.type == "cuda"
     gpu = torch.cuda.get_device_properties(device) if cuda else None
     (driver,) = environment.nvidia_smi(gpu_uuid(device), ("driver_version",)) if cuda else (None,)
-    name = environment.cpu_name()
+    name, settings = environment.cpu_name(), read_settings()
     return Machine(
         device=str(device),
         device_name=gpu.name if gpu is not None else name,
@@ -41,7 +41,8 @@ def describe_machine(device: torch.device) -> Machine:
         threads=torch.get_num_threads(),
         memory_bytes=environment.memory_bytes(),
         clocks=read_clocks(device),
-        launch_blocking=read_settings().launch_blocking,
+        launch_blocking=settings.launch_blocking,
+        cublaslt_workspace_kib=settings.cublaslt_workspace if cuda else None,
         gpu=gpu_state(device),
     )
 

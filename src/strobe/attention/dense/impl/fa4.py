@@ -39,7 +39,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
 
 def _split(spec: AttentionSpec) -> Split | None:
     """How the last wave is split; None for gradients, several samples, grouped heads, and tiles of other sizes."""
-    if spec.batch != 1 or spec.num_heads != spec.num_kv_heads or spec.head_dim != 128 or spec.needs_grad or spec.return_lse:
+    if spec.batch != 1 or spec.num_heads != spec.num_kv_heads or spec.head_dim != 128 or spec.needs_grad:
         return None
     count = torch.cuda.get_device_properties(spec.device).multi_processor_count
     return split_last_wave(spec.q_len, spec.kv_len, spec.num_heads, _TILE, count)
@@ -50,14 +50,16 @@ def _in_parts(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, split: Split
     from flash_attn.cute import interface
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty((1, q.shape[2], q.shape[1]), dtype=torch.float32) if spec.return_lse else None
     attend = partial(interface._flash_attn_fwd, softmax_scale=spec.softmax_scale)
     if split.first:
-        attend(q[:, : split.first], k, v, out=out[:, : split.first])
+        part = None if lse is None else lse[..., : split.first]
+        attend(q[:, : split.first], k, v, out=out[:, : split.first], lse=part, return_lse=spec.return_lse)
     keys, values = (each.unflatten(1, (split.parts, -1))[0] for each in (k, v))
-    rest, lse, *_ = attend(q[:, split.first :].expand(split.parts, -1, -1, -1), keys, values, return_lse=True)
-    states = [AttentionOutput(out=rest[i : i + 1], lse=lse[i : i + 1]) for i in range(split.parts)]
-    merge(states, into=AttentionOutput(out=out[:, split.first :], lse=None))
-    return AttentionOutput(out=out, lse=None)
+    rest, their_lse, *_ = attend(q[:, split.first :].expand(split.parts, -1, -1, -1), keys, values, return_lse=True)
+    states = [AttentionOutput(out=rest[i : i + 1], lse=their_lse[i : i + 1]) for i in range(split.parts)]
+    merge(states, into=AttentionOutput(out=out[:, split.first :], lse=None if lse is None else lse[..., split.first :]))
+    return AttentionOutput(out=out, lse=lse)
 
 
 @torch.library.custom_op("strobe::fa4_forward", mutates_args=())

@@ -240,6 +240,7 @@ _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
     ("cores", lambda header: header.machine.cores),
     ("threads", lambda header: header.machine.threads),
     ("launch blocking", lambda header: header.machine.launch_blocking),
+    ("cuBLASLt workspace", lambda header: header.machine.cublaslt_workspace_kib),
     ("weights", lambda header: header.model.weights_sha256[:16] if header.model else None),
     ("clip", lambda header: header.workload),
     ("world size", lambda header: (header.world_size, header.sp_degree, header.tp_degree)),

@@ -153,12 +153,15 @@ def _gelu_quantize_kernel(x_ptr, out_ptr, scale_ptr, dim: tl.constexpr, block: t
     """One token in two parts, so that few threads idle: `block` channels, and up to `tail` more if that is not 0."""
     row = tl.program_id(0).to(tl.int64)
     at = row * dim + tl.arange(0, block)
-    first = _gelu(tl.load(x_ptr + at))
-    most = _largest(first)
-    if tail > 0:
+    first = tl.load(x_ptr + at)
+    if tail > 0:  # all is asked for before any of it is used
         rest = block + tl.arange(0, tail)
         there, behind = rest < dim, row * dim + rest
-        second = _gelu(tl.load(x_ptr + behind, mask=there, other=0.0))
+        second = tl.load(x_ptr + behind, mask=there, other=0.0)
+    first = _gelu(first)
+    most = _largest(first)
+    if tail > 0:
+        second = _gelu(second)
         other = _largest(second)
         most = tl.where((other > most) | (other != other), other, most)
     scale, steps = _scale(most)
