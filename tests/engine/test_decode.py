@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
-from strobe.engine.decode import FrameDecoder, VideoVAE, to_levels
+from strobe.engine.decode import FrameDecoder, VideoVAE, levels
 from strobe.engine.load import shapes_defaults
 from strobe.models.vae.taew import Taew, TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
@@ -70,7 +70,7 @@ def test_frames_are_those_of_one_call(kind: str, block_decode: bool, beside: boo
     vae, settings = autoencoder(kind), config(block_decode=block_decode)
     knobs = replace(settings.knobs, overlap_decode=beside)  # which a machine of few cores would switch off
     decoder = FrameDecoder(vae, replace(settings, knobs=knobs))
-    assert near(streamed(decoder, latents()), to_levels(vae.decode(latents())))
+    assert near(streamed(decoder, latents()), levels(vae.decode(latents())))
     decoder.close()
 
 
@@ -114,7 +114,7 @@ def test_a_warm_decoder_compiles_nothing_amid_a_stream(kind: str, first: int, mo
     decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (first, 3)])
     graphs = 0 if kind == "tiny" else 2
     assert counter.frame_count == graphs
-    expected = to_levels(vae.decode(of))
+    expected = levels(vae.decode(of))
     with torch.inference_mode():
         for _ in range(2):
             assert near(streamed(decoder, of.clone(), first), expected)
@@ -133,7 +133,7 @@ def test_a_compiled_decoder(kind: str) -> None:
     assert settings.knobs.compile, settings.knob_states
     decoder = FrameDecoder(vae, settings)
     decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (1, 3)])
-    assert near(streamed(decoder, latents("cuda")), to_levels(copy.deepcopy(vae).decode(latents())))
+    assert near(streamed(decoder, latents("cuda")), levels(copy.deepcopy(vae).decode(latents())))
 
 
 @pytest.mark.gpu
@@ -141,7 +141,7 @@ def test_a_compiled_decoder(kind: str) -> None:
 def test_a_gpu_beside_the_transformer(kind: str) -> None:
     """Another device than the configuration's works on a side stream; here the transformer's is the CPU."""
     vae = autoencoder(kind)
-    expected = to_levels(copy.deepcopy(vae).decode(latents()))
+    expected = levels(copy.deepcopy(vae).decode(latents()))
     other = FrameDecoder(vae, replace(config(), decode_device=torch.device("cuda", 0)))
     assert near(streamed(other, latents()), expected)
     beside = FrameDecoder(vae, config("cuda", overlap_decode=True))

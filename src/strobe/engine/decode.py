@@ -23,15 +23,19 @@ DecoderState = tuple[bool, Memories]
 Decoded = tuple[Tensor, DecoderState]
 
 
-def to_levels(frames: Tensor, *, beside: bool = False) -> Tensor:
-    """Frames [B, F, 3, Y, X] in [0, 1] to uint8 [B, F, Y, X, 3] on the CPU: an ordinary tensor, also in inference mode.
+def levels(frames: Tensor) -> Tensor:
+    """Frames [B, F, 3, Y, X] in [0, 1] to uint8 [B, F, Y, X, 3], where they are."""
+    return (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
+
+
+def to_host(made: Tensor, *, beside: bool = False) -> Tensor:
+    """A copy on the CPU: an ordinary tensor, also in inference mode.
 
     With `beside` it is pinned, and the copy from a GPU may still be under way.
     """
-    levels = (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
     with torch.inference_mode(False):  # so that its owner may draw on it
-        out = torch.empty(levels.shape, dtype=torch.uint8, pin_memory=beside)
-    return out.copy_(levels, non_blocking=beside)
+        out = torch.empty(made.shape, dtype=made.dtype, pin_memory=beside)
+    return out.copy_(made, non_blocking=beside)
 
 
 class FrameDecoder:
@@ -50,9 +54,10 @@ class FrameDecoder:
         self._vae = copy.deepcopy(vae).to(device=self._device, dtype=config.dtype).requires_grad_(False).eval()
         if isinstance(self._vae, WanVAE) and self._device.type == "cuda":
             self._vae.channels_last()
-        self._compiled = False
+        self._compiled, self._levels = False, levels
         if config.knobs.compile and self._device.type == config.device.type and not isinstance(self._vae, TinyVAE):
             self._vae.compile_decoder()
+            self._levels = torch.compile(levels, dynamic=False, fullgraph=True)
             self._compiled = True
         self._config = config
         self._open()
@@ -167,4 +172,4 @@ class FrameDecoder:
             pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
             dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # slices would be compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
-            return to_levels(frames, beside=self._side is not None), decoder.state()
+            return to_host(self._levels(frames), beside=self._side is not None), decoder.state()
