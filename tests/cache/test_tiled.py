@@ -291,6 +291,16 @@ def test_gradients_reach_the_keys_and_values_of_a_pass(staged: int) -> None:
         torch.testing.assert_close(own.grad, other.detach(), rtol=0, atol=0)
 
 
+def test_frames_that_are_gone_are_not_copied() -> None:
+    """Beside the sink there is room for one block."""
+    cache = poisoned(4, 1)
+    for first in (0, 3, 6):
+        write(cache.at(first, 3))
+    kept = cache.keys[:, :, 4 * 3 :].unflatten(2, (-1, 8))[:, :, :, ROWS]
+    assert kept.shape[2] == 3 and kept.isnan().all()
+    assert cache.snapshot().keys.isfinite().all()
+
+
 def test_nothing_is_read_back() -> None:
     """On a device that has no numbers."""
     meta = torch.device("meta")

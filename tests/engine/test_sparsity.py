@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strobe.attention.sparse import history
 from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.kv import RingCache
 from strobe.core.errors import ConfigError
@@ -115,6 +116,23 @@ def _masked(q: Tensor, new: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], 
             mask[0, head, of_query == tile, whole[0].shape[1] :] = seen
     parts = [torch.cat([whole[i], *frames[i]], dim=1).transpose(1, 2) for i in (0, 1)]
     return F.scaled_dot_product_attention(q.transpose(1, 2), *parts, attn_mask=mask).transpose(1, 2)
+
+
+@pytest.mark.parametrize("first_block", [1, 3, 5])
+def test_what_is_seen_whole_is_one_call(
+    make: Callable[..., Session], wide: Model, monkeypatch: pytest.MonkeyPatch, first_block: int
+) -> None:
+    """Of every pass but a recache: the sink and its own frames lie side by side, while the sink fills too."""
+    keys, dense = [], history.dense_attention
+    monkeypatch.setattr(history, "dense_attention", lambda q, k, v, **how: keys.append(k.shape[1]) or dense(q, k, v, **how))
+    session = make(preset=replace(BASE, sparsity=0.6, first_block=first_block), model=wide)
+    list(session.stream(4))
+    passes = 2 * 2 + 1  # two layers, two denoise steps; a commit stops before the last layer's attention
+    assert keys == [72 * (min(2, first) + size) for first, size in frames_of(first_block) for _ in range(passes)]
+
+
+def frames_of(first_block: int) -> list[tuple[int, int]]:
+    return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
 
 
 def test_snapshots_and_forks_go_on_bit_equal(make: Callable[..., Session], wide: Model, tmp_path: Path) -> None:
