@@ -146,7 +146,7 @@ def test_tables_that_outlive_a_session_lie_outside(make: Callable[..., Session],
     larger = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
     with make(preset="sparse", model=larger) as session:
         stream: Any = session._stream
-        tiles = stream._cache._tiles
+        tiles = stream._cache.at(0, 3).reach.tiles
         assert stream._cache.keys in arenas[0] and tiles.rows not in arenas[0] and tiles.sizes not in arenas[0]
 
 

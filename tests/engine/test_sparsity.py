@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strobe.attention.sparse import history
 from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.kv import RingCache
 from strobe.core.errors import ConfigError
@@ -73,7 +74,7 @@ def test_what_is_skipped_matters_and_only_once_there_is_history(film: Callable[.
 def test_without_sparsity_the_cache_is_the_plain_ring(make: Callable[..., Session], wide: Model) -> None:
     plain, tiled = (make(preset=replace(BASE, sparsity=share), model=wide)._stream._cache for share in (0.0, 0.5))
     assert isinstance(plain, RingCache) and plain.at(0, 3).reach is None and plain.keys.shape[2] == 9 * 72
-    assert isinstance(tiled, RingCache) and tiled.keys.shape[2] == 2 * 72 + 7 * 2 * 64
+    assert isinstance(tiled, RingCache) and tiled.keys.shape[2] == (2 + 3) * 72 + 7 * 2 * 64
 
 
 def test_each_query_tile_sees_the_tiles_of_its_budget(
@@ -103,16 +104,35 @@ def _masked(q: Tensor, new: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], 
     means = torch.stack([frame[:, member == tile].mean(dim=1) for frame in frames[0] for tile in (0, 1)], dim=1)
     q_tiles = tile_layout((q.shape[1] // 72, 6, 12), "auto", 64)
     of_query = q_tiles.rows() // 64
-    mask = torch.ones(1, q.shape[2], q.shape[1], reach.sink_rows + new[0].shape[1] + 72 * len(held), dtype=torch.bool)
+    assert reach.whole_rows == (2 + 3) * 72 and reach.covered == new[0].shape[1]
+    whole = [torch.cat((each[:, : 2 * 72], own), dim=1) for each, own in zip(kept, new, strict=True)]  # the sink, its own frames
+    mask = torch.ones(1, q.shape[2], q.shape[1], whole[0].shape[1] + 72 * len(held), dtype=torch.bool)
     topk = max(1, -(-4 * 2 * len(held) // 10))  # 40 % of the tiles
     for head in range(q.shape[2]):
         for tile in range(q_tiles.num_tiles):
             scores = means[0, :, head] @ q[0, of_query == tile, head].mean(dim=0)
             taken = scores.topk(topk).indices.tolist()
             seen = torch.cat([torch.tensor([2 * at + each in taken for each in (0, 1)])[member] for at in range(len(held))])
-            mask[0, head, of_query == tile, reach.sink_rows + new[0].shape[1] :] = seen
-    parts = [torch.cat([kept[i][:, : reach.sink_rows], new[i], *frames[i]], dim=1).transpose(1, 2) for i in (0, 1)]
+            mask[0, head, of_query == tile, whole[0].shape[1] :] = seen
+    parts = [torch.cat([whole[i], *frames[i]], dim=1).transpose(1, 2) for i in (0, 1)]
     return F.scaled_dot_product_attention(q.transpose(1, 2), *parts, attn_mask=mask).transpose(1, 2)
+
+
+@pytest.mark.parametrize("first_block", [1, 3, 5])
+def test_what_is_seen_whole_is_one_call(
+    make: Callable[..., Session], wide: Model, monkeypatch: pytest.MonkeyPatch, first_block: int
+) -> None:
+    """Of every pass but a recache: the sink and its own frames lie side by side, while the sink fills too."""
+    keys, dense = [], history.dense_attention
+    monkeypatch.setattr(history, "dense_attention", lambda q, k, v, **how: keys.append(k.shape[1]) or dense(q, k, v, **how))
+    session = make(preset=replace(BASE, sparsity=0.6, first_block=first_block), model=wide)
+    list(session.stream(4))
+    passes = 2 * 2 + 1  # two layers, two denoise steps; a commit stops before the last layer's attention
+    assert keys == [72 * (min(2, first) + size) for first, size in frames_of(first_block) for _ in range(passes)]
+
+
+def frames_of(first_block: int) -> list[tuple[int, int]]:
+    return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
 
 
 def test_snapshots_and_forks_go_on_bit_equal(make: Callable[..., Session], wide: Model, tmp_path: Path) -> None:

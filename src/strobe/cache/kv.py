@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature, TokenRows, store
-from strobe.cache.tiled import HistoryTiles, Reach, TiledStep
+from strobe.cache.rows import Signature, TokenRows, graded, store
+from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 
 Positions = Literal["absolute", "rebased"]
@@ -44,7 +44,8 @@ class CacheState:
     """A deep copy of a cache.
 
     Args:
-        keys: [L, B, window * N, H, D], the cache's dtype; a ring with tiles has the rows of their padding too.
+        keys: [L, B, window * N, H, D], the cache's dtype; of a ring with tiles the frames behind the sink lie in them, with the
+            rows of their padding, and nothing is staged.
         values: same.
         sink_keys: sink keys at their own positions [L, B, sink * N, H, D].
         origin: frame number of the first sink frame.
@@ -155,10 +156,7 @@ class RingStep:
 
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         store(buffer, self.rows, new.detach(), self.skipped)
-        attended = buffer[:, : self.attended]
-        if not (torch.is_grad_enabled() and new.requires_grad):
-            return attended
-        return attended.index_copy(1, self.rows[self.skipped :].clone(), new[:, self.skipped :])
+        return graded(buffer[:, : self.attended], self.rows, new, self.skipped)
 
 
 class RingCache:
@@ -172,9 +170,11 @@ class RingCache:
       ``i + max(0, end - window)``. Distances then never exceed the window and a stream may be endless.
 
     With `tiles` the frames behind the sink lie in tile order, with a coarse key per tile, pooled once, when the frames after it
-    are opened. Coarse keys follow from the keys: a frame derived again is pooled again, a snapshot does not hold them, and none
-    of them ever turns, because only the sink does and its frames are attended whole. (A turn in time is the same linear map for
-    all keys of a frame, so the mean of turned keys would be the turned mean.)
+    are opened; until then those of the last pass are staged (see `strobe.cache.tiled`). Coarse keys follow from the keys: a frame
+    derived again is pooled again, a snapshot does not hold them, and none of them ever turns, because only the sink does and its
+    frames are attended whole. (A turn in time is the same linear map for all keys of a frame, so the mean of turned keys would be
+    the turned mean.) A step writes where its frames lay when they were opened: after other frames, a rewrite or a restored
+    snapshot it is void.
 
     Args:
         shape: layers, batch, tokens per latent frame, heads, head size.
@@ -202,22 +202,17 @@ class RingCache:
     ) -> None:
         self.shape = shape
         self.policy = policy
-        rows = shape.tokens_per_frame if tiles is None else tiles.num_rows
-        kept = shape.rows(policy.sink * shape.tokens_per_frame + policy.local * rows)
-        self.keys = torch.zeros(kept, device=device, dtype=dtype)
+        tokens = shape.tokens_per_frame
+        rows, staged = (tokens, 0) if tiles is None else (tiles.num_rows, tiles.staged * tokens)
+        self._sink_rows, self._tiled_from = policy.sink * tokens, policy.sink * tokens + staged
+        self.keys = torch.zeros(shape.rows(self._tiled_from + policy.local * rows), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._rotate = sink_rotation(policy, positions, rotate)
         self._sink_keys = torch.zeros(shape.buffer(policy.sink), device=device, dtype=dtype)  # at their own positions
-        self._tiles = tiles
-        number = 0 if tiles is None else policy.local * tiles.num_tiles
-        means = (shape.num_layers, shape.batch, shape.num_heads, number, shape.head_dim)
-        self._means = torch.zeros(means, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        self._sizes = torch.zeros(number, device=device, dtype=torch.int32)
-        tiled = None if tiles is None else (tiles.num_rows, tiles.rows)
-        self._rows = TokenRows(policy, shape.tokens_per_frame, device, tiled)
+        self._tiled = None if tiles is None else TiledFrames(tiles, policy, tokens, self.keys, self.values)
+        self._rows = TokenRows(policy, tokens, device, None if tiles is None else (self._tiled_from, rows, tiles.rows))
         self._origin = 0
         self._end = 0
-        self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
 
     @property
     def end(self) -> int:
@@ -227,7 +222,8 @@ class RingCache:
     @property
     def num_bytes(self) -> int:
         """Memory of keys, values, the canonical sink keys and coarse keys."""
-        return sum(tensor.nbytes for tensor in (self.keys, self.values, self._sink_keys, self._means))
+        coarse = 0 if self._tiled is None else self._tiled.means.nbytes
+        return coarse + sum(tensor.nbytes for tensor in (self.keys, self.values, self._sink_keys))
 
     def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
         """Open the frames of the next frame block, or the last frames again: later passes rewrite the same slots.
@@ -239,11 +235,11 @@ class RingCache:
         end = first_frame + num_frames
         check_order(self._end, first_frame, num_frames)
         self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        again = first_frame < self._end
         self._move_sink(end)
         self._end = end
-        if self._tiles is not None:
-            self._pool(self._tiles, first_frame)
-        return self._step(first_frame, num_frames, skip=0)
+        staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, end - self._origin, again=again)
+        return self._step(first_frame, num_frames, staged=staged)
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep | TiledStep:
         """Open the last ``min(window, end)`` frames before `end` (default: all), to be derived again under a new prompt.
@@ -264,19 +260,20 @@ class RingCache:
         self._end = end
         if not keep_sink:
             self._origin = max(self._origin, first_frame)
-        self._pooled = min(self._pooled, first_frame)
+        if self._tiled is not None:
+            self._tiled.forget(first_frame - self._origin)
         skip = self.policy.sink if first_frame > self._origin else 0
         return self._step(first_frame, end - first_frame, skip=skip)
 
     def reset(self) -> None:
         """Forget every frame."""
-        self._origin = self._end = self._pooled = 0
+        self._go_to(0, 0)
 
     def snapshot(self) -> CacheState:
         """Copy everything."""
         return CacheState(
-            keys=self.keys.clone(),
-            values=self.values.clone(),
+            keys=self._copied(self.keys),
+            values=self._copied(self.values),
             sink_keys=self._sink_keys.clone(),
             origin=self._origin,
             end=self._end,
@@ -288,49 +285,34 @@ class RingCache:
         Raises:
             ShapeError: the snapshot has another shape.
         """
-        check_state(state, self.keys, self._sink_keys)
-        self.keys.copy_(state.keys)
-        self.values.copy_(state.values)
+        check_state(state, self.keys[:, :, self._tiled_from - self._sink_rows :], self._sink_keys)
+        for buffer, kept in ((self.keys, state.keys), (self.values, state.values)):
+            buffer[:, :, : self._sink_rows].copy_(kept[:, :, : self._sink_rows])
+            buffer[:, :, self._tiled_from :].copy_(kept[:, :, self._sink_rows :])
         self._sink_keys.copy_(state.sink_keys)
-        self._origin, self._end, self._pooled = state.origin, state.end, 0
+        self._go_to(state.origin, state.end)
 
-    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RingStep | TiledStep:
-        first, tokens = first_frame - self._origin, self.shape.tokens_per_frame
+    def _go_to(self, origin: int, end: int) -> None:
+        self._origin, self._end = origin, end
+        if self._tiled is not None:
+            self._tiled.forget()
+
+    def _copied(self, buffer: Tensor) -> Tensor:
+        """A copy in which nothing is staged."""
+        copy = torch.cat((buffer[:, :, : self._sink_rows], buffer[:, :, self._tiled_from :]), dim=2)
+        if self._tiled is not None:
+            self._tiled.settle(buffer, copy[:, :, self._sink_rows :], self._end - self._origin)
+        return copy
+
+    def _step(self, first_frame: int, num_frames: int, *, skip: int = 0, staged: bool = False) -> RingStep | TiledStep:
+        first, end, tokens = first_frame - self._origin, self._end - self._origin, self.shape.tokens_per_frame
         positions = tuple(range(first_frame, first_frame + num_frames))
-        rows, skipped = self._rows.fill(first, num_frames, skip), skip * tokens
-        if self._tiles is None:
-            attended = self.policy.filled(self._end - self._origin) * tokens
+        rows, skipped = self._rows.fill(first, num_frames, skip, staged=staged), skip * tokens
+        if self._tiled is None:
+            attended = self.policy.filled(end) * tokens
             return RingStep(cache=self, positions=positions, rows=rows, attended=attended, skipped=skipped)
-        reach = self._reach(self._tiles, first, skip)
+        reach = self._tiled.reach(first, end, skip=skip, staged=staged)
         return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
-
-    def _reach(self, tiles: HistoryTiles, first: int, skip: int) -> Reach:
-        """What a pass sees whose first frame has the number `first`, counted from the sink."""
-        tokens, held = self.shape.tokens_per_frame, self.policy.history(first, self._end - self._origin)
-        open_slots = self._sizes.zero_().view(self.policy.local, tiles.num_tiles)
-        for frame in held:
-            open_slots[self.policy.slot(frame) - self.policy.sink].copy_(tiles.sizes)
-        return Reach(
-            tiles=tiles,
-            sink_rows=min(self.policy.sink, first + skip) * tokens,
-            tiled_from=self.policy.sink * tokens,
-            unseen=skip * tokens,
-            sizes=self._sizes,
-            num_tiles=len(held) * tiles.num_tiles,
-            means=self._means,
-        )
-
-    def _pool(self, tiles: HistoryTiles, first_frame: int) -> None:
-        """Work out the coarse keys of the frames that became history: kept, behind the sink, before `first_frame`."""
-        held = self.policy.history(first_frame - self._origin, self._end - self._origin)
-        number = tiles.num_tiles
-        for frame in range(max(held.start, self._pooled - self._origin), held.stop):
-            slot = self.policy.slot(frame) - self.policy.sink
-            rows = self._sink_keys.shape[2] + slot * tiles.num_rows
-            keys = self.keys[:, :, rows : rows + tiles.num_rows]
-            means = tiles.pool(keys.flatten(0, 1)).unflatten(0, keys.shape[:2])
-            self._means[:, :, :, slot * number : (slot + 1) * number] = means
-        self._pooled = first_frame
 
     def _move_sink(self, end: int) -> None:
         """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned, and copied then: as
@@ -339,7 +321,7 @@ class RingCache:
         before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
         if self._rotate is None or before == after:
             return
-        sink = self.keys[:, :, : self._sink_keys.shape[2]]
+        sink = self.keys[:, :, : self._sink_rows]
         if before == 0:
             self._sink_keys.copy_(sink)
         self._rotate(self._sink_keys, after, sink)

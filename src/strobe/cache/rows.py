@@ -19,32 +19,38 @@ class TokenRows:
         policy: which slot a frame has.
         tokens_per_frame: rows of a slot.
         device: where the rows live.
-        tiled: slots behind the sink have so many rows each, and a frame's tokens lie in them as this tensor `[N]` says.
+        tiled: slots behind the sink begin at such a row and have so many rows each, in which a frame's tokens lie as this tensor
+            `[N]` says.
     """
 
     def __init__(
-        self, policy: RingPolicy, tokens_per_frame: int, device: torch.device, tiled: tuple[int, Tensor] | None = None
+        self, policy: RingPolicy, tokens_per_frame: int, device: torch.device, tiled: tuple[int, int, Tensor] | None = None
     ) -> None:
         self._policy, self._tokens, self._device = policy, tokens_per_frame, device
         self._tiled = tiled
         self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def fill(self, first: int, num_frames: int, skip: int = 0) -> Tensor:
+    def fill(self, first: int, num_frames: int, skip: int = 0, *, staged: bool = False) -> Tensor:
         """Rows of the frames from `first` on, counted from the sink's first: int64 `[F * N]`; -1 for the first `skip` frames.
 
-        Worked out on the device: plain ints go in, nothing is copied or waited for.
+        `staged` frames lie one after the other behind the frames of the sink that come before them. Worked out on the device:
+        plain ints go in, nothing is copied or waited for.
         """
         rows, tokens, sink = self._kept.get((num_frames, skip)), self._tokens, self._policy.sink
         if rows is None:
             with torch.inference_mode(False):  # later passes fill it again, in whatever mode
                 rows = torch.full((num_frames * tokens,), -1, device=self._device)
             self._kept[num_frames, skip] = rows
+        if staged:
+            start = min(first, sink) * tokens
+            return torch.arange(start, start + num_frames * tokens, out=rows)
         for source in range(skip, num_frames):
             slot, frame = self._policy.slot(first + source), rows[source * tokens : (source + 1) * tokens]
             if self._tiled is None or slot < sink:
                 torch.arange(slot * tokens, (slot + 1) * tokens, out=frame)
             else:
-                torch.add(self._tiled[1], sink * tokens + (slot - sink) * self._tiled[0], out=frame)
+                start, size, order = self._tiled
+                torch.add(order, start + (slot - sink) * size, out=frame)
         return rows
 
 
@@ -58,3 +64,10 @@ def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
     if tuple(new.shape) != expected:
         raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
     buffer.index_copy_(1, rows[skipped:], new[:, skipped:])
+
+
+def graded(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> Tensor:
+    """A buffer into which `new` was stored; if that wants gradients, a copy through which it gets them."""
+    if not (torch.is_grad_enabled() and new.requires_grad):
+        return buffer
+    return buffer.index_copy(1, rows[skipped:].clone(), new[:, skipped:])

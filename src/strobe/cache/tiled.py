@@ -1,6 +1,9 @@
 """A ring whose frames behind the sink lie in tiles, so that a pass may attend to some of them; coarse keys lie beside them.
 
-The ring does not attend and does not select. It says which rows of its tensors a pass sees whole and which tiles are history.
+Its rows are the sink, the staging rows, and the tiles of the slots that take turns. The frames of a pass that fit are staged: in
+raster order right behind the frames of the sink, so that both are attended in one call; frames of the sink thereby lie in their
+own slots, and the others go to their tiles when other frames are opened. The ring does not attend and does not select. It says
+which rows of its tensors a pass sees whole and which tiles are history.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from strobe.cache.rows import Signature, store
+from strobe.cache.policy import RingPolicy
+from strobe.cache.rows import Signature, graded, store
 
 if TYPE_CHECKING:
     from strobe.cache.kv import RingCache
@@ -27,6 +32,7 @@ class HistoryTiles:
         sizes: tokens of each tile, int32 `[T]`.
         block: rows of a tile; those past its size are padding and stay 0.
         whole: no tile has padding.
+        staged: frames behind the sink that a pass may stage; those of one with more go to their tiles at once.
         sparsity: share of the history tiles that is left out.
         pool: coarse keys of one frame, one per tile: `[B, T * block, H, D]` to float32 `[B, H, T, D]`.
     """
@@ -36,6 +42,7 @@ class HistoryTiles:
     sizes: Tensor
     block: int
     whole: bool
+    staged: int
     sparsity: float
     pool: Callable[[Tensor], Tensor]
 
@@ -56,18 +63,20 @@ class Reach:
 
     Args:
         tiles: how frames behind the sink lie.
-        sink_rows: leading rows that are seen whole: frames of the sink that were there before this pass, in raster order.
+        whole_rows: leading rows that are seen whole, in raster order: frames of the sink that were there before this pass, and
+            those of the pass if they are staged.
+        covered: leading tokens of the pass that these rows stand for, so that their own keys are not attended apart: all if they
+            are staged, else those in whose place the sink stays.
         tiled_from: first row of the frames in tiles.
-        unseen: leading tokens of the pass whose keys are not attended, because the sink stays in their place.
         sizes: tokens of each tile from there on if it is history, else 0, int32 `[local * T]`; the cache's, as `rows` are.
         num_tiles: how many are history.
         means: their coarse keys, float32 `[L, B, H, local * T, D]`.
     """
 
     tiles: HistoryTiles
-    sink_rows: int
+    whole_rows: int
+    covered: int
     tiled_from: int
-    unseen: int
     sizes: Tensor
     num_tiles: int
     means: Tensor
@@ -85,15 +94,116 @@ class TiledStep:
 
     @property
     def signature(self) -> Signature:
-        return id(self.cache), len(self.positions), self.reach.sink_rows, self.reach.unseen, self.reach.num_tiles
+        return id(self.cache), len(self.positions), self.reach.whole_rows, self.reach.covered, self.reach.num_tiles
+
+    @property
+    def staged(self) -> bool:
+        """Its keys and values are attended where they are kept, and nowhere else."""
+        return self.reach.covered == self.rows.shape[0]
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as they are kept, `[B, rows, H, D]`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is seen."""
-        buffers = self.buffers(layer)
-        for buffer, new in zip(buffers, (k, v), strict=True):
-            store(buffer, self.rows, new.detach(), self.skipped)
-        return buffers
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is seen; with gradients
+        on, a copy through which k and v get gradients.
+        """
+        keys, values = self.buffers(layer)
+        store(keys, self.rows, k.detach(), self.skipped)
+        store(values, self.rows, v.detach(), self.skipped)
+        return graded(keys, self.rows, k, self.skipped), graded(values, self.rows, v, self.skipped)
+
+
+class TiledFrames:
+    """The frames behind the sink of one ring. Frames are counted from the sink's first.
+
+    Args:
+        tiles: how they lie.
+        policy: which slot a frame has.
+        tokens_per_frame: rows of a frame in raster order.
+        keys: of the ring, `[L, B, rows, H, D]`.
+        values: same.
+    """
+
+    def __init__(self, tiles: HistoryTiles, policy: RingPolicy, tokens_per_frame: int, keys: Tensor, values: Tensor) -> None:
+        self._tiles, self._policy, self._tokens = tiles, policy, tokens_per_frame
+        self._buffers = keys, values
+        self._tiled_from = (policy.sink + tiles.staged) * tokens_per_frame
+        layers, batch, _, heads, width = keys.shape
+        number, wide = policy.local * tiles.num_tiles, torch.promote_types(keys.dtype, torch.float32)
+        self.means = torch.zeros(layers, batch, heads, number, width, device=keys.device, dtype=wide)
+        self._sizes = torch.zeros(number, device=keys.device, dtype=torch.int32)
+        self._staged = range(0)  # frames that are not in their tiles, the first of them first in the staging rows
+        self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
+
+    def forget(self, first: int = 0) -> None:
+        """Nothing is staged, and frames from `first` on are to be pooled again."""
+        self._staged, self._pooled = range(0), min(self._pooled, first)
+
+    def open(self, first: int, end: int, *, again: bool) -> bool:
+        """Open frames, which were written before if `again`; all before them becomes history. Returns whether they are staged."""
+        behind = range(max(first, self._policy.sink), end)
+        fits = len(behind) <= self._tiles.staged
+        opened = behind if fits else range(0)
+        if opened != self._staged:
+            for buffer in self._buffers:
+                self.settle(buffer, buffer[:, :, self._tiled_from :], end)
+            self._staged = opened
+            if again:
+                self._stage()
+        self._pool(first, end)
+        return fits
+
+    def settle(self, buffer: Tensor, tiled: Tensor, end: int) -> None:
+        """Copy what is staged in a buffer of the ring, as far as it is kept once frames up to `end` are written.
+
+        Args:
+            tiled: takes it, `[L, B, local * T * block, H, D]`: the frames in tiles of the same buffer, or of a copy.
+        """
+        for frame in range(max(self._staged.start, end - self._policy.local), self._staged.stop):
+            self._slot(tiled, frame).index_copy_(2, self._tiles.rows, self._staging(buffer, frame))
+
+    def reach(self, first: int, end: int, *, skip: int, staged: bool) -> Reach:
+        """What a pass over frames sees, of which the first `skip` are not kept."""
+        tiles, sink = self._tiles, self._policy.sink
+        held, covered = self._policy.history(first, end), end - first if staged else skip
+        open_slots = self._sizes.zero_().view(self._policy.local, tiles.num_tiles)
+        for frame in held:
+            open_slots[self._policy.slot(frame) - sink].copy_(tiles.sizes)
+        return Reach(
+            tiles=tiles,
+            whole_rows=(min(sink, first) + covered if staged else min(sink, first + skip)) * self._tokens,
+            covered=covered * self._tokens,
+            tiled_from=self._tiled_from,
+            sizes=self._sizes,
+            num_tiles=len(held) * tiles.num_tiles,
+            means=self.means,
+        )
+
+    def _stage(self) -> None:
+        """Copy the opened frames from their tiles: a pass may write them anew, or not."""
+        for buffer in self._buffers:
+            for frame in self._staged:
+                slot = self._slot(buffer[:, :, self._tiled_from :], frame)
+                self._staging(buffer, frame).copy_(slot.index_select(2, self._tiles.rows))
+
+    def _pool(self, first: int, end: int) -> None:
+        """Work out the coarse keys of the frames that became history: kept, behind the sink, before `first`."""
+        held, number, keys = self._policy.history(first, end), self._tiles.num_tiles, self._buffers[0]
+        for frame in range(max(held.start, self._pooled), held.stop):
+            tiled = self._slot(keys[:, :, self._tiled_from :], frame)
+            slot = self._policy.slot(frame) - self._policy.sink
+            means = self._tiles.pool(tiled.flatten(0, 1)).unflatten(0, tiled.shape[:2])
+            self.means[:, :, :, slot * number : (slot + 1) * number] = means
+        self._pooled = first
+
+    def _staging(self, buffer: Tensor, frame: int) -> Tensor:
+        """Rows of a staged frame."""
+        start = (self._policy.sink + frame - self._staged.start) * self._tokens
+        return buffer[:, :, start : start + self._tokens]
+
+    def _slot(self, tiled: Tensor, frame: int) -> Tensor:
+        """Rows of a frame among those in tiles."""
+        slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
+        return tiled[:, :, slot * rows : (slot + 1) * rows]

@@ -192,7 +192,9 @@ def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch:
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Bytes of the cache's keys and values, of the ring's copy of the sink keys, and of coarse keys, in float32."""
+    """Bytes of the cache's keys and values, staged frames among them, of the ring's copy of the sink keys, and of coarse keys, in
+    float32.
+    """
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
@@ -201,7 +203,8 @@ def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     if not config.sparsity:
         return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
-    return channels * (sink + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
+    staged = 2 * config.frame_block * grid.tokens_per_frame * size
+    return channels * (sink + staged + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
 
 
 def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:

@@ -45,6 +45,7 @@ def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | Non
         sizes=sizes,
         block=BLOCK,
         whole=layout.whole,
+        staged=config.frame_block,
         sparsity=config.sparsity,
         pool=partial(pool, sizes=sizes, block=BLOCK),
     )

@@ -140,13 +140,12 @@ def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) ->
 
 
 def turned(dtype: torch.dtype, heads: int) -> None:
-    """Queries and keys of a pass: returned, written, and both."""
+    """Queries and keys of a pass: returned, and written."""
     packed, weight, rope = (torch.zeros(shape, dtype=dtype) for shape in ((1, 6, 3 * heads * 64), (heads * 64,), (6, 32, 2)))
     buffers, rows = [torch.zeros(1, 9, heads, 64, dtype=dtype) for _ in "kv"], torch.arange(6)
     wan.turn(packed, weight, weight, rope.float(), heads, 1e-6)
     wan.turn_and_write(packed[..., heads * 64 :].contiguous(), None, weight, rope.float(), *buffers, rows, 1e-6)
     wan.turn_and_write(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
-    wan.turn_and_keep(packed, weight, weight, rope.float(), *buffers, rows, 1e-6)
 
 
 def to_a_text(dtype: torch.dtype, heads: int) -> None:

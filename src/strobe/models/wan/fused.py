@@ -42,7 +42,6 @@ from strobe.models.wan.kernels.api import (
     gelu_quantize,
     norm_modulate,
     qk_norm_rope,
-    qk_norm_rope_keep,
     qk_norm_rope_write,
     rms_norm,
     text_attention,
@@ -142,17 +141,14 @@ class FusedPass:
         turn = Turn(weight_q=attention.norm_q.weight, weight_k=attention.norm_k.weight, rope=rope, eps=attention.norm_q.eps)
         with span(QKV_PROJECTION):
             packed = _packed(attention, normed)
-        if isinstance(self.kv, RingStep):
+        if isinstance(self.kv, RingStep) or (isinstance(self.kv, TiledStep) and self.kv.staged):
             place = self._place(self.kv, index)
             with span(QK_NORM_ROPE):
                 q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
             assert q is not None
-            return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
-        if isinstance(self.kv, TiledStep):
-            place = self._place(self.kv, index)
-            with span(QK_NORM_ROPE):
-                q, k, v = qk_norm_rope_keep(packed, turn, place, impl=self.impl)
-            return layer.attend_kept(q, (k, v), (place.keys, place.values), self.kv.reach, index)
+            if isinstance(self.kv, RingStep):
+                return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
+            return layer.attend_kept(q, None, (place.keys, place.values), self.kv.reach, index)
         with span(QK_NORM_ROPE):
             q, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
         assert q is not None

@@ -56,7 +56,7 @@ class KeyValueStep(Protocol):
         ...
 
 
-Attend = Callable[[Tensor, KeyValues, KeyValues, Reach | None, int], Tensor]
+Attend = Callable[[Tensor, KeyValues | None, KeyValues, Reach | None, int], Tensor]
 """`WanLayer.attend_kept`."""
 
 
@@ -232,19 +232,20 @@ class WanLayer(nn.Module):
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
-    def attend_kept(self, q: Tensor, new: KeyValues, kept: KeyValues, reach: Reach | None, index: int) -> Tensor:
+    def attend_kept(self, q: Tensor, new: KeyValues | None, kept: KeyValues, reach: Reach | None, index: int) -> Tensor:
         """Attention over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
 
         Args:
             q: of this pass.
-            new: keys and values of this pass.
+            new: keys and values of this pass; None: all are among what is kept.
             kept: what the cache returned for layer `index`.
         """
         if reach is None:
             return self.attend(q, *kept, None)
         tiles, per_frame = reach.tiles, reach.tiles.grid[0] * reach.tiles.grid[1]
-        sink = kept[0][:, : reach.sink_rows], kept[1][:, : reach.sink_rows]
-        own = new[0][:, reach.unseen :], new[1][:, reach.unseen :]
+        dense = [(kept[0][:, : reach.whole_rows], kept[1][:, : reach.whole_rows])]
+        if new is not None:
+            dense.append((new[0][:, reach.covered :], new[1][:, reach.covered :]))
         history = History(
             keys=kept[0][:, reach.tiled_from :],
             values=kept[1][:, reach.tiled_from :],
@@ -255,7 +256,7 @@ class WanLayer(nn.Module):
             whole=tiles.whole,
         )
         q_tiles = tile_layout((q.shape[1] // per_frame, *tiles.grid), "auto", tiles.block)
-        return history_attention(q, (sink, own), history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
+        return history_attention(q, dense, history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
 
     def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: KeyValueStep) -> Tensor:
         """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""

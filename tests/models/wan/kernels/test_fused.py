@@ -45,6 +45,7 @@ def ring(dit: CausalWan, *, tiled: bool = False) -> RingCache:
         sizes=layout.sizes(),
         block=64,
         whole=layout.whole,
+        staged=3,
         sparsity=0.5,
         pool=partial(pool, sizes=layout.sizes(), block=64),
     )

@@ -78,17 +78,6 @@ def test_queries_and_keys_are_normed_turned_and_written(dtype: torch.dtype, limi
     assert values.data_ptr() == v.data_ptr()
 
 
-def test_keys_are_returned_and_written_in_one_call() -> None:
-    packed, how, kept, other = draw(3, 2, TOKENS, 3 * DIM), turn(), cache(), cache()
-    found = api.qk_norm_rope_keep(packed, how, kept, impl="reference")
-    for got, want in zip(found, api.qk_norm_rope(packed, how, HEADS, impl="reference"), strict=True):
-        assert want is not None and torch.equal(got, want)
-    api.qk_norm_rope_write(packed, how, other, impl="reference")
-    for got, want in ((kept.keys, other.keys), (kept.values, other.values)):
-        assert torch.equal(got.nan_to_num(7), want.nan_to_num(7)) and got.isfinite().any()
-    assert found[2].data_ptr() == packed[..., 2 * DIM :].data_ptr()
-
-
 def test_keys_and_values_alone() -> None:
     packed, whole, short = draw(3, 2, TOKENS, 3 * DIM), cache(), cache()
     api.qk_norm_rope_write(packed, turn(), whole, impl="reference")
@@ -190,7 +179,6 @@ OPERATORS = (
     "turn_kv",
     "turn_and_write",
     "turn_and_write_kv",
-    "turn_and_keep",
     "gelu_quantize",
     "text_attention",
     "turn_keys",
@@ -209,7 +197,6 @@ def test_operators_keep_what_they_declare(name: str) -> None:
         "turn": (custom_ops.turn, (packed, q, k, rope(), HEADS, 1e-5)),
         "turn_kv": (custom_ops.turn, (packed[..., DIM:].contiguous(), None, k, rope(), HEADS, 1e-5)),
         "turn_and_write": (custom_ops.turn_and_write, (packed, q, k, rope(), kept.keys, kept.values, kept.rows, 1e-5)),
-        "turn_and_keep": (custom_ops.turn_and_keep, (packed, q, k, rope(), kept.keys, kept.values, kept.rows, 1e-5)),
         "turn_and_write_kv": (
             custom_ops.turn_and_write,
             (packed[..., DIM:].contiguous(), None, k, rope(), kept.keys, kept.values, kept.rows, 1e-5),
@@ -261,8 +248,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"rows: got torch.int64 \[5\], expected int64 \[6\]"):
         few = api.CacheRows(keys=kept.keys, values=kept.values, rows=kept.rows[1:])
         api.qk_norm_rope_write(packed, turn(), few, impl="reference")
-    with pytest.raises(ShapeError, match="weight_q: got None, expected that of the queries"):
-        api.qk_norm_rope_keep(packed, turn(with_q=False), kept, impl="reference")
     q, k, v, counts = text()
     with pytest.raises(ShapeError, match=r"k: got torch.float32 \[2, 5, 3, 19\], expected torch.float32 \[2, L, 3, 20\]"):
         api.text_attention(q, k[..., 1:], v, counts, impl="reference")

@@ -132,28 +132,6 @@ def test_a_captured_graph_follows_its_rows() -> None:
     assert not keys[:, :104].any() and keys[:, 104:].any(dim=-1).all()
 
 
-def test_keys_are_returned_and_written_in_one_launch() -> None:
-    """Bit for bit what the two calls give; a captured graph follows its rows."""
-    made, turns, packed = attention(), rope(96), draw(4, 1, 96, 3 * DIM)
-    kept, other = ([torch.zeros(1, 200, HEADS, DIM // HEADS, dtype=packed.dtype, device="cuda") for _ in "kv"] for _ in range(2))
-    rows, how = torch.arange(96, device="cuda"), turn(made, turns)
-    place, elsewhere = (api.CacheRows(keys=keys, values=values, rows=rows) for keys, values in (kept, other))
-    api.qk_norm_rope_keep(packed, how, place, impl="triton")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = api.qk_norm_rope_keep(packed, how, place, impl="triton")
-    for rows_now in (torch.arange(199, 103, -1), torch.arange(96) * 2, torch.where(torch.arange(96) < 32, -1, torch.arange(96))):
-        rows.copy_(rows_now)
-        packed.normal_()
-        for buffer in (*kept, *other):
-            buffer.zero_()
-        graph.replay()
-        api.qk_norm_rope_write(packed, how, elsewhere, impl="triton")
-        expected = api.qk_norm_rope(packed, how, HEADS, impl="triton")
-        for got, want in zip((*found, *kept), (*expected, *other), strict=True):
-            assert want is not None and torch.equal(got, want)
-
-
 def folded(rows: int, tokens: int = TOKENS, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
     """Queries, keys, values of a text of 512 rows, NaN behind the first `rows`, and the number of those."""
     q, k, v = (draw(seed, batch, number, HEADS, DIM // HEADS, dtype=dtype) for seed, number in ((7, tokens), (8, 512), (9, 512)))
@@ -227,7 +205,6 @@ def test_operators_keep_what_they_declare(fp8: bool) -> None:
     torch.library.opcheck(custom_ops.turn, (packed, weight, weight, rope(6), HEADS, EPS, "triton"), test_utils=tests)
     written = (packed, weight, weight, rope(6), keys, values, rows, EPS, "triton")
     torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
-    torch.library.opcheck(custom_ops.turn_and_keep, written, test_utils=tests)
     torch.library.opcheck(custom_ops.text_attention, (*folded(64, 70), "triton"), test_utils=tests)
     torch.library.opcheck(custom_ops.turn_keys, (keys[None], rope(1)[0], values[None], "triton"), test_utils=tests)
 

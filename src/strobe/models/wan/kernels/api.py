@@ -179,26 +179,6 @@ def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ke
     return None if turn.weight_q is None else q
 
 
-def qk_norm_rope_keep(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> tuple[Tensor, Tensor, Tensor]:
-    """What `qk_norm_rope` returns, and keys and values also go straight into the cache.
-
-    Args:
-        packed: queries, keys and values `[B, S, 3 * dim]`.
-        turn: with `weight_q`.
-
-    Raises:
-        ShapeError: widths, tokens or the cache do not fit, or there is no `weight_q`.
-        ConfigError: a gradient is wanted.
-    """
-    if turn.weight_q is None:
-        raise ShapeError("weight_q: got None, expected that of the queries; for keys and values alone call qk_norm_rope_write")
-    dim = _check_rows(packed, turn, cache)
-    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
-    seen = custom_ops.seen(packed)
-    q, k = custom_ops.turn_and_keep(*arguments, impl) if seen else custom_ops.home(impl).turn_and_keep(*arguments)
-    return q, k, packed[..., -dim:].unflatten(-1, cache.values.shape[2:])
-
-
 def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: KernelImpl) -> Tensor:
     """Attention of queries `[B, S, H, D]` to all rows of a text whose last ones are equal: `[B, S, H, D]` in the dtype of q.
 
@@ -288,8 +268,8 @@ def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
     return dim
 
 
-def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> int:
-    """Check what kernel 1 is given when it writes; return the width of a token."""
+def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> None:
+    """Check what kernel 1 is given when it writes."""
     batch, _, num_heads, head_dim = cache.keys.shape
     dim = _check_turn(packed, turn, num_heads)
     for name, buffer in (("keys", cache.keys), ("values", cache.values)):
@@ -307,7 +287,6 @@ def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> int:
             raise ShapeError(f"{name} of the cache: heads of a row must lie one after the other, got strides {buffer.stride()}")
     if cache.rows.shape != packed.shape[1:2] or cache.rows.dtype != torch.int64:
         raise ShapeError(f"rows: got {cache.rows.dtype} {list(cache.rows.shape)}, expected int64 [{packed.shape[1]}]")
-    return dim
 
 
 def _check_inference(x: Tensor) -> None:

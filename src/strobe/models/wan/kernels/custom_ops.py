@@ -48,18 +48,6 @@ class Kernels(Protocol):
         eps: float,
     ) -> Tensor | None: ...
 
-    def turn_and_keep(
-        self,
-        packed: Tensor,
-        weight_q: Tensor,
-        weight_k: Tensor,
-        rope: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]: ...
-
     def text_attention(self, q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor: ...
 
     def turn_keys(self, keys: Tensor, turns: Tensor, out: Tensor) -> None: ...
@@ -169,28 +157,6 @@ def turn_and_write(
 @turn_and_write.register_fake
 def _(packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, keys: Tensor, *_: object) -> Tensor:
     return packed.new_empty(0) if weight_q is None else packed.new_empty((*packed.shape[:2], *keys.shape[2:]))
-
-
-@torch.library.custom_op("strobe::wan_turn_and_keep", mutates_args=("keys", "values"))
-def turn_and_keep(
-    packed: Tensor,
-    weight_q: Tensor,
-    weight_k: Tensor,
-    rope: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    eps: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    """See `impl.reference.turn_and_keep`."""
-    return home(impl).turn_and_keep(packed, weight_q, weight_k, rope, keys, values, rows, eps)
-
-
-@turn_and_keep.register_fake
-def _(packed: Tensor, weight_q: Tensor, weight_k: Tensor, rope: Tensor, keys: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    q, k = (packed.new_empty((*packed.shape[:2], *keys.shape[2:])) for _ in range(2))
-    return q, k
 
 
 @torch.library.custom_op("strobe::wan_text_attention", mutates_args=())

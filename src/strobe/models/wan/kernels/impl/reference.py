@@ -43,25 +43,11 @@ def turn_and_write(
 ) -> Tensor | None:
     """As `turn`; keys and values go into `keys` and `values` `[B, R, H, D]` at `rows` int64 `[S]`, where it is not negative."""
     q, k = turn(packed, weight_q, weight_k, rope, keys.shape[2], eps)
-    _write(packed, k, keys, values, rows)
+    kept = rows >= 0
+    v = packed[..., -weight_k.shape[0] :].unflatten(-1, keys.shape[2:])
+    for buffer, new in ((keys, k), (values, v)):
+        buffer.index_copy_(1, rows[kept], new[:, kept])
     return q
-
-
-def turn_and_keep(
-    packed: Tensor,
-    weight_q: Tensor,
-    weight_k: Tensor,
-    rope: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """As `turn_and_write`, and the keys are returned too, as `turn` returns them."""
-    q, k = turn(packed, weight_q, weight_k, rope, keys.shape[2], eps)
-    assert q is not None
-    _write(packed, k, keys, values, rows)
-    return q, k
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor) -> None:
@@ -125,11 +111,3 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor:
 def _rows(table: Tensor, x: Tensor) -> Tensor:
     """A table `[B or 1, F or 1, dim]` as rows for the tokens of x: `[B or 1, S or 1, dim]`."""
     return table if table.shape[1] == 1 else table.repeat_interleave(x.shape[1] // table.shape[1], dim=1)
-
-
-def _write(packed: Tensor, k: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-    """Put the keys and the last part of `packed` in their rows of a cache."""
-    kept = rows >= 0
-    v = packed[..., -k.shape[2] * k.shape[3] :].unflatten(-1, keys.shape[2:])
-    for buffer, new in ((keys, k), (values, v)):
-        buffer.index_copy_(1, rows[kept], new[:, kept])

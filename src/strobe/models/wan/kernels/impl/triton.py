@@ -65,12 +65,12 @@ def _turned(x, weight, cos, sin, eps, dim: tl.constexpr, block_heads: tl.constex
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _turn_kernel(
-    packed_ptr, weight_q_ptr, weight_k_ptr, rope_ptr, q_ptr, k_ptr, keys_ptr, values_ptr, rows_ptr,
+    packed_ptr, weight_q_ptr, weight_k_ptr, rope_ptr, q_ptr, keys_ptr, values_ptr, rows_ptr,
     keys_batch, keys_row, values_batch, values_row, num_tokens, eps,
     heads: tl.constexpr, width: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr,
-    with_q: tl.constexpr, with_k: tl.constexpr, write: tl.constexpr,
+    with_q: tl.constexpr, write: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token: queries and keys normed and turned, keys and values put in their row, keys by themselves too."""
+    """All heads of one token: queries and keys normed and turned, keys and values put in their row."""
     dim: tl.constexpr = heads * width
     token, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = batch * num_tokens + token
@@ -80,7 +80,7 @@ def _turn_kernel(
     row = tl.load(rows_ptr + token) if write else token.to(tl.int64)
     kept = there & (row >= 0)
     first_k: tl.constexpr = dim if with_q else 0
-    k = tl.load(source + first_k, mask=there if with_k else kept, other=0.0)
+    k = tl.load(source + first_k, mask=kept, other=0.0)
     angles = tl.load(rope_ptr + token * width + channel, mask=channel < width, other=0.0)
     cos, sin = tl.split(angles.reshape(1, block_width // 2, 2))
     if with_q:
@@ -91,8 +91,6 @@ def _turn_kernel(
     weight_k = tl.load(weight_k_ptr + inside, mask=there, other=0.0)
     k = _turned(k, weight_k, cos, sin, eps, dim, block_heads, block_width)
     tl.store(keys_ptr + batch * keys_batch + row * keys_row + inside, k, mask=kept)
-    if with_k:
-        tl.store(k_ptr + entry * dim + inside, k, mask=there)
     if with_q:
         weight_q = tl.load(weight_q_ptr + inside, mask=there, other=0.0)
         q = _turned(q, weight_q, cos, sin, eps, dim, block_heads, block_width)
@@ -258,23 +256,6 @@ def turn_and_write(
     return _turn(packed, weight_q, weight_k, rope, keys, values, rows, eps)
 
 
-def turn_and_keep(
-    packed: Tensor,
-    weight_q: Tensor,
-    weight_k: Tensor,
-    rope: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.turn_and_keep`."""
-    k = packed.new_empty(*packed.shape[:2], *keys.shape[2:])
-    q = _turn(packed, weight_q, weight_k, rope, keys, values, rows, eps, k)
-    assert q is not None
-    return q, k
-
-
 def _turn(
     packed: Tensor,
     weight_q: Tensor | None,
@@ -284,19 +265,18 @@ def _turn(
     values: Tensor | None,
     rows: Tensor | None,
     eps: float,
-    k: Tensor | None = None,
 ) -> Tensor | None:
-    """Launch over every token. Without rows keys go where their token stands; `k` takes them there as well."""
+    """Launch over every token. Without rows keys go where their token stands."""
     batch, num_tokens, _ = packed.shape
     heads, width = keys.shape[2:]
     q = None if weight_q is None else packed.new_empty(batch, num_tokens, heads, width)
     block_heads, block_width = triton.next_power_of_2(heads), triton.next_power_of_2(width)
     with torch.cuda.device_of(packed):
         _turn_kernel[(num_tokens, batch)](
-            packed.contiguous(), weight_q, weight_k, rope.contiguous(), q, k, keys, values, rows,
+            packed.contiguous(), weight_q, weight_k, rope.contiguous(), q, keys, values, rows,
             *keys.stride()[:2], *((0, 0) if values is None else values.stride()[:2]), num_tokens, eps,
             heads=heads, width=width, block_heads=block_heads, block_width=block_width,
-            with_q=weight_q is not None, with_k=k is not None, write=rows is not None,
+            with_q=weight_q is not None, write=rows is not None,
             num_warps=_warps(heads * width, block_heads * block_width),
             enable_fp_fusion=False,  # the plain path rounds every product
         )  # fmt: skip
