@@ -22,6 +22,7 @@ from strobe.engine.sparsity import frame_tiles
 from strobe.engine.stream import latent_shape
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
+from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -57,6 +58,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     plan = plan_arena(parts, config, batch)
     reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
+    decoder += memories  # new ones are made beside the old
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
@@ -225,7 +227,9 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 
 
 def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int, int]:
-    """Of the transformer the feed-forward or attention of a recache over the window, and of the decoder its last resolution."""
+    """Of the transformer the feed-forward or attention of a recache over the window, and of the decoder its last resolution: in
+    the Wan VAE what enters a residual block and what was made on the way to its last convolution, which reads two frames more.
+    """
     dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
     tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame
     feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
@@ -235,5 +239,6 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     frames = latents.frames if config.knobs.block_decode else 1
     cells = batch * frames * parts.defaults.stride.time * height * width
     channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
-    decoder = 0 if config.decode_device != config.device else int(4 * cells * channels) * config.dtype.itemsize
+    count = 5 * cells + 2 * batch * height * width if isinstance(parts.vae, WanVAE) else 4 * cells
+    decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
     return transformer, decoder

@@ -48,8 +48,8 @@ def sparse() -> EngineConfig:
 
 
 def low_memory() -> EngineConfig:
-    """As `balanced`, but matrices and cached keys and values are int8, and nothing is decoded beside the transformer."""
-    knobs = Knobs(overlap_decode=False)
+    """As `balanced`, but matrices and cached keys and values are int8; decoding goes frame by frame, beside nothing."""
+    knobs = Knobs(overlap_decode=False, block_decode=False)
     return EngineConfig(name="low_memory", linear_format="int8", kv_format="int8", knobs=knobs)
 
 

@@ -178,9 +178,9 @@ class Taew(nn.Module):
             if isinstance(module, nn.Conv2d):
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
-    def compile_decoder(self, mode: str = "default") -> None:
+    def compile_decoder(self) -> None:
         """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own."""
-        self.decoder.compile(mode=mode, dynamic=False, fullgraph=True)
+        self.decoder.compile(dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
         """Memories before a stream's first latent frame."""

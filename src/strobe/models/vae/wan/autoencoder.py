@@ -138,9 +138,13 @@ class WanVAE(nn.Module):
                 module.flat = flat
         return self
 
-    def compile_decoder(self, mode: str = "default") -> None:
-        """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own."""
-        self.decoder.compile(mode=mode, dynamic=False, fullgraph=True)
+    def compile_decoder(self) -> None:
+        """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own.
+
+        Frames and those before them are joined where they are computed. Else Inductor copies what every convolution remembers
+        into its input at the start of the call, and all inputs, the largest tensors there are, live until their convolution runs.
+        """
+        self.decoder.compile(options={"force_pointwise_cat": True}, dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
         """The decoder's memories before a stream's first latent frame."""
