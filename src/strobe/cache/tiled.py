@@ -63,7 +63,7 @@ class HistoryTiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reach:
-    """What a pass sees of the tensors that `TiledStep.write` returns, and of its own keys.
+    """What a pass sees of the tensors that `TiledStep.write` returns, and whether its own keys are among it.
 
     Args:
         tiles: how frames behind the sink lie.
@@ -190,7 +190,7 @@ class TiledFrames:
         for buffer in self._buffers:
             for frame in self._staged:
                 slot = self._slot(buffer[:, :, self._tiled_from :], frame)
-                self._staging(buffer, frame).copy_(slot.index_select(2, self._tiles.rows))
+                _wide(self._staging(buffer, frame)).copy_(_wide(slot).index_select(2, self._tiles.rows))
 
     def _pool(self, first: int, end: int) -> None:
         """Work out the coarse keys of the frames that became history: kept, behind the sink, before `first`."""

@@ -14,7 +14,6 @@ from strobe.cache.kv import Positions
 from strobe.cache.policy import RingPolicy
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.shapes import VaeStride
 from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
@@ -226,7 +225,7 @@ class ResolvedConfig:
 
 
 def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> ResolvedConfig:
-    """Fill in a configuration for a model and a device. On a GPU see also `strobe.core.settings.forgo_cublaslt_workspace`.
+    """Fill in a configuration for a model and a device.
 
     Raises:
         ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
@@ -237,8 +236,6 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         raise ImplUnavailableError(
             "fp8", reason, ("preset 'turbo' or linear_format 'native'", "simulate (what FP8 would give, no faster)")
         )
-    if device.type == "cuda":
-        forgo_cublaslt_workspace()
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
+
+_GRAPHS: Final = 1024
+"""Compiled graphs that a process may keep of a decoder: two for each size, batch and dtype that a session had."""
 
 VideoVAE = TinyVAE | WanVAE | Taew
 DecoderState = tuple[bool, Memories]
@@ -167,7 +172,8 @@ class FrameDecoder:
     def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
-        with self._arena.open():
+        limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self._compiled else nullcontext()  # of this thread
+        with self._arena.open(), limit:
             latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
             pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
             dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # slices would be compiled for again

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.core.device import upload
+from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying, Runner
@@ -53,6 +54,8 @@ class Transformer:
     """
 
     def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, lora: Lora | None = None) -> None:
+        if config.device.type == "cuda":
+            forgo_cublaslt_workspace()
         self.knobs = config.knobs
         self._base, self._config = dit, config
         compiled = config.knobs.compile and not config.knobs.fused_kernels

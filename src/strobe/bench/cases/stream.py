@@ -17,6 +17,7 @@ from strobe.bench.cases import scoring
 from strobe.bench.costs import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
+from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.engine import load, presets
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
@@ -97,6 +98,8 @@ class StreamCase:
         self.candidates = tuple(candidates)
         self.slug = "-".join(config.name for config in asked)
         self.device = resolve_device(device)
+        if self.device.type == "cuda":
+            forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
         self._loaded = model if isinstance(model, load.Model) else load.load(model)
         self._loaded.text.check([script.prompt, *(switch.prompt for switch in script.switches)])

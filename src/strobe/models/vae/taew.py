@@ -110,7 +110,7 @@ class LastConv(nn.Conv2d):
         super().__init__(width, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, F, Y, X, C]` to `[B, F, C', Y, X]`, summed in float32 or wider."""
+        """`[B, F, Y, X, C]` to `[B, F, C', Y, X]`; what a tap gives is rounded once, their sum is in float32 or wider."""
         assert self.bias is not None
         (height, width), channels = x.shape[2:4], self.out_channels
         taps = self.weight.permute(2, 3, 0, 1).flatten(0, 2)  # [9 C', C]

@@ -91,7 +91,8 @@ class Machine(_Part, frozen=True, kw_only=True):
     clocks: Annotated[Clocks, Meta(description="clocks when the run began")]
     launch_blocking: Annotated[bool, Meta(description="CUDA_LAUNCH_BLOCKING is set: launches are serialised")] = False
     cublaslt_workspace_kib: Annotated[
-        int | None, Meta(description="CUBLASLT_WORKSPACE_SIZE: what cuBLASLt may use, KiB; null: torch chooses")
+        int | None,
+        Meta(description="CUBLASLT_WORKSPACE_SIZE when the run began, KiB, for cuBLASLt; null: torch chooses"),
     ] = None
     gpu: Annotated[GpuState | None, Meta(description="set-up of the GPU in use; null on a CPU")] = None
 

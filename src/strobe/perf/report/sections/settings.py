@@ -103,6 +103,8 @@ def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
         parts = [f"{name} {'on' if on else 'off'}" for name, on in words.items() if on is not None]
         parts += [f"power limit {state.power_limit_mw / 1000:g} W"] if state.power_limit_mw else []
         parts += [f"up to {state.max_sm_mhz} MHz SM"] if state.max_sm_mhz else []
+        workspace = run.header.machine.cublaslt_workspace_kib
+        parts += [] if workspace is None else [f"cuBLASLt workspace {workspace} KiB"]
         rows.append(("GPU set-up", Text(", ".join(parts)) if parts else Text("not readable here", "muted")))
     read = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None and clip.clocks.samples]
     low, high = [item.sm_mhz_min for item in read if item.sm_mhz_min], [item.sm_mhz_max for item in read if item.sm_mhz_max]
