@@ -126,14 +126,14 @@ class TiledFrames:
         tiles: how they lie.
         policy: which slot a frame has.
         tokens_per_frame: rows of a frame in raster order.
-        keys: of the ring, `[L, B, rows, H, D]`.
+        keys: of the ring, `[L, B, rows, H, D]`; the tiles are its last rows.
         values: same.
     """
 
     def __init__(self, tiles: HistoryTiles, policy: RingPolicy, tokens_per_frame: int, keys: Tensor, values: Tensor) -> None:
         self._tiles, self._policy, self._tokens = tiles, policy, tokens_per_frame
         self._buffers = keys, values
-        self._tiled_from = (policy.sink + tiles.staged) * tokens_per_frame
+        self._tiled_from = keys.shape[2] - policy.local * tiles.num_rows
         layers, batch, _, heads, width = keys.shape
         number, wide = policy.local * tiles.num_tiles, torch.promote_types(keys.dtype, torch.float32)
         self.means = torch.zeros(layers, batch, heads, number, width, device=keys.device, dtype=wide)
