@@ -188,7 +188,7 @@ def test_closing_lets_everything_in_it_go(make: Callable[..., Session], arenas: 
         assert len(list(session.stream(5))) == 5
     del error
     assert arenas[0].closed and session.arena is None
-    assert cache() is None and not memories(session) and getattr(stream._decoding, "finish", None) is None
+    assert cache() is None and not memories(session) and getattr(stream._decoding, "pieces", None) is None
     session.close()
 
 
@@ -207,7 +207,7 @@ def test_the_decoder_warms_up_outside(tiny: Model) -> None:
     decoder.place(arena)
     shared = decoder.share()
     for each in (shared, decoder):
-        frames, (_, left) = each.start(torch.zeros(pieces[0]), each.state())()
+        ((frames, (_, left)),) = each.start(torch.zeros(pieces[0]), each.state())
         assert frames.any() and all((memory in arena) == (each is decoder) for memory in left if memory is not None)
         each.close()
     elsewhere = replace(config, decode_device=torch.device("meta"))

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from strobe.attention.sparse.history import side_stream
 from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
-from strobe.engine.decode import FrameDecoder, VideoVAE, levels
+from strobe.engine.decode import Decoded, DecoderState, FrameDecoder, VideoVAE, levels
 from strobe.engine.load import shapes_defaults
 from strobe.models.vae.taew import TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
@@ -53,9 +54,14 @@ def latents(device: str = "cpu") -> Tensor:
 def streamed(decoder: FrameDecoder, of: Tensor, first: int = 1) -> Tensor:
     state, frames = decoder.state(), []
     for part in of.split([first, 3, 3], dim=1):
-        out, state = decoder.start(part, state)()
+        out, state = decoded(decoder, part, state)
         frames.append(out)
     return torch.cat(frames, dim=1)
+
+
+def decoded(decoder: FrameDecoder, part: Tensor, state: DecoderState) -> Decoded:
+    pieces = list(decoder.start(part, state))
+    return torch.cat([frames for frames, _ in pieces], dim=1), pieces[-1][1]
 
 
 def near(given: Tensor, expected: Tensor) -> bool:
@@ -84,7 +90,7 @@ def test_two_decoders_share_weights_and_nothing_else(kind: str) -> None:
     states, frames = [one.state(), two.state()], [[], []]
     for parts in zip(first.split([1, 3, 3], dim=1), second.split([1, 3, 3], dim=1), strict=True):
         for number, (decoder, part) in enumerate(zip((one, two), parts, strict=True)):
-            out, states[number] = decoder.start(part, states[number])()
+            out, states[number] = decoded(decoder, part, states[number])
             frames[number].append(out)
     assert all(torch.equal(torch.cat(own, dim=1), whole) for own, whole in zip(frames, expected, strict=True))
 
@@ -93,11 +99,11 @@ def test_two_decoders_share_weights_and_nothing_else(kind: str) -> None:
 def test_a_state_is_adopted_in_another_dtype(kind: str) -> None:
     vae = autoencoder(kind)
     full, half = FrameDecoder(vae, config()), FrameDecoder(vae, replace(config(), dtype=torch.bfloat16))
-    _, state = full.start(latents()[:, :4], full.state())()
+    _, state = decoded(full, latents()[:, :4], full.state())
     started, memories = half.adopt(state)
     assert started and {memory.dtype for memory in memories if memory is not None} == {torch.bfloat16}
-    out, _ = half.start(latents()[:, 4:], (started, memories))()
-    expected, _ = full.start(latents()[:, 4:], state)()
+    out, _ = decoded(half, latents()[:, 4:], (started, memories))
+    expected, _ = decoded(full, latents()[:, 4:], state)
     assert (out.int() - expected.int()).abs().float().mean() < 2
 
 
@@ -118,7 +124,7 @@ def test_a_process_may_decode_more_sizes_than_dynamo_likes(monkeypatch: pytest.M
     for width in range(2, 7):  # two graphs each, of 8 that a function may have
         decoder = FrameDecoder(vae, replace(settings, knobs=replace(settings.knobs, compile=True)))
         decoder.warm_up([(1, count, CHANNELS, 2, width) for count in (1, 3)])
-        frames, _ = decoder.start(torch.zeros(1, 1, CHANNELS, 2, width), decoder.state())()
+        frames, _ = decoded(decoder, torch.zeros(1, 1, CHANNELS, 2, width), decoder.state())
         assert frames.shape[3] == 8 * width
 
 
@@ -137,10 +143,10 @@ def test_a_warm_decoder_compiles_nothing_amid_a_stream(kind: str, first: int, mo
     with torch.inference_mode():
         for _ in range(2):
             assert near(streamed(decoder, of.clone(), first), expected)
-        _, (started, memories) = decoder.start(of[:, :first].clone(), decoder.state())()
+        _, (started, memories) = decoded(decoder, of[:, :first].clone(), decoder.state())
     from_file = tuple(None if each is None else each.clone().contiguous() for each in memories)
     with torch.inference_mode():
-        frames, _ = decoder.start(of[:, first : first + 3].clone(), decoder.adopt((started, from_file)))()
+        frames, _ = decoded(decoder, of[:, first : first + 3].clone(), decoder.adopt((started, from_file)))
     assert near(frames, expected[:, 4 * first - 3 :][:, :12])
     assert counter.frame_count == graphs
 
@@ -170,7 +176,10 @@ def test_a_gpu_beside_the_transformer(kind: str) -> None:
 def test_nothing_is_decoded_where_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch hands its 32 streams out in turn. What a decoder frees there a capture would take, and replays write into it."""
     numbers, device = itertools.count(), torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(numbers) % 4)
-    capture_stream.cache_clear()
-    assert [decode_stream(device) for _ in range(7)] == [0, 2, 3, 0, 2, 3, 0] and capture_stream(device) == 1
-    capture_stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(numbers) % 5)
+    captured = capture_stream, side_stream
+    for each in captured:
+        each.cache_clear()
+    assert [decode_stream(device) for _ in range(7)] == [0, 3, 4, 0, 3, 4, 0] and [each(device) for each in captured] == [1, 2]
+    for each in captured:
+        each.cache_clear()

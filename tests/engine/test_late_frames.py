@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,13 +128,13 @@ class TestOrder:
         def noted_start(*arguments: Any) -> Any:
             number = stream.state.next_block
             events.append(f"decode {number}")
-            finish = start(*arguments)
+            pieces = start(*arguments)
 
             def wait() -> Any:
                 events.append(f"frames {number}")
-                return finish()
+                yield from pieces
 
-            return wait
+            return wait()
 
         stream._dit.flow, decoder.start = noted_flow, noted_start  # type: ignore[method-assign]
         return events
@@ -254,6 +255,45 @@ class TestTrouble:
                 failures.append(len(got))
                 assert session.next_block == block  # made, and still to come
         assert failures == [block, block] and same(expected, got)
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_frame_by_frame_it_goes_on_where_it_failed(self, make: Make, failing: int) -> None:
+        config = replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False))
+        expected, session = list(make(preset=config).stream(4)), make(preset=config)
+        decoder, decode = session._stream._decoder, session._stream._decoder._decode
+        calls: list[Tensor] = []
+
+        def fail(latents: Tensor, state: Any) -> Any:
+            calls.append(latents)
+            if len(calls) == 4 + failing:  # of frame block 1
+                raise MemoryError
+            return decode(latents, state)
+
+        decoder._decode = fail  # type: ignore[method-assign]
+        got = []
+        with pytest.raises(MemoryError):
+            got.extend(session.stream(4))
+        assert session.next_block == len(got) == 1
+        session.restore(session.snapshot())  # which decodes the rest
+        got.extend(session.stream(3))
+        assert same(expected, got) and [len(each[0]) for each in calls] == [1] * 13
+
+    def test_frame_by_frame_a_state_is_let_go_for_the_next(self, make: Make) -> None:
+        """What a decoder remembers is held twice while it is made anew, and once between."""
+        session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False)))
+        decoder, decode = session._stream._decoder, session._stream._decoder._decode
+        states: list[list[weakref.ref[Tensor]]] = []
+        held = []
+
+        def watched(latents: Tensor, state: Any) -> Any:
+            decoded = decode(latents, state)
+            states.append([weakref.ref(memory) for memory in decoded[1][1] if memory is not None])
+            held.append([any(memory() is not None for memory in each) for each in states].count(True))
+            return decoded
+
+        decoder._decode = watched  # type: ignore[method-assign]
+        list(session.stream(3))
+        assert held == [1, *[2] * 8] and all(len(each) == len(states[0]) > 0 for each in states)
 
     @pytest.mark.parametrize("stage", ["flow", "write"])
     def test_the_next_frame_block_may_fail(self, make: Make, stage: str) -> None:

@@ -148,11 +148,11 @@ def plain_stream(
         if start is not None and frames.stop <= len(start):
             x = start[frames.start : frames.stop].double()
         else:
-            x = draw(0, sample, block, 0, (size, *SHAPE)).double()
+            x = draw(0, sample, block, 0, torch.empty(size, *SHAPE)).double()
             for step, sigma in enumerate(sigmas):
                 x0 = x - sigma * plain.flow(x, 1000 * sigma, text, frames)
                 after = sigmas[step + 1] if step + 1 < len(sigmas) else 0.0
-                noise = draw(0, sample, block, step + 1, (size, *SHAPE)) if after else torch.zeros_like(x0)
+                noise = draw(0, sample, block, step + 1, torch.empty(size, *SHAPE)) if after else torch.zeros_like(x0)
                 x = (1 - after) * x0 + after * noise.double()
         plain.flow(x, 0.0, text, frames)
         done = torch.cat((done, x))

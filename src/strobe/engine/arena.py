@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, Self
 
 import torch
 
+from strobe.attention.sparse.history import side_stream
 from strobe.engine.config import ResolvedConfig
 
 POOLS: Final = threading.RLock()
@@ -40,8 +41,8 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def decode_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for a decoder, never that of captures: torch has 32 a device and hands them out in turn."""
-    while (stream := torch.cuda.Stream(device)) == capture_stream(device):
+    """A stream for a decoder, never one of captures: torch has 32 a device and hands them out in turn."""
+    while (stream := torch.cuda.Stream(device)) in (capture_stream(device), side_stream(device)):
         pass
     return stream
 

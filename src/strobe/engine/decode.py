@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Final
@@ -84,7 +84,8 @@ class FrameDecoder:
         """
         state = self.state()
         for shape in pieces if self._compiled or self._config.knobs.memory_pool else ():
-            _, state = self.start(torch.zeros(shape, device=self._config.device), state)()
+            for _, after in self.start(torch.zeros(shape, device=self._config.device), state):
+                state = after
 
     def place(self, arena: Arena) -> None:
         """Take memory for decoding from an arena, after `warm_up`; nothing if another device decodes."""
@@ -92,22 +93,31 @@ class FrameDecoder:
             self._arena = arena
             arena.reserve(arena.plan.decoder_bytes, self._side)
 
-    def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
-        """Begin to decode latents [B, F, C, Y, X]; call the result for the frames and the state after them.
+    def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
+        """Begin to decode latents [B, F, C, Y, X] beside other work; what runs beside nothing is begun when it is waited for.
 
         Args:
-            latents: float32, on the device of the configuration; kept until the result was called.
+            latents: float32, on the device of the configuration; kept until the last piece is there.
             state: after the frame block before, or `state()` at the start of a stream.
 
         Returns:
-            a call that waits for uint8 frames [B, F', Y, X, 3] on the CPU, and the next state.
+            pieces to wait for: uint8 frames [B, F', Y, X, 3] on the CPU, and the state after them. Beside other work it is one;
+            else one per decoder call, so that whoever lets go of each state for the next holds it only twice while it is made.
         """
         if self._worker is not None:
-            return self._worker.submit(self._decode, latents, state).result
+            return _waited(self._worker.submit(self._decode, latents, state).result)
         if self._side is not None:
-            return self._start_beside(latents, state, self._side)
-        decoded = self._decode(latents, state)
-        return lambda: decoded
+            return _waited(self._start_beside(latents, state, self._side))
+        return self._one_by_one(latents, state)
+
+    def _one_by_one(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
+        for piece in self._calls(latents):
+            frames, state = self._decode(piece, state)
+            yield frames, state
+
+    def _calls(self, latents: Tensor) -> Sequence[Tensor]:
+        """The latents of each decoder call."""
+        return [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
 
     def state(self) -> DecoderState:
         """State at the start of a stream."""
@@ -175,7 +185,10 @@ class FrameDecoder:
         limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self._compiled else nullcontext()  # of this thread
         with self._arena.open(), limit:
             latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
-            pieces = [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
-            dense = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]  # slices would be compiled for again
+            dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
             return to_host(self._levels(frames), beside=self._side is not None), decoder.state()
+
+
+def _waited(finish: Callable[[], Decoded]) -> Iterator[Decoded]:
+    yield finish()

@@ -127,7 +127,7 @@ class Stream:
         self._decoder.place(self.arena)
         self._text: tuple[Blend, TextContext] | None = None
         self._half_way = False  # the cache has moved on from `state`
-        self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before it
+        self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
         self._stale = False  # what the cache holds was made with other weights
@@ -191,13 +191,13 @@ class Stream:
             else:
                 latents, given = given[:, : len(frames)], given[:, len(frames) :]
             self._settle()  # its memory goes into this one's
-            finish = self._decoder.start(latents, self.state.decoder)
+            pieces = self._decoder.start(latents, self.state.decoder)
             commit(self._dit, latents, text, cache)
             prompts = self.state.prompts if change is None else change.prompts
             history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
             start = None if given is None or not given.shape[1] else given
             self.state = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start)
-            self._decoding = Decoding(index=index, latents=latents, prompts=prompts, finish=finish)
+            self._decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
             self._half_way = False
             if self._draws_ahead:
                 self._drawn = index + 1, self._draw(index + 1)
@@ -251,11 +251,15 @@ class Stream:
         waiting = self._decoding
         if waiting is None:
             return
-        finish = waiting.finish or self._decoder.start(waiting.latents, self.state.decoder)
-        self._decoding = replace(waiting, finish=None)
-        pixels, decoder = finish()
+        left = waiting.latents[:, len(waiting.made) :]
+        pieces = waiting.pieces or self._decoder.start(left, self.state.decoder)
+        self._decoding = waiting = replace(waiting, pieces=None)
+        for frames, decoder in pieces:
+            self._decoding = waiting = replace(waiting, made=(*waiting.made, frames))
+            self.state = replace(self.state, decoder=decoder)
+        pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
-        self.state, self._ready, self._decoding = replace(self.state, decoder=decoder), block, None
+        self._ready, self._decoding = block, None
 
     def snapshot(self) -> tuple[StreamState, CacheState]:
         """Copy state and cache.
@@ -324,7 +328,7 @@ class Stream:
         self._decoder.close()
         self._dit.runner.reset()
         vars(self).pop("_cache", None)
-        self._decoding = self._decoding and replace(self._decoding, finish=None)
+        self._decoding = self._decoding and replace(self._decoding, pieces=None)
         self.state = replace(self.state, decoder=(False, ()))
         self.arena.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,12 +15,19 @@ from strobe.engine.transformer import TextContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """A frame block whose frames are not there yet. `finish` waits for them; None: decoding failed, and is begun again."""
+    """A frame block whose frames are not all there yet.
+
+    Args:
+        latents: all of its.
+        pieces: yields the frames that are not there; None: decoding failed, and is begun again where it did.
+        made: frames of the decoder's calls so far, each of a latent frame while another is to come.
+    """
 
     index: int
     latents: Tensor
     prompts: tuple[str, ...]
-    finish: Callable[[], Decoded] | None
+    pieces: Iterator[Decoded] | None
+    made: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

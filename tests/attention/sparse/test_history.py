@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense import dense_attention
+from strobe.attention.sparse import history as operator
 from strobe.attention.sparse.coarse import Estimator, pool
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
@@ -240,3 +243,45 @@ def test_no_key_at_all_is_refused() -> None:
     drawn = draw(Case(held=()))
     with pytest.raises(ShapeError, match="expected at least one"):
         history_attention(drawn.q, (), drawn.history, q_tiles=drawn.q_tiles, sparsity=0.5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("capturing", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_only_what_is_fused_and_recorded_runs_beside(
+    device: str, capturing: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU test is that a recorded pass gives what it gives when it is not recorded."""
+    done: list[str] = []
+
+    class Stream:
+        def __init__(self, name: object) -> None:
+            self.name = "side" if isinstance(name, torch.device) else name
+
+        def wait_stream(self, other: Stream) -> None:
+            done.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def within(stream: Stream) -> Iterator[None]:
+        done.append(f"on {stream.name}")
+        yield
+        done.append("back")
+
+    here = Stream("here")
+    fakes = {
+        "Stream": Stream,
+        "stream": within,
+        "current_stream": lambda _: here,
+        "is_current_stream_capturing": lambda: capturing,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    operator.side_stream.cache_clear()
+    with operator._beside(torch.device(device), fused) as join:
+        done.append("fine")
+    done.append("dense")
+    join()
+    operator.side_stream.cache_clear()
+    beside = device == "cuda" and capturing and fused
+    expected = ["side waits for here", "on side", "fine", "back", "dense", "here waits for side"]
+    assert done == (expected if beside else ["fine", "dense"])

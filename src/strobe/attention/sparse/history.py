@@ -10,8 +10,10 @@ keeps the keys pools each tile once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -104,16 +106,41 @@ def history_attention(
             lse_wanted = return_lse or len(parts) > 1
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
     else:
-        tiled, selection = _selected(q, history, q_tiles, sparsity, scale)
+        with _beside(q.device, _fuses(q, history)) as join:
+            tiled, selection = _selected(q, history, q_tiles, sparsity, scale)
+            with span(ATTENTION_KERNEL):
+                fine = block_sparse_attention(
+                    tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
+                )
         with span(ATTENTION_KERNEL):
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
-            fine = block_sparse_attention(
-                tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
-            )
+        join()
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
     with span(ATTENTION_FINISH):
         result = states[0] if len(states) == 1 and rows[0] is None else merge(states, rows=rows, return_lse=return_lse)
     return AttentionOutput(out=result.out, lse=result.lse if return_lse else None)
+
+
+@contextmanager
+def _beside(device: torch.device, fused: bool) -> Iterator[Callable[[], None]]:
+    """What is recorded into a CUDA graph here runs beside what is recorded until the call that it gives; else nothing changes.
+
+    Only in a graph: what is freed on the stream may be taken again at once, and only there is one thread sure to be alone on it.
+    Only what is fused: a library would keep a workspace for the stream.
+    """
+    if device.type != "cuda" or not fused or not torch.cuda.is_current_stream_capturing():
+        yield lambda: None
+        return
+    here, side = torch.cuda.current_stream(device), side_stream(device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield lambda: here.wait_stream(side)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where what runs beside other parts of a recorded pass is recorded."""
+    return torch.cuda.Stream(device)
 
 
 def _selected(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> tuple[Tensor, BlockSelection]:

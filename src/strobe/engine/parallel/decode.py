@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,10 +27,10 @@ class FramesElsewhere(FrameDecoder):
     def place(self, arena: Arena) -> None:
         """Nothing to allocate."""
 
-    def start(self, latents: Tensor, state: DecoderState) -> Callable[[], Decoded]:
+    def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
         """No frames: uint8 [B, 0, Y, X, 3]."""
         none = torch.empty(latents.shape[0], 0, *self._frame_size, 3, dtype=torch.uint8)
-        return lambda: (none, state)
+        return iter([(none, state)])
 
     def state(self) -> DecoderState:
         """Nothing to remember."""

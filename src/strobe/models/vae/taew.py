@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.models.checkpoint import fill, read_tensors, seeded
+from strobe.models.vae.growth import grow
 from strobe.models.vae.stream import Memories, check_latents, check_stream, per_channel
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
 
@@ -81,8 +82,7 @@ class MemoryBlock(nn.Module):
 class Growth(nn.Module):
     """Twice the height and width and, if `time`, twice the frame rate.
 
-    Released decoders repeat every pixel, mix channels and convolve. Mixing first is the same with a quarter of the work, and
-    repeating and convolving is one transposed convolution: of its 4x4 taps each pixel meets 4, of the other way's 9.
+    Released decoders repeat every pixel, mix channels and convolve. Mixing first is the same with a quarter of the work.
     """
 
     def __init__(self, width: int, next_width: int, *, time: bool) -> None:
@@ -95,9 +95,7 @@ class Growth(nn.Module):
         """`[B, F, Y, X, C]` to `[B, F', 2 Y, 2 X, C']`."""
         mixed = _video(self.mix(_pictures(x)), x.shape[0]).unflatten(-1, (self.frames, -1))  # [B, F, Y, X, 1 or 2, C]
         small = mixed.movedim(-2, 2).flatten(1, 2)
-        wide = self.conv.weight.to(torch.promote_types(x.dtype, torch.float32))
-        taps = _repeated(_repeated(wide, 2), 3).transpose(0, 1).to(x.dtype)
-        return _video(F.conv_transpose2d(_pictures(small), taps, stride=2, padding=1), x.shape[0])
+        return _video(grow(_pictures(small), self.conv.weight, None), x.shape[0])
 
 
 class LastConv(nn.Conv2d):
@@ -260,12 +258,6 @@ def random_taew(config: TaewConfig, seed: int) -> Taew:
     """
     with seeded(seed):
         return Taew(config).requires_grad_(False).eval()
-
-
-def _repeated(taps: Tensor, dim: int) -> Tensor:
-    """Three taps of a convolution over pixels that stand twice, as four of the transposed one over pixels that stand once."""
-    before, here, behind = taps.unbind(dim)
-    return torch.stack((behind, here + behind, before + here, before), dim)
 
 
 def _pictures(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strobe.models.vae.growth import grow
 from strobe.models.vae.stream import Memories, check_stream
 
 EPS = 1e-24
@@ -200,8 +201,7 @@ class Upsample(nn.Module):
         """`[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
         if self.time_conv is not None:
             x = self._double(x, past)
-        large = F.interpolate(to_pictures(x), scale_factor=2.0, mode="nearest-exact")
-        return to_video(self.conv(large), x.shape[0])
+        return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
 
     def _double(self, x: Tensor, past: Past) -> Tensor:
         """`[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, and the later ones do not see it."""
