@@ -45,7 +45,7 @@ def draw_block(
 ) -> BlockNoise:
     """Draw all noise of one frame block for `samples`; `shape` is [F, C, Y, X]. Drawn on the CPU, then moved to `device`.
 
-    For a GPU it is drawn right where it is sent from: a copy would wake torch's threads, and the slowest of them makes frames late.
+    For a GPU it is drawn where it is sent from: a copy would wake torch's threads, and whichever is late makes frames late.
     """
 
     def drawn(step: int) -> Tensor:

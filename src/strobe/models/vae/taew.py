@@ -9,7 +9,6 @@ Source: TAEHV (Bohan 2025), the layout of its released Wan2.1 decoders; its enco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.models.checkpoint import fill, read_tensors, seeded
-from strobe.models.vae.growth import grow
+from strobe.models.vae.convolutions import grow, to_few_channels
 from strobe.models.vae.stream import Memories, check_latents, check_stream, per_channel
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
 
@@ -98,28 +97,6 @@ class Growth(nn.Module):
         return _video(grow(_pictures(small), self.conv.weight, None), x.shape[0])
 
 
-class LastConv(nn.Conv2d):
-    """A 3x3 convolution to few channels: one matrix product for all nine taps, then every pixel sums its neighbours' parts.
-
-    Libraries have no fast kernel for three channels out.
-    """
-
-    def __init__(self, width: int, channels: int) -> None:
-        super().__init__(width, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, F, Y, X, C]` to `[B, F, C', Y, X]`; what a tap gives is rounded once, their sum is in float32 or wider."""
-        assert self.bias is not None
-        (height, width), channels = x.shape[2:4], self.out_channels
-        taps = self.weight.permute(2, 3, 0, 1).flatten(0, 2)  # [9 C', C]
-        parts = F.linear(x, F.pad(taps, (0, 0, 0, -len(taps) % 8)))  # aligned, or the product is slow
-        around = F.pad(parts, (0, 0, 1, 1, 1, 1))
-        out = self.bias.to(torch.promote_types(x.dtype, torch.float32))
-        for tap, (row, column) in enumerate(product(range(3), repeat=2)):
-            out = out + around[:, :, row : row + height, column : column + width, tap * channels : (tap + 1) * channels]
-        return out.to(x.dtype).movedim(-1, 2)
-
-
 class Decoder(nn.Module):
     """Latent frames to groups of `stride.time` frames, with one memory per block."""
 
@@ -129,7 +106,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList([MemoryBlock(width) for width in config.widths[:-1] for _ in range(BLOCKS)])
         pairs = zip(config.widths[:-1], config.widths[1:], config.double_time, strict=True)
         self.growths = nn.ModuleList([Growth(width, after, time=time) for width, after, time in pairs])
-        self.leave = LastConv(config.widths[-1], 3)
+        self.leave = nn.Conv2d(config.widths[-1], 3, 3, padding=1)
 
     def forward(self, latents: Tensor, memories: Memories) -> tuple[Tensor, Memories]:
         """`[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1] and the memories for the next call."""
@@ -144,7 +121,9 @@ class Decoder(nn.Module):
             after.append(kept)
             if number % BLOCKS == BLOCKS - 1:
                 x = self.growths[number // BLOCKS](x)
-        return self.leave(F.relu(x)).clamp(0, 1), tuple(after)
+        assert self.leave.bias is not None
+        frames = to_few_channels(F.relu(x), self.leave.weight.unsqueeze(2), self.leave.bias)
+        return frames.movedim(-1, 2).clamp(0, 1), tuple(after)
 
 
 class Taew(nn.Module):

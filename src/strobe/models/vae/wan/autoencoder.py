@@ -24,6 +24,7 @@ from strobe.models.vae.wan.layers import (
     ChannelNorm,
     Downsample,
     FrameAttention,
+    LastConv,
     Past,
     Pointwise,
     ResidualBlock,
@@ -51,7 +52,7 @@ class Coder(nn.Module):
         self.stages = nn.ModuleList(stages)
         self.middle = nn.ModuleList([ResidualBlock(deep, deep), FrameAttention(deep), ResidualBlock(deep, deep)])
         self.norm = ChannelNorm(widths[1], 3)
-        self.leave = CausalConv3d(widths[1], out_channels)
+        self.leave = (LastConv if middle_first else CausalConv3d)(widths[1], out_channels)
 
     @property
     def num_memories(self) -> int:
@@ -67,8 +68,8 @@ class Coder(nn.Module):
         x = self.enter(x, past)
         for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
             x = layer(x, past)
-        x = self.leave(F.silu(self.norm(x), inplace=True), past)
-        return x, tuple(past.after)
+        x = F.silu(self.norm(x), inplace=True)
+        return self.leave(x, past), tuple(past.after)
 
 
 def encoder(config: WanVAEConfig) -> Coder:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strobe.models.vae.growth import grow
+from strobe.models.vae.convolutions import grow, to_few_channels
 from strobe.models.vae.stream import Memories, check_stream
 
 EPS = 1e-24
@@ -96,6 +96,16 @@ class CausalConv3d(nn.Conv3d):
         weight = self.weight.transpose(1, 2).flatten(1, 2)  # [C', 3 C, kY, kX]
         out = F.conv2d(to_pictures(stacked), weight, self.bias, padding=(self.kernel_size[1] // 2, self.kernel_size[2] // 2))
         return to_video(out, seen.shape[0])
+
+
+class LastConv(CausalConv3d):
+    """The same, to few channels."""
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
+        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        assert self.bias is not None
+        seen = past.join(x, self.kernel_size[0] - 1)
+        return to_few_channels(seen.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
 
 
 class Pointwise(nn.Conv3d):

@@ -1,0 +1,60 @@
+"""Convolutions of decoders in forms that a GPU is faster at: the same sums, in another order."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def grow(pictures: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Repeat every pixel twice in height and width, then convolve: as one transposed convolution.
+
+    Of its 4x4 taps every pixel meets 4, of the other way's 9; what the taps share is added up in float32 or wider.
+
+    Args:
+        pictures: `[N, C, Y, X]`.
+        weight: of the 3x3 convolution over repeated pixels, `[C', C, 3, 3]`.
+        bias: `[C']` or None.
+
+    Returns:
+        `[N, C', 2 Y, 2 X]`.
+    """
+    taps = _repeated(_repeated(weight.to(_wide(pictures)), 2), 3).transpose(0, 1).to(pictures.dtype)
+    return F.conv_transpose2d(pictures, taps, bias, stride=2, padding=1)
+
+
+def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolve to few channels: one matrix product for all taps, then every pixel sums its neighbours' parts.
+
+    Libraries have no fast kernel for three channels out. What a tap gives is rounded once, their sum is in float32 or wider.
+
+    Args:
+        x: `[B, T - 1 + F, Y, X, C]`, in front what the first frame sees besides itself.
+        weight: `[C', C, T, 3, 3]`; beyond the edges there are zeros.
+        bias: `[C']`.
+
+    Returns:
+        `[B, F, Y, X, C']`.
+    """
+    (height, width), (channels, times) = x.shape[2:4], (weight.shape[0], weight.shape[2])
+    frames = x.shape[1] - times + 1
+    taps = weight.permute(2, 3, 4, 0, 1).flatten(0, 3)  # [9 T C', C]
+    around = F.pad(F.linear(x, F.pad(taps, (0, 0, 0, -len(taps) % 8))), (0, 0, 1, 1, 1, 1))  # aligned, or the product is slow
+    out = bias.to(_wide(x))
+    for tap, (time, row, column) in enumerate(product(range(times), range(3), range(3))):
+        part = around[:, time : time + frames, row : row + height, column : column + width]
+        out = out + part[..., tap * channels : (tap + 1) * channels]
+    return out.to(x.dtype)
+
+
+def _repeated(taps: Tensor, dim: int) -> Tensor:
+    """Three taps of a convolution over pixels that stand twice, as four of the transposed one over pixels that stand once."""
+    before, here, behind = taps.unbind(dim)
+    return torch.stack((behind, here + behind, before + here, before), dim)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
