@@ -108,11 +108,24 @@ def test_launches_without_events_and_events_after_the_end(make_trace: MakeTrace)
     assert (found.unanswered, found.past_end_ns) == ({"hipGraphLaunch": (9, 2)}, 10)
 
 
-def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace) -> None:
+def _graphs(*sizes: int) -> list[DeviceEvent]:
+    """Graph launches that record so many events each, all of one kernel."""
     events = []
-    for i, nodes in enumerate([3, 3, 1, 3, 2]):
+    for i, nodes in enumerate(sizes):
         host = HostEvent("hipGraphLaunch", 1_000 * i, 1_000 * i + 1, 0)
         events += [_kernel(1_000 * i + 10 * (n + 1), 1_000 * i + 10 * (n + 1) + 5, host, n) for n in range(nodes)]
+    return events
+
+
+def test_graphs_that_start_alike_are_told_apart_by_their_size(make_trace: MakeTrace) -> None:
+    """As the passes of a denoising stream do, of which the last one of a frame block is shorter."""
+    assert not _integrity(make_trace(_graphs(6, 6, 4, 6, 6, 4, 9))).short_graphs  # the last stands alone, and nothing is larger
+    found = _integrity(make_trace(_graphs(6, 6, 3, 4, 6, 5, 4, 1))).short_graphs
+    assert [(each.n, each.num_nodes, each.short) for each in found] == [(4, 4, (1, 3)), (4, 6, (5,))]
+
+
+def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace) -> None:
+    events = _graphs(3, 3, 1, 3, 2)
     other = HostEvent("hipGraphLaunch", 9_000, 9_001, 0)  # another graph, launched once
     events += [_kernel(9_010, 9_020, other, name="other")]
     (short,) = _integrity(make_trace(events)).short_graphs

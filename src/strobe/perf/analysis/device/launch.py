@@ -227,12 +227,15 @@ def _graphs(trace: Trace) -> NDArray[np.bool_]:
 class ShortGraph:
     """Graph launches that recorded fewer events than their like.
 
+    A trace does not say which graph a call launches. Launches that start with the same event and recorded as many are taken for
+    those of one graph, for what is lost is rarely lost twice alike; one that stands alone, for one of the next larger graph.
+
     Args:
         call: name of the launch call.
-        first: name of the first event; launches that start with the same one are taken for launches of the same graph.
-        n: launches of the graph.
-        num_nodes: events of most of them.
-        short: how many events each of the launches with fewer recorded.
+        first: name of the first event.
+        n: launches of the graph, these among them.
+        num_nodes: events of the others.
+        short: how many events each of these recorded.
     """
 
     call: str
@@ -294,12 +297,14 @@ def _short_graphs(trace: Trace) -> list[ShortGraph]:
     for code in np.unique(kind).tolist():
         call, name = divmod(code, len(events.names))
         sizes, times = np.unique(nodes[known][kind == code], return_counts=True)
-        most = int(sizes[times == times.max()][-1])
-        short = tuple(np.repeat(sizes, times)[: int(times[sizes < most].sum())].tolist())
-        if times.max() > 1 and short:
-            n = int(times.sum())
-            found.append(ShortGraph(call=hosts.names[call], first=events.names[name], n=n, num_nodes=most, short=short))
-    return sorted(found, key=lambda graph: (graph.call, graph.first))
+        whole = sizes[times > 1]
+        once = sizes[times == 1]
+        of = np.searchsorted(whole, once)  # the next larger one
+        for number in np.unique(of[of < len(whole)]).tolist():
+            short, size = tuple(once[of == number].tolist()), int(whole[number])
+            n = int(times[sizes == size][0]) + len(short)
+            found.append(ShortGraph(call=hosts.names[call], first=events.names[name], n=n, num_nodes=size, short=short))
+    return sorted(found, key=lambda graph: (graph.call, graph.first, graph.num_nodes))
 
 
 def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
