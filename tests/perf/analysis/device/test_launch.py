@@ -124,6 +124,14 @@ def test_graphs_that_start_alike_are_told_apart_by_their_size(make_trace: MakeTr
     assert [(each.n, each.num_nodes, each.short) for each in found] == [(4, 4, (1, 3)), (4, 6, (5,))]
 
 
+def test_a_graph_with_kernels_of_its_own_is_another(make_trace: MakeTrace) -> None:
+    """As the pass that derives a stream's past again, once, amid larger ones."""
+    *alike, first, second, third = _graphs(6, 6, 3)
+    assert len(_integrity(make_trace([*alike, first, second, third])).short_graphs) == 1
+    own = [first, second._replace(name="a"), third._replace(name="b")]
+    assert not _integrity(make_trace([*alike, *own])).short_graphs
+
+
 def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace) -> None:
     events = _graphs(3, 3, 1, 3, 2)
     other = HostEvent("hipGraphLaunch", 9_000, 9_001, 0)  # another graph, launched once

@@ -7,6 +7,8 @@ legal (a kernel may start before the call that launched it returns) and is kept.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -228,7 +230,8 @@ class ShortGraph:
     """Graph launches that recorded fewer events than their like.
 
     A trace does not say which graph a call launches. Launches that start with the same event and recorded as many are taken for
-    those of one graph, for what is lost is rarely lost twice alike; one that stands alone, for one of the next larger graph.
+    those of one graph, for what is lost is rarely lost twice alike; one that stands alone, for one of the next larger graph, if
+    its events are some of that one's.
 
     Args:
         call: name of the launch call.
@@ -281,6 +284,27 @@ def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
 
 
 def _short_graphs(trace: Trace) -> list[ShortGraph]:
+    launches, lone = _graph_launches(trace), []
+    for start, by_size in launches.items():
+        whole = sorted(size for size, calls in by_size.items() if len(calls) > 1)
+        for size, (call, *more) in by_size.items():
+            larger = bisect_right(whole, size)
+            if not more and larger < len(whole):
+                lone.append((start, whole[larger], size, call))
+    likes = {(start, size): launches[start][size] for start, size, *_ in lone}
+    names = _names_of(trace, np.array(sorted({call for *_, call in lone} | {calls[0] for calls in likes.values()}), np.int32))
+    found = []
+    for (start, num_nodes), calls in sorted(likes.items()):
+        few = [(size, call) for *like, size, call in lone if like == [start, num_nodes] and names[call] <= names[calls[0]]]
+        if few:
+            short, (call_name, first) = tuple(sorted(size for size, _ in few)), start
+            n = len(calls) + len(few)
+            found.append(ShortGraph(call=call_name, first=first, n=n, num_nodes=num_nodes, short=short))
+    return found
+
+
+def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]:
+    """Calls that launched a graph, by their name and that of their first event, then by how many events they recorded."""
     events = trace.device_events
     host, hosts = np.asarray(events.host), events.hosts
     graphs = np.flatnonzero(_graphs(trace)).astype(np.int32)
@@ -291,20 +315,23 @@ def _short_graphs(trace: Trace) -> list[ShortGraph]:
         np.add.at(nodes, place[mine], 1)
         heads = mine & (np.asarray(events.ordinal)[block] == 0)
         first[place[heads]] = np.asarray(events.name)[block][heads]
-    known = first >= 0
-    kind = np.asarray(hosts.name)[graphs[known]].astype(np.int64) * max(1, len(events.names)) + first[known]
-    found = []
-    for code in np.unique(kind).tolist():
-        call, name = divmod(code, len(events.names))
-        sizes, times = np.unique(nodes[known][kind == code], return_counts=True)
-        whole = sizes[times > 1]
-        once = sizes[times == 1]
-        of = np.searchsorted(whole, once)  # the next larger one
-        for number in np.unique(of[of < len(whole)]).tolist():
-            short, size = tuple(once[of == number].tolist()), int(whole[number])
-            n = int(times[sizes == size][0]) + len(short)
-            found.append(ShortGraph(call=hosts.names[call], first=events.names[name], n=n, num_nodes=size, short=short))
-    return sorted(found, key=lambda graph: (graph.call, graph.first, graph.num_nodes))
+    launches: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for call, size, name in zip(graphs.tolist(), nodes.tolist(), first.tolist(), strict=True):
+        if name >= 0:
+            start = hosts.names[hosts.name[call]], events.names[name]
+            launches.setdefault(start, {}).setdefault(size, []).append(call)
+    return launches
+
+
+def _names_of(trace: Trace, calls: NDArray[np.int32]) -> dict[int, Counter[int]]:
+    """How many events of each name some launch calls have."""
+    names = {int(call): Counter[int]() for call in calls}
+    events, host = trace.device_events, np.asarray(trace.device_events.host)
+    for block in blocks(len(host) if names else 0):
+        mine = np.isin(host[block], calls)
+        for call, name in zip(host[block][mine].tolist(), np.asarray(events.name)[block][mine].tolist(), strict=True):
+            names[call][name] += 1
+    return names
 
 
 def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
