@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from strobe.attention.sparse.history import side_stream
 from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
-from strobe.engine.decode import Decoded, DecoderState, FrameDecoder, VideoVAE, levels
+from strobe.engine.decode import DecoderState, FrameDecoder, VideoVAE, levels
 from strobe.engine.load import shapes_defaults
 from strobe.models.vae.taew import TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
@@ -59,9 +59,10 @@ def streamed(decoder: FrameDecoder, of: Tensor, first: int = 1) -> Tensor:
     return torch.cat(frames, dim=1)
 
 
-def decoded(decoder: FrameDecoder, part: Tensor, state: DecoderState) -> Decoded:
+def decoded(decoder: FrameDecoder, part: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
     pieces = list(decoder.start(part, state))
-    return torch.cat([frames for frames, _ in pieces], dim=1), pieces[-1][1]
+    assert sum(piece.num_latents for piece in pieces) == part.shape[1]
+    return torch.cat([piece.frames for piece in pieces], dim=1), pieces[-1].state
 
 
 def near(given: Tensor, expected: Tensor) -> bool:

@@ -146,7 +146,7 @@ class NoDecoder:
     """Decodes nothing."""
 
     def start(self, latents: Tensor, state: Any) -> Any:
-        return iter([(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), state)])
+        return iter([(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), latents.shape[1], state)])
 
     def close(self) -> None:
         pass

@@ -236,7 +236,7 @@ class TestTrouble:
         switches = [Switch(frame_block=2, prompt="blue square")]
         expected = list(make(preset=CONFIGS[late]).stream(6, switches=switches))
         session, got, failures = make(preset=CONFIGS[late]), [], []
-        decoder, decode = session._stream._decoder, session._stream._decoder._decode
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
         calls: list[int] = []
 
         def fail(latents: Tensor, state: Any) -> Any:
@@ -245,7 +245,7 @@ class TestTrouble:
                 raise MemoryError
             return decode(latents, state)
 
-        decoder._decode = fail  # type: ignore[method-assign]
+        decoder._push = fail  # type: ignore[method-assign]
         while len(got) < 6:
             try:
                 left = [switch for switch in switches if switch.frame_block >= session._stream.state.next_block]
@@ -260,7 +260,7 @@ class TestTrouble:
     def test_frame_by_frame_it_goes_on_where_it_failed(self, make: Make, failing: int) -> None:
         config = replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False))
         expected, session = list(make(preset=config).stream(4)), make(preset=config)
-        decoder, decode = session._stream._decoder, session._stream._decoder._decode
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
         calls: list[Tensor] = []
 
         def fail(latents: Tensor, state: Any) -> Any:
@@ -269,7 +269,7 @@ class TestTrouble:
                 raise MemoryError
             return decode(latents, state)
 
-        decoder._decode = fail  # type: ignore[method-assign]
+        decoder._push = fail  # type: ignore[method-assign]
         got = []
         with pytest.raises(MemoryError):
             got.extend(session.stream(4))
@@ -278,20 +278,45 @@ class TestTrouble:
         got.extend(session.stream(3))
         assert same(expected, got) and [len(each[0]) for each in calls] == [1] * 13
 
+    @pytest.mark.parametrize("block_decode", [True, False])
+    def test_frames_that_cannot_be_joined_are_joined_later(
+        self, make: Make, block_decode: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=False))
+        expected, session, got = list(make(preset=config).stream(3)), make(preset=config), []
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise MemoryError
+
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            for block in session.stream(3):
+                got.append(block)
+                patch.setattr("strobe.engine.stream.FrameBlock", fail)
+        assert session.next_block == 1
+        assert same(expected, [*got, *session.stream(2)])
+
+    @pytest.mark.parametrize("block_decode", [True, False])
+    @pytest.mark.parametrize("overlap_decode", [True, False])
+    def test_frames_are_their_owners(self, make: Make, block_decode: bool, overlap_decode: bool) -> None:
+        session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=overlap_decode)))
+        for block in session.stream(2):
+            block.frames[:] = 0
+            assert not block.samples.is_inference() and not block.frames.any()
+
     def test_frame_by_frame_a_state_is_let_go_for_the_next(self, make: Make) -> None:
         """What a decoder remembers is held twice while it is made anew, and once between."""
         session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False)))
-        decoder, decode = session._stream._decoder, session._stream._decoder._decode
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
         states: list[list[weakref.ref[Tensor]]] = []
         held = []
 
         def watched(latents: Tensor, state: Any) -> Any:
             decoded = decode(latents, state)
-            states.append([weakref.ref(memory) for memory in decoded[1][1] if memory is not None])
+            states.append([weakref.ref(memory) for memory in decoded.state[1] if memory is not None])
             held.append([any(memory() is not None for memory in each) for each in states].count(True))
             return decoded
 
-        decoder._decode = watched  # type: ignore[method-assign]
+        decoder._push = watched  # type: ignore[method-assign]
         list(session.stream(3))
         assert held == [1, *[2] * 8] and all(len(each) == len(states[0]) > 0 for each in states)
 

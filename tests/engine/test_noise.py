@@ -31,6 +31,7 @@ def test_noise_is_standard_normal_and_stays_what_it_was() -> None:
     assert abs(noise.mean().item()) < 0.02 and abs(noise.std().item() - 1) < 0.02
     # frozen: a published clip must be the same in the next release
     torch.testing.assert_close(draw(1, 2, 3, 4, torch.empty(3)), torch.tensor(FROZEN), rtol=0, atol=1e-6)
+    torch.testing.assert_close(draw(1, 2, 3, 4, torch.empty(4, 4))[:2], torch.tensor(FROZEN_MANY), rtol=0, atol=1e-5)
 
 
 def test_a_block_stacks_samples_and_steps() -> None:
@@ -46,3 +47,4 @@ def test_fewer_steps_draw_the_same_noise() -> None:
 
 
 FROZEN = (1.7519546747207642, -0.849837601184845, -1.3468742370605469)
+FROZEN_MANY = ((-1.642806, -0.051508, 0.646219, -1.031250), (0.796351, 0.837152, 0.066836, 0.879593))  # drawn another way

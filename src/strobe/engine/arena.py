@@ -2,7 +2,8 @@
 
 All of it is one pool of torch's caching allocator, but the allocator never hands a freed block of one stream to another. So
 every stream that takes from an arena has its own part of it reserved: recorded passes where they are captured, the decoder
-where it decodes. That also keeps what is captured apart: nothing but a capture allocates on a capture's stream, so no tensor
+where it decodes. What a sparse pass has beside its dense call, some tens of MB, is small enough to be taken when it is captured.
+That also keeps what is captured apart: nothing but a capture allocates on a capture's streams, so no tensor
 can come to lie where a replay writes.
 
 Whatever outlives a session must not lie in its arena, or the arena cannot be given back: a library's workspace for a stream,

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,14 @@ _GRAPHS: Final = 1024
 
 VideoVAE = TinyVAE | WanVAE | Taew
 DecoderState = tuple[bool, Memories]
-Decoded = tuple[Tensor, DecoderState]
+
+
+class Decoded(NamedTuple):
+    """Frames uint8 [B, F', Y, X, 3] on the CPU, of how many latent frames they are, and the state after them."""
+
+    frames: Tensor
+    num_latents: int
+    state: DecoderState
 
 
 def levels(frames: Tensor) -> Tensor:
@@ -84,8 +91,8 @@ class FrameDecoder:
         """
         state = self.state()
         for shape in pieces if self._compiled or self._config.knobs.memory_pool else ():
-            for _, after in self.start(torch.zeros(shape, device=self._config.device), state):
-                state = after
+            for decoded in self.start(torch.zeros(shape, device=self._config.device), state):
+                state = decoded.state
 
     def place(self, arena: Arena) -> None:
         """Take memory for decoding from an arena, after `warm_up`; nothing if another device decodes."""
@@ -101,8 +108,8 @@ class FrameDecoder:
             state: after the frame block before, or `state()` at the start of a stream.
 
         Returns:
-            pieces to wait for: uint8 frames [B, F', Y, X, 3] on the CPU, and the state after them. Beside other work it is one;
-            else one per decoder call, so that whoever lets go of each state for the next holds it only twice while it is made.
+            pieces to wait for. Beside other work it is one; else one per decoder call, so that whoever lets go of each state for
+            the next holds it only twice while it is made.
         """
         if self._worker is not None:
             return _waited(self._worker.submit(self._decode, latents, state).result)
@@ -111,9 +118,11 @@ class FrameDecoder:
         return self._one_by_one(latents, state)
 
     def _one_by_one(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
-        for piece in self._calls(latents):
-            frames, state = self._decode(piece, state)
-            yield frames, state
+        with span(VAE_DECODE):
+            for piece in self._calls(latents):
+                decoded = self._push(piece, state)
+                state = decoded.state
+                yield decoded
 
     def _calls(self, latents: Tensor) -> Sequence[Tensor]:
         """The latents of each decoder call."""
@@ -159,26 +168,25 @@ class FrameDecoder:
         if self._worker is not None:
             self._worker.shutdown()
 
-    @torch.inference_mode()
     def _decode(self, latents: Tensor, state: DecoderState) -> Decoded:
         with span(VAE_DECODE):
             return self._push(latents, state)
 
-    @torch.inference_mode()
     def _start_beside(self, latents: Tensor, state: DecoderState, side: torch.cuda.Stream) -> Callable[[], Decoded]:
         if latents.device.type == "cuda":
             side.wait_stream(torch.cuda.current_stream(latents.device))
         with torch.cuda.stream(side), span(VAE_DECODE):
-            frames, after = self._push(latents, state)
+            decoded = self._push(latents, state)
             copied = torch.cuda.Event()
             copied.record(side)
 
         def finish() -> Decoded:
             copied.synchronize()
-            return frames, after
+            return decoded
 
         return finish
 
+    @torch.inference_mode()
     def _push(self, latents: Tensor, state: DecoderState) -> Decoded:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
@@ -187,7 +195,8 @@ class FrameDecoder:
             latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
             dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
-            return to_host(self._levels(frames), beside=self._side is not None), decoder.state()
+            made = to_host(self._levels(frames), beside=self._side is not None)
+        return Decoded(made, latents.shape[1], decoder.state())
 
 
 def _waited(finish: Callable[[], Decoded]) -> Iterator[Decoded]:

@@ -58,7 +58,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     plan = plan_arena(parts, config, batch)
     reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
-    decoder += memories  # new ones are made beside the old
+    decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
         MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
@@ -90,7 +90,7 @@ def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPla
     return ArenaPlan(
         kept_bytes=_cached(dit, latents.token_grid(dit.patch), config, batch) + _static(dit, latents, config, batch),
         passes_bytes=transformer if config.knobs.cuda_graphs else 0,
-        decoder_bytes=2 * memories + decoder if config.decode_device == config.device else 0,
+        decoder_bytes=(1 + _made_anew(config)) * memories + decoder if config.decode_device == config.device else 0,
     )
 
 
@@ -214,6 +214,12 @@ def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     if config.knobs.ring_cache or config.positions == "absolute":
         return 0
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
+
+
+def _made_anew(config: ResolvedConfig) -> int:
+    """How often a decoder's memories are held besides those before a frame block: beside other work the stream keeps these until
+    the whole frame block is decoded."""
+    return 2 if config.knobs.overlap_decode and not config.knobs.block_decode else 1
 
 
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:

@@ -251,13 +251,13 @@ class Stream:
         waiting = self._decoding
         if waiting is None:
             return
-        left = waiting.latents[:, len(waiting.made) :]
-        pieces = waiting.pieces or self._decoder.start(left, self.state.decoder)
+        pieces, left = waiting.pieces, waiting.latents[:, waiting.num_done :]
         self._decoding = waiting = replace(waiting, pieces=None)
-        for frames, decoder in pieces:
-            self._decoding = waiting = replace(waiting, made=(*waiting.made, frames))
-            self.state = replace(self.state, decoder=decoder)
-        pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
+        for frames, num, decoder in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
+            waiting = replace(waiting, made=(*waiting.made, frames), num_done=waiting.num_done + num)
+            self.state, self._decoding = replace(self.state, decoder=decoder), waiting  # both or neither
+        with torch.inference_mode(False):  # so that their owner may draw on them
+            pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
         self._ready, self._decoding = block, None
 

@@ -20,7 +20,8 @@ class Decoding:
     Args:
         latents: all of its.
         pieces: yields the frames that are not there; None: decoding failed, and is begun again where it did.
-        made: frames of the decoder's calls so far, each of a latent frame while another is to come.
+        made: frames that are there.
+        num_done: latent frames that they are of.
     """
 
     index: int
@@ -28,6 +29,7 @@ class Decoding:
     prompts: tuple[str, ...]
     pieces: Iterator[Decoded] | None
     made: tuple[Tensor, ...] = ()
+    num_done: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

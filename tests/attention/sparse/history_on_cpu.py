@@ -90,7 +90,9 @@ def compare(case: Case, device: str) -> None:
     q, history, tiles = drawn.q, drawn.history, drawn.q_tiles
     per_head = budget(None, case.sparsity, case.heads[0], history.num_tiles)
     assert operator._fuses(q, history) and not operator._fuses(q.detach().requires_grad_(), history)
-    found, expected = (run(q, history, tiles, per_head, case.width**-0.5) for run in (operator._fused, operator._plain))
+    scale = case.width**-0.5
+    wish = operator._wish(per_head, q.shape[0], tiles.num_tiles, scale, q.device)
+    found, expected = operator._fused(q, history, tiles, wish), operator._plain(q, history, tiles, per_head, scale)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and found[1].dtype == torch.int32, case
     same = (found[1] == expected[1]).all(dim=-1)  # [B, H, N_q]
     # a GPU adds in another order: two scores may be one to the last bit

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -248,10 +248,11 @@ def test_no_key_at_all_is_refused() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("capturing", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("breaks", [True, False])
 def test_only_what_is_fused_and_recorded_runs_beside(
-    device: str, capturing: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, capturing: bool, fused: bool, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU test is that a recorded pass gives what it gives when it is not recorded."""
+    """And a recording that breaks off is joined. That a recorded pass gives what another does is tested on a GPU."""
     done: list[str] = []
 
     class Stream:
@@ -277,10 +278,12 @@ def test_only_what_is_fused_and_recorded_runs_beside(
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     operator.side_stream.cache_clear()
-    with operator._beside(torch.device(device), fused) as join:
-        done.append("fine")
-    done.append("dense")
-    join()
+    with suppress(KeyboardInterrupt), operator._beside(torch.device(device), fused) as side:
+        with side:
+            done.append("fine")
+        done.append("dense")
+        if breaks:
+            raise KeyboardInterrupt
     operator.side_stream.cache_clear()
     beside = device == "cuda" and capturing and fused
     expected = ["side waits for here", "on side", "fine", "back", "dense", "here waits for side"]

@@ -10,8 +10,8 @@ keeps the keys pools each tile once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -106,15 +106,17 @@ def history_attention(
             lse_wanted = return_lse or len(parts) > 1
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
     else:
-        with _beside(q.device, _fuses(q, history)) as join:
-            tiled, selection = _selected(q, history, q_tiles, sparsity, scale)
+        per_head = budget(None, sparsity, q.shape[2], history.num_tiles)
+        wish = _wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device) if _fuses(q, history) else None
+        with _beside(q.device, wish is not None) as side:
+            with side:
+                tiled, selection = _selected(q, history, q_tiles, per_head, scale, wish)
+                with span(ATTENTION_KERNEL):
+                    fine = block_sparse_attention(
+                        tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
+                    )
             with span(ATTENTION_KERNEL):
-                fine = block_sparse_attention(
-                    tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
-                )
-        with span(ATTENTION_KERNEL):
-            states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
-        join()
+                states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
     with span(ATTENTION_FINISH):
         result = states[0] if len(states) == 1 and rows[0] is None else merge(states, rows=rows, return_lse=return_lse)
@@ -122,19 +124,21 @@ def history_attention(
 
 
 @contextmanager
-def _beside(device: torch.device, fused: bool) -> Iterator[Callable[[], None]]:
-    """What is recorded into a CUDA graph here runs beside what is recorded until the call that it gives; else nothing changes.
+def _beside(device: torch.device, fused: bool) -> Iterator[AbstractContextManager[object]]:
+    """What is recorded into a CUDA graph within what it gives runs beside what else is recorded here; else nothing changes.
 
     Only in a graph: what is freed on the stream may be taken again at once, and only there is one thread sure to be alone on it.
-    Only what is fused: a library would keep a workspace for the stream.
+    Only with a fused selection: the plain one has matrix products, for which a library would keep a workspace for the stream.
     """
     if device.type != "cuda" or not fused or not torch.cuda.is_current_stream_capturing():
-        yield lambda: None
+        yield nullcontext()
         return
     here, side = torch.cuda.current_stream(device), side_stream(device)
     side.wait_stream(here)
-    with torch.cuda.stream(side):
-        yield lambda: here.wait_stream(side)
+    try:
+        yield torch.cuda.stream(side)
+    finally:
+        here.wait_stream(side)
 
 
 @cache
@@ -143,17 +147,20 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _selected(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float) -> tuple[Tensor, BlockSelection]:
-    """The queries in tile order, and the best of the open tiles for each of theirs."""
-    per_head = budget(None, sparsity, q.shape[2], history.num_tiles)
-    fused = _fuses(q, history)
-    tiled, indices, counts = (_fused if fused else _plain)(q, history, q_tiles, per_head, scale)
+def _selected(
+    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float, wish: Wish | None
+) -> tuple[Tensor, BlockSelection]:
+    """The queries in tile order, and the best of the open tiles for each of theirs; with a wish, fused."""
+    if wish is None:
+        tiled, indices, counts = _plain(q, history, q_tiles, per_head, scale)
+    else:
+        tiled, indices, counts = _fused(q, history, q_tiles, wish)
     return tiled, BlockSelection(
         indices=indices,
         counts=counts,
         block=history.block,
         # padding queries that the merge does not read are 0, and need no masking
-        q_sizes=None if q_tiles.whole or fused else q_tiles.sizes(q.device),
+        q_sizes=None if q_tiles.whole or wish is not None else q_tiles.sizes(q.device),
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
         known_count=per_head[0],
@@ -175,13 +182,10 @@ def _plain(
         return tiled, *select_blocks(scores, per_head, None)
 
 
-def _fused(
-    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fused(q: Tensor, history: History, q_tiles: TileLayout, wish: Wish) -> tuple[Tensor, Tensor, Tensor]:
     """As `_plain`, in three launches."""
     stages = import_module("strobe.attention.sparse.stages.impl.history_triton")
     with ambient(q):
-        wish = _wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device)
         with span(ATTENTION_TILE):
             tiled, means = stages.tile(q, q_tiles)
         with span(ATTENTION_SELECT):

@@ -118,7 +118,7 @@ def _stream(case: Case, writer: RunWriter, limit_s: float | None, progress: Prog
             progress(done, case.workload.frame_blocks, f"{(now_ns - first_ns) / 1e9:.0f} s")
             if limit_s is not None and now_ns - first_ns >= limit_s * 1e9:
                 break
-            before_ns = time.perf_counter_ns()
+            before_ns = now_ns
     writer.append(line(E2E, None, 0, time.perf_counter_ns() - first_ns))
     writer.append(clips.finish(name, "timed", 0, done + 1, sampler.clocks()))
     return done

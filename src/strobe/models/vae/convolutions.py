@@ -1,4 +1,4 @@
-"""Convolutions of decoders in forms that a GPU is faster at: the same sums, in another order."""
+"""Convolutions of decoders in forms that a GPU is faster at: the same sums up to rounding."""
 
 from __future__ import annotations
 
