@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.load import Model
@@ -171,6 +173,25 @@ class TestOrder:
             late.stream(3, switches=[Switch(frame_block=3, prompt="blue square")])
         blocks = list(late.stream(3, switches=[Switch(frame_block=4, prompt="blue square")]))
         assert [(block.index, block.prompt) for block in blocks] == [(3, "red circle"), (4, "blue square"), (5, "blue square")]
+
+
+@pytest.mark.parametrize("block_decode", [True, False])
+@pytest.mark.parametrize("overlap_decode", [True, False])
+def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool, overlap_decode: bool) -> None:
+    names: list[str] = []
+
+    class Names:
+        def region(self, name: str, index: int | None) -> AbstractContextManager[None]:
+            names.append(name)
+            return nullcontext()
+
+    session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=overlap_decode)))
+    previous = spans.set_recorder(Names())
+    try:
+        list(session.stream(3))
+    finally:
+        spans.set_recorder(previous)
+    assert names.count(spans.VAE_DECODE) == names.count(spans.FRAME_BLOCK) == 3
 
 
 class TestSnapshots:
