@@ -8,14 +8,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cyclopts import App
+
 from strobe.cli.main import app
 from strobe.perf.records.schema import schema_markdown
 
 
 def commands() -> str:
     """Every verb with its flags, as `--help` has them."""
+    _inherit(app)
     text = app.generate_docs(output_format="markdown", recursive=True, heading_level=2)
     return f"# Command line\n\nGenerated from `strobe.cli` by `make docs`; do not edit.\n\n{text.strip()}\n"
+
+
+def _inherit(parent: App) -> None:
+    """Give verbs of verbs the defaults of the first: they have them when they run, and not when they are described."""
+    for name in parent:
+        if not name.startswith("-"):
+            parent[name].default_parameter = parent.default_parameter
+            _inherit(parent[name])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import pytest
 from strobe.bench import runner
 from strobe.bench.case import Plan
 from strobe.bench.cases.stream import StreamCase
+from strobe.cli.compare import ClipFlags
 from strobe.cli.main import main
+from strobe.engine.load import shapes_defaults
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
@@ -140,6 +142,7 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
         (["quality"], "candidate"),
         (["quality", "quality"], "differ in name"),
         (["quality", "turbo", "--rounds", "0"], "at least one palindrome"),
+        (["quality", "turbo", "--blocks", "0"], "--blocks 0: a clip has 1 frame block or more"),
         (["quality", "turbo", "--require", "fast"], "--require"),
         (["quality", "turbo", "--switch", "block=40:a blue square moving up"], "never take effect"),
     ],
@@ -148,3 +151,8 @@ def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: lis
     result = strobe("compare", *arguments, "--runs", tmp_path / "runs")
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("blocks", "number"), [(5, 0), (8, 1), (14, 2)])
+def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> None:
+    assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number

@@ -38,9 +38,9 @@ def test_names_that_exist(name: str | torch.device, expected: str) -> None:
 @pytest.mark.parametrize(
     ("gpus", "name", "message"),
     [
-        (0, "cuda", "impl 'cuda' cannot run: torch sees no CUDA device on this machine; would run here: cpu"),
+        (0, "cuda", "device 'cuda' cannot run: torch sees no CUDA device on this machine; would run here: cpu"),
         (0, torch.device("cuda", 0), "torch sees no CUDA device"),
-        (2, "cuda:2", r"impl 'cuda:2' cannot run: this machine has 2 CUDA device\(s\); would run here: cpu, cuda:0"),
+        (2, "cuda:2", r"device 'cuda:2' cannot run: this machine has 2 CUDA device\(s\); would run here: cpu, cuda:0"),
     ],
     indirect=["gpus"],
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -14,11 +14,19 @@ from strobe.cli.console import Output
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, parse_requirement
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
     from strobe.bench.cases.stream import Script, StreamCase
     from strobe.engine.config import ModelDefaults
+
+
+SWITCHES: Final = (
+    "3.5s:a yellow star moving up slowly on a black background",
+    "7s:a white square moving right fast on a forest background",
+)
+"""What a clip switches to by default, as far as it is long enough."""
 
 
 @Parameter(name="*", group="Clip")
@@ -28,7 +36,8 @@ class ClipFlags(ModelFlags):
 
     Args:
         prompt: what to show first.
-        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times.
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times. A clip too
+            short for one of the default is made without it.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
@@ -44,10 +53,7 @@ class ClipFlags(ModelFlags):
     """
 
     prompt: str = "a red circle moving left slowly on a navy background"
-    switch: tuple[str, ...] = (
-        "3.5s:a yellow star moving up slowly on a black background",
-        "7s:a white square moving right fast on a forest background",
-    )
+    switch: tuple[str, ...] = SWITCHES
     blocks: int = 14
     seed: int = 0
     device: str = "auto"
@@ -57,7 +63,11 @@ class ClipFlags(ModelFlags):
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
+        if self.blocks < 1:
+            raise ConfigError(f"--blocks {self.blocks}: a clip has 1 frame block or more")
         switches = tuple(parse_switch(text, defaults) for text in self.switch)
+        if self.switch == SWITCHES:
+            switches = tuple(switch for switch in switches if switch.frame_block < self.blocks)
         return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
 
 

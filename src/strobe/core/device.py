@@ -28,10 +28,13 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
         raise ConfigError(f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N") from error
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ImplUnavailableError("cuda", "torch sees no CUDA device on this machine", ["cpu"])
+            raise ImplUnavailableError(name, "torch sees no CUDA device on this machine", ["cpu"], what="device")
         if (device.index or 0) >= torch.cuda.device_count():
             raise ImplUnavailableError(
-                str(device), f"this machine has {torch.cuda.device_count()} CUDA device(s)", ["cpu", "cuda:0"]
+                str(device),
+                f"this machine has {torch.cuda.device_count()} CUDA device(s)",
+                ["cpu", "cuda:0"],
+                what="device",
             )
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":

@@ -25,14 +25,15 @@ class ImplUnavailableError(StrobeError, RuntimeError):
         name: the implementation that was asked for.
         reason: why it cannot run on this machine or for these tensors.
         alternatives: names that would run.
+        what: what was named.
     """
 
-    def __init__(self, name: str, reason: str, alternatives: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, reason: str, alternatives: Iterable[str] = (), *, what: str = "impl") -> None:
         self.name = name
         self.reason = reason
         self.alternatives = tuple(alternatives)
         hint = f"; would run here: {', '.join(self.alternatives)}" if self.alternatives else ""
-        super().__init__(f"impl {name!r} cannot run: {reason}{hint}")
+        super().__init__(f"{what} {name!r} cannot run: {reason}{hint}")
 
 
 class WeightsError(StrobeError, RuntimeError):
