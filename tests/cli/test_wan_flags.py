@@ -54,7 +54,7 @@ class TestMemory:
         memory = strobe(*flags).document["memory"]
         parts = {part["name"]: part["num_bytes"] for part in memory["parts"]}
         assert parts["transformer weights"] == 1_418_996_800 * torch.float32.itemsize and memory["frame_size"] == [480, 832]
-        assert memory["total_bytes"] == sum(parts.values()) and memory["free_bytes"] is None
+        assert memory["total_bytes"] == sum(parts.values()) and memory["free_bytes"] > 2**20
         small = strobe(*flags, "--size", "240x416", "--samples", 2).document["memory"]
         halves = {part["name"]: part["num_bytes"] for part in small["parts"]}
         assert 2 * halves["keys and values"] == parts["keys and values"]  # a quarter of the tokens, twice the streams

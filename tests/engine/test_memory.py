@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs, resolve
 from strobe.engine.load import Model, model_parts
-from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, plan_arena, predict
+from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
@@ -210,3 +210,13 @@ def test_what_a_session_holds_and_what_passes(graphs: bool, pool: bool) -> None:
     assert claim.held_bytes == sum(found.values()) - (0 if graphs and not pool else found["largest pass"])
     kept = found["keys and values"]
     assert claim.passing_bytes == (kept if graphs and not pool else max(kept, found["largest pass"]))
+
+
+def test_a_session_that_does_not_fit_a_cpu_is_refused(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_bytes(CPU)
+    assert free is None or 2**20 < free < 2**60
+    monkeypatch.setattr("strobe.engine.memory._available", lambda: 1000)
+    with pytest.raises(StrobeError, match=r"a stream would take about .* and cpu has 0\.0 GiB free .*; lower the frame size"):
+        Session(model=tiny, device="cpu")
+    monkeypatch.setattr("strobe.engine.memory._available", lambda: None)  # nobody knows
+    Session(model=tiny, device="cpu").close()

@@ -184,7 +184,7 @@ def predict_memory(stream: Asked) -> dict[str, Any]:
         "dtype": str(stream.config.dtype).removeprefix("torch."),
         **_held(memory.predict(stream.parts, stream.config, stream.samples)),
         "arena_bytes": memory.plan_arena(stream.parts, stream.config, stream.samples).total_bytes,
-        "free_bytes": memory.free_bytes(where) if where.type == "cuda" else None,
+        "free_bytes": memory.free_bytes(where),
     }
 
 

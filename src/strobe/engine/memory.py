@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -94,14 +95,14 @@ def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPla
     )
 
 
-def check(parts: tuple[MemoryPart, ...], free_bytes: int, device: torch.device) -> None:
-    """Check that a prediction fits.
+def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:
+    """Check that a prediction fits; None: nobody knows.
 
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
     """
     total = sum(part.num_bytes for part in parts)
-    if total <= free_bytes:
+    if free_bytes is None or total <= free_bytes:
         return
     largest = sorted(parts, key=lambda part: part.num_bytes, reverse=True)[:3]
     held = ", ".join(f"{part.name} {part.num_bytes / GIB:.1f}" for part in largest)
@@ -132,12 +133,14 @@ def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
     return Claim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
 
 
-def check_together(sessions: Mapping[str, Claim], free_bytes: int, device: torch.device) -> None:
-    """Check that sessions fit that are open at a time and work one after the other.
+def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
+    """Check that sessions fit that are open at a time and work one after the other; None: nobody knows.
 
     Raises:
         StrobeError: they do not; says what each takes, how many would fit and what to lower.
     """
+    if free_bytes is None:
+        return
     takes, held, passing, fitting = 0, 0, 0, 0
     for claim in sessions.values():
         held, passing = held + claim.held_bytes, max(passing, claim.passing_bytes)
@@ -154,15 +157,29 @@ def check_together(sessions: Mapping[str, Claim], free_bytes: int, device: torch
     )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that a stream could take: those that are free, and those that torch keeps and does not use. What a memory
-    pool of another session or a recorded graph keeps is theirs; of graphs that are gone it is given back first."""
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that a stream could take.
+
+    Of a GPU those that are free, and those that torch keeps and does not use. What a memory pool of another session or a recorded
+    graph keeps is theirs; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
+    """
+    if device.type != "cuda":
+        return _available()
     with POOLS:
         torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
     unused: int = sum(each["total_size"] - each["allocated_size"] for each in common)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def _available() -> int | None:
+    """Main memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _weights(dit: WanConfig, config: ResolvedConfig) -> int:

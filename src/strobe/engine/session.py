@@ -72,7 +72,7 @@ class Session:
         CollectiveError: not all processes open the same session.
         ImplUnavailableError: the device is not on this machine.
         WeightsError: the model's weights cannot be read.
-        StrobeError: the GPU has too little free memory; says how much, and what to lower.
+        StrobeError: the device has too little free memory; says how much, and what to lower.
     """
 
     def __init__(

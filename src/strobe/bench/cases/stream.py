@@ -66,8 +66,8 @@ class Script:
 class StreamCase:
     """Compares presets on one script; a `strobe.bench.case.Case`.
 
-    All variants have a session open while they are timed, because their clips are interleaved. On a GPU it is checked here that
-    all of them will fit. Quality is judged after they were closed.
+    All variants have a session open while they are timed, because their clips are interleaved. It is checked here that all of
+    them will fit. Quality is judged after they were closed.
 
     Args:
         configs: presets by name, or configurations; the first is the baseline.
@@ -213,8 +213,6 @@ class StreamCase:
                 torch.cuda.empty_cache()
 
     def _check_room(self) -> None:
-        if self.device.type != "cuda":
-            return
         claims = {}
         for name, asked in self._configs.items():
             config = resolve(asked, self._loaded.defaults, self.device)

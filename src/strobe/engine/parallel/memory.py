@@ -16,7 +16,7 @@ LEADERS = ("autoencoder weights", "decoder memories")
 
 
 def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batch: int) -> None:
-    """Check that what a session of `batch` samples will hold fits its GPU; on a CPU nothing is checked.
+    """Check that what a session of `batch` samples will hold fits its device.
 
     Args: as of `strobe.engine.memory.predict`, and
         layout: of this rank; None: the session has one device.
@@ -24,9 +24,8 @@ def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batc
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
     """
-    if config.device.type == "cuda":
-        held = predict(parts, config, batch) if layout is None else predict_rank(parts, config, layout, batch)
-        check(held, free_bytes(config.device), config.device)
+    held = predict(parts, config, batch) if layout is None else predict_rank(parts, config, layout, batch)
+    check(held, free_bytes(config.device), config.device)
 
 
 def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:
