@@ -156,3 +156,16 @@ def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: lis
 @pytest.mark.parametrize(("blocks", "number"), [(5, 0), (8, 1), (14, 2)])
 def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> None:
     assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number
+
+
+def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "my.txt").touch()
+    for arguments in (
+        ("compare", "baseline", "ultra", "--runs", tmp_path),
+        ("profile", "stream", "--preset", "ultra", "-o", mine),
+    ):
+        result = strobe(*arguments, "--device", "cpu")
+        assert result.code == 3 and "no FP8 matrix units" in result.err
+        assert sorted(tmp_path.rglob("*")) == [mine, mine / "my.txt"]
