@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -44,5 +45,5 @@ def topology(device: str) -> str:
             links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=10, check=True).stdout
         except (OSError, subprocess.SubprocessError) as error:
             links = f"nvidia-smi topo -m: {error}\n"
-        text += links
+        text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
     return text

@@ -1,8 +1,9 @@
 """Passes that ran as CUDA graphs, taken apart by the order of their kernels.
 
-A replay is one launch call: no region lies inside it. But a graph that was captured on one stream runs its nodes in the order of
-the capture, and that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay is the
-n-th kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one.
+A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture, and
+that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the n-th
+kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. Of a graph with branches, each
+stream is laid over what the longer ones have left of the pass.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeli
 from strobe.perf.trace.events import Region, Trace
 
 LEAST: Final = Fraction(9, 10)
-"""Share of a replay's kernels that must stand in the same order in a pass without the graph; below it nothing is attributed."""
+"""Share of a replay's kernels that must stand in a pass without the graph, each stream's in order; below it none has a piece."""
 UNMATCHED: Final = "in no piece of the pass without graphs"
 _FEWEST: Final = 2
 """Events of one launch call that make it a graph."""
@@ -56,8 +57,12 @@ class _Pass:
     entered: Counter[Path]
 
 
+_Streams = tuple[tuple[str, ...], ...]
+"""Names of a replay's kernels in order, of one stream after the other: the longest first, then by their first kernel."""
+
+
 class _Match(NamedTuple):
-    """For each kernel of a replay its number in a pass, None if it is not there, and the share that is."""
+    """For each kernel of a replay, stream by stream, its number in a pass, None if it is not there, and the share that is."""
 
     of: _Pass
     places: Sequence[int | None]
@@ -84,16 +89,15 @@ def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTim
     passes = {} if eager is None else _passes(eager)
     labels, entered = dict(timeline.labels), Counter[Path]()
     attributed, matched, best = 0, 0, Fraction(0)
-    known: dict[tuple[str, ...], _Match] = {}
-    for events in launches:
-        stage = timeline.labels[events[0]].path[:1]
+    known: dict[tuple[Path, _Streams], _Match] = {}
+    for launch in launches:
+        stage = timeline.labels[launch[0]].path[:1]
         if stage not in passes:
             continue
-        names = tuple(_name(timeline.trace, event) for event in events)
-        key = (*stage, *names)
-        if key not in known:
-            known[key] = max((_matched(names, one) for one in passes[stage]), key=lambda match: match.share)
-        found = known[key]
+        events, streams = _streams(timeline.trace, launch)
+        if (stage, streams) not in known:
+            known[stage, streams] = max((_matched(streams, one) for one in passes[stage]), key=lambda match: match.share)
+        found = known[stage, streams]
         best = max(best, found.share)
         if found.share < LEAST:
             continue
@@ -120,7 +124,7 @@ def _reason(no_eager: bool, left: int, best: Fraction) -> str:
     if no_eager:
         return "there is no trace of the same configuration without graphs (knob cuda_graphs off) to hold them against"
     return (
-        f"at most {float(100 * best):.0f} % of their kernels stand in the same order in a pass without graphs; "
+        f"at most {float(100 * best):.0f} % of their kernels stand in a pass without graphs, each stream's in order; "
         f"{float(100 * LEAST):.0f} % are asked for"
     )
 
@@ -179,10 +183,26 @@ def _inside(trace: Trace, around: Region) -> Counter[Path]:
     )
 
 
-def _matched(names: Sequence[str], one: _Pass) -> _Match:
-    """Lay the kernels of a replay over those of a pass, both in their order."""
-    places: list[int | None] = [None] * len(names)
-    for match in SequenceMatcher(None, names, one.names, autojunk=False).get_matching_blocks():
-        for offset in range(match.size):
-            places[match.a + offset] = match.b + offset
-    return _Match(of=one, places=places, share=Fraction(sum(place is not None for place in places), len(names)))
+def _streams(trace: Trace, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+    """The events of a replay, and their names, stream by stream."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for event in launch:
+        found[trace.device_events.stream[event]].append(event)
+    streams = sorted(found.values(), key=len, reverse=True)
+    names = tuple(tuple(_name(trace, event) for event in events) for events in streams)
+    return [event for events in streams for event in events], names
+
+
+def _matched(streams: _Streams, one: _Pass) -> _Match:
+    """Lay the kernels of each stream of a replay over those of a pass that are left, both in their order."""
+    places: list[int | None] = []
+    left = list(range(len(one.names)))
+    for names in streams:
+        found: list[int | None] = [None] * len(names)
+        rest = [one.names[place] for place in left]
+        for match in SequenceMatcher(None, names, rest, autojunk=False).get_matching_blocks():
+            found[match.a : match.a + match.size] = left[match.b : match.b + match.size]
+        places += found
+        taken = set(found)
+        left = [place for place in left if place not in taken]
+    return _Match(of=one, places=places, share=Fraction(sum(place is not None for place in places), len(places)))
