@@ -17,11 +17,11 @@ from torch import Tensor
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
 from strobe.engine.state import Snapshot
-from strobe.engine.stream import FrameBlock
 
 Make = Callable[..., Session]
 SETTINGS = EngineConfig(window=9, sink=3, timesteps=(1000, 500))

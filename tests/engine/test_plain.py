@@ -17,11 +17,11 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.engine.config import EngineConfig
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.noise import draw
 from strobe.engine.prompts import blocks_for, parse_switch
 from strobe.engine.session import Session
-from strobe.engine.stream import FrameBlock
 
 Weights = dict[str, Tensor]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.engine.config import EngineConfig
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.engine.stream import FrameBlock
 
 
 def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:
@@ -105,6 +105,18 @@ class TestPrompts:
         session.prompt("green circle")
         session.prompt("blue square")
         assert same(play(session, 2), play(make("blue square"), 2))
+
+
+def test_what_a_stream_yields_and_holds_is_shown_in_a_line(make: Callable[..., Session]) -> None:
+    """A notebook prints the last value of a cell: shapes, not pixels."""
+    session = make()
+    block = next(iter(session.stream(1)))
+    shown = repr(block)
+    assert (
+        f"index=0, samples=uint8 {list(block.samples.shape)} on cpu, latents=float32 {list(block.latents.shape)} on cpu" in shown
+    )
+    assert "prompts=('red circle',)" in shown and "tensor(" not in shown
+    assert "next_block=1, prompts=('red circle',)" in repr(session.snapshot()) and "tensor(" not in repr(session.snapshot())
 
 
 class TestSnapshots:

@@ -18,11 +18,11 @@ from strobe.cache.kv import RingCache
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.engine.sparsity import attended_keys, frame_tiles
-from strobe.engine.stream import FrameBlock
 from strobe.models.wan.layers import WanLayer
 
 CPU = torch.device("cpu")

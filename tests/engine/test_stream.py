@@ -12,11 +12,11 @@ from torch import Tensor
 
 from strobe.core.errors import ShapeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.engine.stream import FrameBlock
 
 NONE = Knobs(**{each.name: False for each in fields(Knobs)})
 

@@ -14,9 +14,9 @@ from strobe.bench.operations import CACHE, Prepared, StepParts, cache_copies, de
 from strobe.core.errors import ConfigError
 from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, RECACHE, VAE_DECODE
 from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.session import Session
-from strobe.engine.stream import FrameBlock
 from strobe.perf.analysis.runs.budget import REGIONS, KernelProfile, Operation, Whole
 from strobe.perf.measure.isolated import time_isolated
 from strobe.perf.measure.timing import Region, TimingRecorder, recording

@@ -16,11 +16,11 @@ from strobe.cli.ranks import follows, joined, said_by_rank_0
 
 if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
+    from strobe.engine.frame_block import FrameBlock
     from strobe.engine.load import Model
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
-    from strobe.engine.stream import FrameBlock
 
 
 @Parameter(name="*")

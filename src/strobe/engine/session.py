@@ -18,6 +18,7 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.arena import ArenaUse, new_arena
 from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model, load
 from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
@@ -28,7 +29,7 @@ from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity, Snapshot, read_snapshot
-from strobe.engine.stream import FrameBlock, Stream, latent_shape
+from strobe.engine.stream import Stream, latent_shape
 from strobe.models.lora import Lora
 
 

@@ -78,7 +78,7 @@ class Identity:
         return {name: value for name, value in own.items() if value != getattr(other.config, name)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Snapshot:
     """A session between two frame blocks.
 
@@ -92,6 +92,10 @@ class Snapshot:
     state: StreamState
     cache: CacheState
     pending: Change | None
+
+    def __repr__(self) -> str:
+        model, name, prompts = self.identity.model, self.identity.config.name, self.state.prompts
+        return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file; never leaves half a file under that name.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheState
 from strobe.core.device import upload
-from strobe.core.errors import SessionError, ShapeError
+from strobe.core.errors import SessionError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
@@ -21,6 +21,7 @@ from strobe.engine.caches import prepare_cache
 from strobe.engine.config import ModelDefaults, ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit, denoise
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.share import Share
@@ -30,42 +31,6 @@ from strobe.engine.transformer import TextContext, Transformer
 from strobe.engine.underway import Ahead, Decoding
 from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrameBlock:
-    """What a stream yields.
-
-    Args:
-        index: number of the frame block, from 0.
-        samples: pixel frames of every sample, uint8 [B, F, Y, X, 3] on the CPU.
-        latents: clean latents [B, F, C, Y, X], float32 on the stream's device.
-        prompts: one per sample.
-        elapsed_ns: work of the stream from the frame block before until these frames were there. With knob `late_frames` that is
-            mostly the next frame block's: the sum over a stream is all its work either way.
-    """
-
-    index: int
-    samples: Tensor
-    latents: Tensor
-    prompts: tuple[str, ...]
-    elapsed_ns: int
-
-    @property
-    def frames(self) -> Tensor:
-        """Pixel frames of the only sample, uint8 [F, Y, X, 3].
-
-        Raises:
-            ShapeError: there are several samples.
-        """
-        if self.samples.shape[0] != 1:
-            raise ShapeError(f"this frame block has {self.samples.shape[0]} samples; use .samples[i]")
-        return self.samples[0]
-
-    @property
-    def prompt(self) -> str:
-        """The prompt of the only sample; several samples: each different prompt once, one per line."""
-        return "\n".join(dict.fromkeys(self.prompts))
 
 
 class Stream:

@@ -15,6 +15,7 @@ from strobe.attention.tree import CollectiveError
 from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager, Recorded
 from strobe.engine.load import Model
 from strobe.engine.memory import predict
@@ -24,7 +25,6 @@ from strobe.engine.parallel.memory import predict_rank
 from strobe.engine.presets import preset
 from strobe.engine.session import Session
 from strobe.engine.state import Snapshot
-from strobe.engine.stream import FrameBlock
 from tree_ranks import Runner, threads
 
 CONFIG = EngineConfig(window=7, sink=2, positions="rebased")
