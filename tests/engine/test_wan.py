@@ -159,7 +159,9 @@ class TestWhatIsRefused:
             load("wan-1.3b", Weights(path=tmp_path / "nowhere", frame_size=(248, 384)))
 
     def test_the_checkpoint_of_another_model(self, folder: Path) -> None:
-        with pytest.raises(WeightsError, match="another model than was asked for: num_layers 2 instead of 40"):
+        with pytest.raises(
+            WeightsError, match=r"is wan-1.3b \(2 layers, 48 wide\) by its config.json, not wan-14b .*; give --model wan-1.3b"
+        ):
             load("wan-14b", Weights(path=folder))
 
     def test_an_empty_prompt(self) -> None:
