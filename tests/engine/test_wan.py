@@ -38,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
     monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
     monkeypatch.setattr(loading, "text_encoder", lambda folder, cache: PromptNoise(SMALL))
+    monkeypatch.setattr(loading, "check_there", lambda folder, given, lora: None)
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ class TestCheckpoints:
         load("wan-1.3b", Weights(path=file, release=release, prompt_cache=cache))
         load("wan-1.3b", Weights(path=folder, release=release, vae="elsewhere/taew2_1.pth"))
         beside, apart, tiny = (folder, None), (release, cache), (release, None)
-        assert asked == [beside, folder, apart, release, tiny, Path("elsewhere/taew2_1.pth")]
+        assert asked == [folder, beside, release, apart, Path("elsewhere/taew2_1.pth"), tiny]
 
     def test_a_lora_beside_the_base_is_used(self, folder: Path, tmp_path: Path) -> None:
         plain = load("wan-1.3b", Weights(path=folder))

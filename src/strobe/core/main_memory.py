@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+GIB: Final = 1 << 30
 _TOLD: Final = Path("/proc/meminfo")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
-from strobe.core.main_memory import available_bytes
+from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
@@ -27,7 +27,6 @@ from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
-GIB: Final = 1 << 30
 CACHED: Final = "keys and values"
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""

@@ -76,7 +76,7 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
     Raises:
         WeightsError: no such file, damaged, or it would have to run code to be read.
     """
-    _check_whole(path)
+    check_whole(path)
     try:
         if path.suffix == SAFE:
             return load_file(path)
@@ -103,15 +103,15 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
     Raises:
         WeightsError: no such file, damaged, or shorter than it says.
     """
-    _check_whole(path)
+    check_whole(path)
     return {name: torch.empty(entry.shape, device="meta") for name, entry in _entries(path).items()}
 
 
-def _check_whole(path: Path) -> None:
-    """Refuse at once what has no end, or is not what its name says.
+def check_whole(path: Path) -> None:
+    """Refuse a file that is not there or not whole, without reading its tensors.
 
     Raises:
-        WeightsError: no such file, an empty one, half of one, or what stands for it in a Git LFS checkout.
+        WeightsError: no such file, an empty or half one, or what Git LFS left in its place.
     """
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; give the weight file")

@@ -137,8 +137,6 @@ def read_lora(path: str | Path) -> Lora:
         WeightsError: no such file, damaged, or a layer without its half.
     """
     file = Path(path)
-    if not file.is_file():
-        raise WeightsError(f"no LoRA file {str(path)!r}")
     source = read_source((file,))
     tensors, names = source.read(), plain_names(source.tensors)
     halves: dict[str, dict[str, Tensor]] = {}
