@@ -198,6 +198,8 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     if name in SIZES:
         return _wan(str(name), SIZES[str(name)], given)
     if name != "shapes" and not Path(name).is_dir():
+        if Path(name).is_file():
+            raise ConfigError(f"model {str(name)!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
         allowed = f"give a folder or one of: {', '.join(MODELS)}"
         raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), MODELS)}; {allowed}")
     folder = bundled.FOLDER if name == "shapes" else Path(name)
@@ -212,7 +214,10 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
             ) from error
         return _wan(str(name), None, replace(given, path=folder))
     if given != Weights():
-        raise ConfigError(f"model {str(name)!r} has weights and a size of its own; give those with one of: {', '.join(SIZES)}")
+        raise ConfigError(
+            f"model {str(name)!r} has weights and a size of its own; give those with one of: {', '.join(SIZES)}; other weights "
+            "of `strobe train-shapes` are a model themselves: --model with their folder"
+        )
     dit, text, vae = bundled.load(folder)
     return Model(name=str(name), weights_hash=_hash(folder), dit=dit, text=text, vae=vae, defaults=shapes_defaults())
 
