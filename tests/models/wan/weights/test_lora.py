@@ -135,7 +135,7 @@ class TestMerging:
                 use()
         narrow = LoraPair(down=torch.zeros(4, 40), up=torch.zeros(48, 4))
         wrong = Lora(name="style", weights_hash="", pairs={"blocks.0.ffn.2": narrow})
-        with pytest.raises(WeightsError, match=r"blocks.0.ffn.2 is \[48, 128\], the LoRA's is \[48, 40\]"):
+        with pytest.raises(WeightsError, match=r"blocks.0.ffn.2 is \[48, 128\], the LoRA's is \[48, 40\]; give one that"):
             attach(base, wrong)
         assert flow(base).isfinite().all()
 
