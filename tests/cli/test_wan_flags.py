@@ -44,8 +44,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_
     save_file(small, tmp_path / "model.safetensors")
     result = strobe("generate", "a fox", "--model", "wan-1.3b", "--weights", tmp_path, "-o", tmp_path / "fox.mp4")
     assert result.code == 3 and len(result.err.strip().splitlines()) == 1
-    for words in ("of 30 layers, 1536 wide: 756 missing, ", "another shape blocks.*.cross_attn.k.bias [24] instead of [1536]"):
-        assert words in result.err
+    assert "looks like a transformer of 2 layers, 24 wide, not wan-1.3b (30 layers, 1536 wide); give a" in result.err
 
 
 class TestMemory:

@@ -40,11 +40,14 @@ def test_an_unavailable_implementation_says_why_and_what_would_run() -> None:
         ("TURBO", " (did you mean 'turbo'?)"),
         ("ultr", " (did you mean 'ultra'?)"),
         ("xyz", ""),
+        ("ultimate", ""),
+        ("fa5", " (did you mean 'FA3'?)"),
+        ("nope", ""),
         ("", ""),
     ],
 )
 def test_nearest(given: str, hint: str) -> None:
-    assert nearest(given, ["baseline", "turbo", "ultra"]) == hint
+    assert nearest(given, ["baseline", "turbo", "ultra", "FA3", "over", "compile"]) == hint
 
 
 def test_unknown_choice_takes_words_from_any_iterable() -> None:

@@ -215,8 +215,8 @@ def test_what_a_session_holds_and_what_passes(graphs: bool, pool: bool) -> None:
 def test_a_session_that_does_not_fit_a_cpu_is_refused(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     free = free_bytes(CPU)
     assert free is None or 2**20 < free < 2**60
-    monkeypatch.setattr("strobe.engine.memory._available", lambda: 1000)
+    monkeypatch.setattr("strobe.engine.memory.available_bytes", lambda: 1000)
     with pytest.raises(StrobeError, match=r"a stream would take about .* and cpu has 0\.0 GiB free .*; lower the frame size"):
         Session(model=tiny, device="cpu")
-    monkeypatch.setattr("strobe.engine.memory._available", lambda: None)  # nobody knows
+    monkeypatch.setattr("strobe.engine.memory.available_bytes", lambda: None)  # nobody knows
     Session(model=tiny, device="cpu").close()

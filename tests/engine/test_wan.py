@@ -38,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
     monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
     monkeypatch.setattr(loading, "text_encoder", lambda folder, cache: PromptNoise(SMALL))
+    monkeypatch.setattr(loading, "check_there", lambda folder, given, lora: None)
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ class TestCheckpoints:
         load("wan-1.3b", Weights(path=file, release=release, prompt_cache=cache))
         load("wan-1.3b", Weights(path=folder, release=release, vae="elsewhere/taew2_1.pth"))
         beside, apart, tiny = (folder, None), (release, cache), (release, None)
-        assert asked == [beside, folder, apart, release, tiny, Path("elsewhere/taew2_1.pth")]
+        assert asked == [folder, beside, release, apart, Path("elsewhere/taew2_1.pth"), tiny]
 
     def test_a_lora_beside_the_base_is_used(self, folder: Path, tmp_path: Path) -> None:
         plain = load("wan-1.3b", Weights(path=folder))
@@ -159,7 +160,9 @@ class TestWhatIsRefused:
             load("wan-1.3b", Weights(path=tmp_path / "nowhere", frame_size=(248, 384)))
 
     def test_the_checkpoint_of_another_model(self, folder: Path) -> None:
-        with pytest.raises(WeightsError, match="another model than was asked for: num_layers 2 instead of 40"):
+        with pytest.raises(
+            WeightsError, match=r"is wan-1.3b \(2 layers, 48 wide\) by its config.json, not wan-14b .*; give --model wan-1.3b"
+        ):
             load("wan-14b", Weights(path=folder))
 
     def test_an_empty_prompt(self) -> None:

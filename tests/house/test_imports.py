@@ -104,5 +104,5 @@ def test_public_names_resolve_and_are_documented(name: str) -> None:
 
 
 def test_a_wrong_public_name_says_the_nearest() -> None:
-    with pytest.raises(AttributeError, match=r"Sesion.*did you mean 'session'"):
+    with pytest.raises(AttributeError, match=r"Sesion.*did you mean 'Session'"):
         _ = strobe.Sesion

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+CLOSE: Final = 0.65
+"""How alike two words must be for one to be meant: a wrong letter in three is close; "nope" is neither "over" nor "compile"."""
 
 
 class StrobeError(Exception):
@@ -61,9 +65,10 @@ class UnitError(DataError):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest allowed word, or an empty string."""
-    found = difflib.get_close_matches(given.lower(), [word.lower() for word in allowed], n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    """Return `` (did you mean 'x'?)`` for the closest allowed word, or an empty string if none is close."""
+    folded = {word.lower(): word for word in allowed}
+    found = difflib.get_close_matches(given.lower(), folded, n=1, cutoff=CLOSE)
+    return f" (did you mean {folded[found[0]]!r}?)" if found else ""
 
 
 def unknown_choice(what: str, given: str, allowed: Iterable[str]) -> ConfigError:

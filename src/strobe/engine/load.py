@@ -12,23 +12,25 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, WeightsError, nearest
+from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import VideoVAE
+from strobe.models.checkpoint import check_whole
 from strobe.models.lora import Lora
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
 from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.umt5 import Umt5, Umt5Files
+from strobe.models.text.umt5 import Umt5, Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, TaewConfig, load_taew, random_taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
-from strobe.models.vae.wan.weights import load_wan_vae, random_wan_vae
+from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.stand_in import PromptNoise, random_transformer
-from strobe.models.wan.weights import read_checkpoint, read_lora
+from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 
 MODELS: Final = ("shapes", *SIZES)
@@ -196,6 +198,8 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     if name in SIZES:
         return _wan(str(name), SIZES[str(name)], given)
     if name != "shapes" and not Path(name).is_dir():
+        if Path(name).is_file():
+            raise ConfigError(f"model {str(name)!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
         allowed = f"give a folder or one of: {', '.join(MODELS)}"
         raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), MODELS)}; {allowed}")
     folder = bundled.FOLDER if name == "shapes" else Path(name)
@@ -210,7 +214,10 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
             ) from error
         return _wan(str(name), None, replace(given, path=folder))
     if given != Weights():
-        raise ConfigError(f"model {str(name)!r} has weights and a size of its own; give those with one of: {', '.join(SIZES)}")
+        raise ConfigError(
+            f"model {str(name)!r} has weights and a size of its own; give those with one of: {', '.join(SIZES)}; other weights "
+            "of `strobe train-shapes` are a model themselves: --model with their folder"
+        )
     dit, text, vae = bundled.load(folder)
     return Model(name=str(name), weights_hash=_hash(folder), dit=dit, text=text, vae=vae, defaults=shapes_defaults())
 
@@ -229,21 +236,62 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if config is not None:
         wan_defaults(config, given.frame_size)  # a wrong size is told before gigabytes are read
     folder = given.release or (given.path if given.path.is_dir() else given.path.parent)
-    checkpoint = read_checkpoint(given.path, config)
+    opened = open_checkpoint(given.path, config)
+    defaults = wan_defaults(opened.dit.config, given.frame_size)
     beside = find_lora(given.path) if given.lora is None else given.lora
+    check_there(folder, given, beside)
+    check_memory(opened)
+    autoencoder = _autoencoder(folder, given.vae)
     lora = None if beside is None else read_lora(beside)
     if lora is not None:
-        lora.check(checkpoint.dit)
+        lora.check(opened.dit)
         name = f"{name} with {lora.name}"
+    checkpoint = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
         weights_hash=checkpoint.weights_hash if lora is None else _together(checkpoint.weights_hash, lora.weights_hash),
         dit=checkpoint.dit,
         text=text_encoder(folder, given.prompt_cache),
-        vae=_autoencoder(folder, given.vae),
-        defaults=replace(wan_defaults(checkpoint.dit.config, given.frame_size), lora=lora is not None),
+        vae=autoencoder,
+        defaults=replace(defaults, lora=lora is not None),
         lora=lora,
     )
+
+
+def check_there(folder: Path, given: Weights, lora: Path | None) -> None:
+    """Refuse what a Wan model needs beside its transformer and is not there or not whole; no tensor is read.
+
+    Args:
+        folder: of text encoder and autoencoder.
+        given: what was asked for.
+        lora: its LoRA file.
+
+    Raises:
+        WeightsError: a file of text encoder, autoencoder or LoRA is missing or half.
+        ImplUnavailableError: the text encoder's package is not installed, and no kept embedding could stand for it.
+    """
+    for named in (lora, None if given.vae is None else Path(given.vae)):
+        if named is not None:
+            check_whole(named)
+    for file in (*Umt5Files.find(folder).weights, *(() if given.vae else (find_wan_vae(folder),))):
+        check_whole(file)
+    if given.prompt_cache is None or PromptCache(given.prompt_cache).is_empty():
+        check_installed()
+
+
+def check_memory(opened: OpenCheckpoint) -> None:
+    """Check that a transformer fits the main memory, where it is read to, in float32.
+
+    Raises:
+        WeightsError: it does not.
+    """
+    num_bytes = sum(parameter.numel() for parameter in opened.dit.parameters()) * torch.float32.itemsize
+    free = available_bytes()
+    if free is not None and num_bytes > free:
+        raise WeightsError(
+            f"{opened.source.where} is read to main memory in float32, which takes {num_bytes / GIB:.1f} GiB, and "
+            f"{free / GIB:.1f} GiB are available; free memory, or take a smaller model"
+        )
 
 
 def text_encoder(folder: Path, cache: Path | None = None) -> TextEncoder:

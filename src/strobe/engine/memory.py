@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from strobe.cache.quantized import SCALE_BYTES, ring_bytes
 from strobe.core.errors import StrobeError
+from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
@@ -27,7 +27,6 @@ from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
-GIB: Final = 1 << 30
 CACHED: Final = "keys and values"
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
@@ -164,22 +163,13 @@ def free_bytes(device: torch.device) -> int | None:
     graph keeps is theirs; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
     """
     if device.type != "cuda":
-        return _available()
+        return available_bytes()
     with POOLS:
         torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
     unused: int = sum(each["total_size"] - each["allocated_size"] for each in common)
     return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def _available() -> int | None:
-    """Main memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _weights(dit: WanConfig, config: ResolvedConfig) -> int:

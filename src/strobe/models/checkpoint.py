@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import textwrap
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,6 +21,18 @@ from strobe.core.errors import ConfigError, WeightsError
 
 SHOWN = 4
 """Names of each kind that an error lists."""
+
+SAFE: Final = ".safetensors"
+HEADER_BYTES: Final = 100_000_000
+"""Longest list of tensors that the format allows."""
+LFS_POINTER: Final = b"version https://git-lfs"
+
+
+class _Entry(msgspec.Struct):
+    """What a `.safetensors` says of a tensor."""
+
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +76,9 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
     Raises:
         WeightsError: no such file, damaged, or it would have to run code to be read.
     """
-    if not path.is_file():
-        raise WeightsError(f"{path} does not exist; give the weight file")
+    check_whole(path)
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix == SAFE:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -74,11 +87,67 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
             "published, or convert it to safetensors where you trust it"
         ) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise WeightsError(f"{path} is damaged or no weight file ({reason}); copy it again") from error
+        reason = textwrap.shorten(str(error).strip().partition("\n")[0], 120, placeholder=" ...")
+        if "Cannot allocate memory" in str(error):
+            size = path.stat().st_size
+            raise WeightsError(f"{path} of {size:,} bytes cannot be mapped into main memory; free some, or take more") from error
+        raise WeightsError(f"{path} is damaged or no weight file ({reason}); fetch it again") from error
     if not isinstance(found, dict):
         raise WeightsError(f"{path} holds a {type(found).__name__}, not tensors by name")
     return found
+
+
+def read_shapes(path: Path) -> dict[str, Tensor]:
+    """Names and shapes of a `.safetensors`, as tensors on the meta device; the tensors in it are not touched.
+
+    Raises:
+        WeightsError: no such file, damaged, or shorter than it says.
+    """
+    check_whole(path)
+    return {name: torch.empty(entry.shape, device="meta") for name, entry in _entries(path).items()}
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a file that is not there or not whole, without reading its tensors.
+
+    Raises:
+        WeightsError: no such file, an empty or half one, or what Git LFS left in its place.
+    """
+    if not path.is_file():
+        raise WeightsError(f"{path} does not exist; give the weight file")
+    with path.open("rb") as file:
+        first = file.read(len(LFS_POINTER))
+    if not first:
+        raise WeightsError(f"{path} is empty; fetch it again")
+    if first == LFS_POINTER:
+        raise WeightsError(f"{path} is a pointer that Git LFS left in its place; run git lfs pull in its folder")
+    if first.startswith(b"PK") and not zipfile.is_zipfile(path):
+        size = path.stat().st_size
+        raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
+    if path.suffix == SAFE:
+        _entries(path)
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    """The list of tensors that a `.safetensors` begins with: its length in 8 bytes, then JSON. Source: the format's description.
+
+    Raises:
+        WeightsError: it is none, or the file ends before its last tensor.
+    """
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        header = file.read(start - 8) if start <= HEADER_BYTES else b""
+    try:
+        found: Any = msgspec.json.decode(header) if start <= min(size_bytes, HEADER_BYTES) else None
+        entries = msgspec.convert({k: v for k, v in found.items() if k != "__metadata__"}, dict[str, _Entry])
+    except (msgspec.MsgspecError, AttributeError) as error:
+        half = "its list of tensors is not all there" if size_bytes < start <= HEADER_BYTES else "it has no list of tensors"
+        raise WeightsError(f"{path} is damaged or no safetensors file ({half}); fetch it again") from error
+    end = start + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if size_bytes < end:
+        raise WeightsError(f"{path} is half a file: {size_bytes:,} of {end:,} bytes are there; fetch it again")
+    return entries
 
 
 def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:

@@ -73,7 +73,8 @@ class Lora:
             have = "is not there" if wrong[0] not in layers else f"is {list(layers[wrong[0]])}"
             raise WeightsError(
                 f"LoRA {self.name} does not fit this model: {len(wrong)} of {len(self.pairs)} layers differ; "
-                f"{wrong[0]} {have}, the LoRA's is {list(self.pairs[wrong[0]].shape)}"
+                f"{wrong[0]} {have}, the LoRA's is {list(self.pairs[wrong[0]].shape)}; "
+                "give one that was trained for this model"
             )
 
 

@@ -204,11 +204,24 @@ def fake_release(folder: Path, size_bytes: int = 10) -> Path:
 
 
 def test_an_incomplete_folder_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"holds neither models_t5_umt5-xxl-enc-bf16.pth nor text_encoder/model"):
+    with pytest.raises(WeightsError, match=r"holds no umT5, neither models_t5_umt5-xxl-enc-bf16.pth nor text_encoder/model"):
         Umt5Files.find(tmp_path)
     (tmp_path / ORIGINAL).write_bytes(b"")
-    with pytest.raises(WeightsError, match="holds neither the folder google/umt5-xxl nor tokenizer"):
+    with pytest.raises(WeightsError, match="holds no umT5, neither the folder google/umt5-xxl nor tokenizer; give --release the"):
         Umt5Files.find(tmp_path)
+    with pytest.raises(WeightsError, match="no folder '.*nowhere'; give --release the folder of Wan2.1 as released"):
+        Umt5Files.find(tmp_path / "nowhere")
+
+
+def test_shards_that_are_not_all_there(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "text_encoder").mkdir()
+    for number, words in ((1, "1 of 3 files are there"), (3, "2 of 3 files are there; fetch the rest")):
+        (tmp_path / "text_encoder" / f"model-0000{number}-of-00003.safetensors").write_bytes(b"")
+        with pytest.raises(WeightsError, match=rf"text_encoder is half a umT5: {words}"):
+            Umt5Files.find(tmp_path)
+    (tmp_path / "text_encoder" / "model-00002-of-00003.safetensors").write_bytes(b"")
+    assert len(Umt5Files.find(tmp_path).weights) == 3
 
 
 def test_the_identity_is_that_of_the_content(tmp_path: Path) -> None:

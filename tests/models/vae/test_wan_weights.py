@@ -100,7 +100,9 @@ class Trap:
 @pytest.mark.parametrize("name", ["bad.pth", "bad.safetensors"])
 def test_damage_and_code_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(WeightsError, match=r"is damaged or no weight file \(.*\); copy it again|would have to run code"):
+    with pytest.raises(
+        WeightsError, match=r"is empty|is damaged or no (weight|safetensors) file \(.*\); fetch it again|would have to run code"
+    ):
         load_wan_vae(tmp_path / name)
 
 
@@ -108,7 +110,7 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "Wan2.1_VAE.pth"
     torch.save(released(), path)
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(WeightsError, match="is damaged or no weight file"):
+    with pytest.raises(WeightsError, match="is half a file: it ends after .* bytes"):
         load_wan_vae(path)
 
 

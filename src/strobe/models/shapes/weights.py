@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import compare_keys, read_tensors
 from strobe.models.shapes.config import VAE, WAN
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder
@@ -53,21 +53,12 @@ def load(folder: Path = FOLDER) -> Parts:
     path = folder / FILE
     if not path.is_file():
         raise WeightsError(f"{folder} holds no {FILE}; give a folder written by `strobe train-shapes`, or leave the model out")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is damaged or not a safetensors file ({error}); restore it or train again") from error
-    parts = build()
-    expected = _together(parts).state_dict()
-    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    wrong = sorted(name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape)
-    if missing or unexpected or wrong:
-        rows = [
-            f"{len(names)} {what} (first: {names[0]})"
-            for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-            if names
-        ]
-        raise WeightsError(f"{path} is not a checkpoint of the bundled model: {'; '.join(rows)}")
+    tensors, parts = read_tensors(path), build()
+    table = compare_keys(_together(parts).state_dict(), tensors)
+    if table:
+        raise WeightsError(
+            f"{path} is not a checkpoint of the bundled model: {table}; give a folder that `strobe train-shapes` wrote"
+        )
     _together(parts).load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     for part in parts:
         part.eval().requires_grad_(False)

@@ -140,6 +140,10 @@ class PromptCache:
         """Whether there is an entry, good or not."""
         return (self.folder / key.file).is_file()
 
+    def is_empty(self) -> bool:
+        """Whether there are no entries at all."""
+        return not self._entries()
+
     def get(self, key: Key) -> Tensor | None:
         """Rows [tokens, dim] on the CPU, or None if they are not there or not to be trusted."""
         path = self.folder / key.file

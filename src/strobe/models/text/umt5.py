@@ -9,13 +9,15 @@ Source: the official `wan/modules/t5.py` and `tokenizers.py`; UMT5EncoderModel o
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,6 +29,11 @@ from strobe.models.text.cleaning import clean_prompt
 ORIGINAL = "models_t5_umt5-xxl-enc-bf16.pth"
 TOKENIZERS = ("google/umt5-xxl", "tokenizer")
 """Folder of the tokeniser beside the weights: in the original release, in a diffusers pipeline."""
+
+WHERE: Final = (
+    "give --release the folder of Wan2.1 as released, or of its diffusers pipeline: it has text encoder and autoencoder"
+)
+INSTALL: Final = "run pip install 'strobe[wan]'"
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 16
@@ -75,17 +82,22 @@ class Umt5Files:
         """Find the encoder in the folder of the original release or of a diffusers pipeline.
 
         Raises:
-            WeightsError: weights or tokeniser are not there; says what was looked for.
+            WeightsError: weights or tokeniser are not there, or not all of them; says what was looked for.
         """
         folder = Path(folder)
+        if not folder.is_dir():
+            raise WeightsError(f"no folder {str(folder)!r}; {WHERE}")
         original = folder / ORIGINAL
         shards = tuple(sorted((folder / "text_encoder").glob("model*.safetensors")))
         weights = (original,) if original.is_file() else shards
         tokenizers = [folder / name for name in TOKENIZERS if (folder / name).is_dir()]
         if not weights or not tokenizers:
             gap = f"{ORIGINAL} nor text_encoder/model*.safetensors" if not weights else f"the folder {' nor '.join(TOKENIZERS)}"
+            raise WeightsError(f"{folder} holds no umT5, neither {gap}; {WHERE}")
+        told = re.fullmatch(r".+-of-(\d+)", weights[0].stem)
+        if told and int(told[1]) != len(weights):
             raise WeightsError(
-                f"{folder} holds neither {gap}; give the folder of Wan2.1 as released, or of its diffusers pipeline"
+                f"{weights[0].parent} is half a umT5: {len(weights)} of {int(told[1])} files are there; fetch the rest"
             )
         return cls(weights=weights, tokenizer=tokenizers[0])
 
@@ -254,9 +266,19 @@ class Umt5:
         return {own: tensor.to(self.dtype) for own, tensor in found.items()}
 
 
+def check_installed() -> None:
+    """Refuse where transformers is not installed, without importing it.
+
+    Raises:
+        ImplUnavailableError: it is not.
+    """
+    if find_spec("transformers") is None:
+        raise ImplUnavailableError("umt5", f"the text encoder needs transformers, which is not installed; {INSTALL}")
+
+
 def _transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError as error:
-        reason = f"the text encoder needs transformers, which cannot be imported ({error}); run pip install 'strobe[wan]'"
+        reason = f"the text encoder needs transformers, which cannot be imported ({error}); {INSTALL}"
         raise ImplUnavailableError("umt5", reason) from error

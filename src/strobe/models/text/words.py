@@ -38,12 +38,13 @@ class WordEncoder(nn.Module):
         """Words of a prompt as numbers.
 
         Raises:
-            ConfigError: a word is unknown (names the nearest), or the prompt is empty or too long.
+            ConfigError: a word is unknown (lists those that are not), or the prompt is empty or too long.
         """
         words = re.findall(r"[\w'-]+", prompt.lower())
         for word in words:
             if word not in self.index:
-                raise ConfigError(f"unknown word {word!r} in prompt {prompt!r}{nearest(word, self.vocabulary)}")
+                hint, allowed = nearest(word, self.vocabulary), ", ".join(self.vocabulary)
+                raise ConfigError(f"unknown word {word!r} in prompt {prompt!r}{hint}; allowed: {allowed}")
         if not 0 < len(words) <= self.length:
             raise ConfigError(f"prompt {prompt!r} has {len(words)} words; allowed: 1 to {self.length}")
         return [self.index[word] for word in words]

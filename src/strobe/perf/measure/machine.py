@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import strobe
+from strobe.core.main_memory import total_bytes
 from strobe.core.settings import read_settings
 from strobe.perf.measure.clocks import gpu_state, gpu_uuid, read_clocks
 from strobe.perf.records import environment
@@ -39,7 +40,7 @@ def describe_machine(device: torch.device) -> Machine:
         cpu_name=name,
         cores=environment.cpu_cores(),
         threads=torch.get_num_threads(),
-        memory_bytes=environment.memory_bytes(),
+        memory_bytes=total_bytes(),
         clocks=read_clocks(device),
         launch_blocking=settings.launch_blocking,
         cublaslt_workspace_kib=settings.cublaslt_workspace if cuda else None,

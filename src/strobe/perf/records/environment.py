@@ -37,14 +37,6 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def memory_bytes() -> int | None:
-    """Return the size of the main memory."""
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
 def cpu_mhz() -> int | None:
     """Return the mean current clock of the CPU cores."""
     paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,10 @@ from spellings import (
     write_self_forcing,
 )
 from strobe.core.errors import WeightsError
+from strobe.models.shapes import weights as bundled
 from strobe.models.wan.config import SIZES
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.weights import read_checkpoint
+from strobe.models.wan.weights import open_checkpoint, read_checkpoint
 
 
 class TestSpellings:
@@ -154,17 +154,84 @@ class TestWhatIsRefused:
     def test_half_a_checkpoint(self, original: Tensors, tmp_path: Path, write: Any) -> None:
         folder = write(tmp_path, original)
         next(folder.glob("**/*-00002-of-00002.safetensors")).unlink()
-        with pytest.raises(WeightsError, match=r"half a checkpoint: 1 of 2 files missing: .*-00002-of-00002.safetensors"):
+        with pytest.raises(WeightsError, match=r"half a checkpoint: 1 of 2 files missing; fetch: .*-00002-of-00002.safetensors"):
             read_checkpoint(folder, WAN)
+
+    def test_shards_without_their_index(self, original: Tensors, tmp_path: Path) -> None:
+        write_original_sharded(tmp_path, original)
+        (tmp_path / "diffusion_pytorch_model.safetensors.index.json").unlink()
+        for _ in range(2):
+            with pytest.raises(
+                WeightsError, match=r"-of-00002.safetensors has no index; fetch diffusion_pytorch_model.*index.json"
+            ):
+                read_checkpoint(tmp_path, WAN)
+            (tmp_path / "diffusion_pytorch_model-00001-of-00002.safetensors").unlink(missing_ok=True)
 
     @pytest.mark.parametrize(("write", "suffix"), [(write_original, ".safetensors"), (write_longlive, ".pt")])
     @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
     def test_half_a_file(self, original: Tensors, tmp_path: Path, write: Any, suffix: str, share: float) -> None:
         folder = write(tmp_path, original)
         file = next(file for file in folder.glob(f"*{suffix}") if not file.name.startswith("lora"))
-        file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-        with pytest.raises(WeightsError, match="damaged"):
+        whole = file.stat().st_size
+        held = int(share * whole)
+        file.write_bytes(file.read_bytes()[:held])
+        with pytest.raises(WeightsError) as caught:
             read_checkpoint(folder, WAN)
+        said = str(caught.value)
+        assert said.startswith(str(file)) and said.endswith("fetch it again") and len(said) < len(str(file)) + 100
+        if not share:
+            assert "is empty" in said
+        elif suffix == ".pt":
+            assert f"is half a file: it ends after {held:,} bytes" in said
+        elif share > 0.1:  # the list of tensors is there
+            assert f"is half a file: {held:,} of {whole:,} bytes are there" in said
+        else:
+            assert "its list of tensors is not all there" in said
+
+    def test_files_are_checked_without_their_tensors(
+        self, original: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read(path: Path) -> None:
+            raise AssertionError(f"{path} was read")
+
+        monkeypatch.setattr("strobe.models.checkpoint.load_file", read)
+        folder = write_original_sharded(tmp_path, original)
+        opened = open_checkpoint(folder, WAN)
+        assert opened.dit.config == WAN and all(tensor.is_meta for tensor in opened.source.tensors.values())
+        with pytest.raises(WeightsError, match="27 of its 96 tensors are missing"):
+            (folder / "config.json").unlink()
+            open_checkpoint(folder / "diffusion_pytorch_model.safetensors.index.json", replace(WAN, num_layers=3))
+        with pytest.raises(AssertionError, match=r"00001-of-00002.safetensors was read"):
+            opened.read()
+
+    def test_what_main_memory_cannot_map_is_not_called_damaged(
+        self, original: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read(path: Path) -> None:
+            raise RuntimeError(f"unable to mmap 285 bytes from file <{path}>: Cannot allocate memory (12)")
+
+        monkeypatch.setattr("strobe.models.checkpoint.load_file", read)
+        with pytest.raises(WeightsError, match=r"of [\d,]+ bytes cannot be mapped into main memory; free some"):
+            read_checkpoint(write_krea(tmp_path, original), WAN)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("a.pt", b"version https://git-lfs" + b"\noid sha256:0", "is a pointer that Git LFS left .* run git lfs pull"),
+            ("a.safetensors", b"version https://git-lfs" + b"\noid sha256:0", "run git lfs pull"),
+            (
+                "a.safetensors",
+                b"<html>404: not found</html>",
+                r"no safetensors file \(it has no list of tensors\); fetch it again",
+            ),
+            ("a.safetensors", (2).to_bytes(8, "little") + b"[]", "it has no list of tensors"),
+            ("a.safetensors", (9).to_bytes(8, "little") + b'{"a": {}}', "it has no list of tensors"),
+        ],
+    )
+    def test_what_stands_for_a_file(self, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WeightsError, match=words):
+            read_checkpoint(tmp_path, WAN)
 
     def test_half_the_layers_and_more_come_in_one_table(self, original: Tensors, tmp_path: Path) -> None:
         tensors = {name: tensor for name, tensor in original.items() if not name.startswith("blocks.1.cross")}
@@ -175,8 +242,10 @@ class TestWhatIsRefused:
         with pytest.raises(WeightsError) as caught:
             read_checkpoint(tmp_path, WAN)
         title, *rows = str(caught.value).split(";\n")
-        assert re.search(r"2 layers, 48 wide: 11 missing, 1 unexpected, 1 another shape of 69 tensors$", title)
-        assert [row.split()[0] for row in rows] == ["missing"] * 6 + ["unexpected", "another"]
+        counts = "11 missing, 1 unexpected, 1 of another shape, of 69 tensors"
+        assert title.endswith(f"is not a transformer (2 layers, 48 wide): {counts}; give the checkpoint as it was published")
+        assert [row.split()[0] for row in rows] == ["missing"] * 4 + ["unexpected", "another"]
+        assert rows[3] == "  missing       ... and 8 rows more"
         assert "missing       blocks.1.cross_attn.k.bias  [48]" in str(caught.value)
 
     def test_rows_that_differ_in_the_layer_alone_are_one(self, original: Tensors, tmp_path: Path) -> None:
@@ -194,10 +263,63 @@ class TestWhatIsRefused:
         write_krea(tmp_path, original)
         with pytest.raises(WeightsError, match="another shape"):
             read_checkpoint(tmp_path, replace(WAN, ffn_dim=64))
-        with pytest.raises(WeightsError, match=r"27 missing of 96 tensors"):
-            read_checkpoint(tmp_path, replace(WAN, num_layers=3))
-        with pytest.raises(WeightsError, match=r"27 unexpected of 42 tensors"):
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(tmp_path, replace(WAN, num_layers=5))
+        title, *rows = str(caught.value).split(";\n")
+        assert title.endswith("not all of a transformer (5 layers, 48 wide): 81 of its 150 tensors are missing; fetch it again")
+        assert rows == ["  missing       blocks.*  all 27 tensors of a layer (layers 2 to 4, 3 of them)"]
+        with pytest.raises(WeightsError) as caught:
             read_checkpoint(tmp_path, replace(WAN, num_layers=1))
+        title, *rows = str(caught.value).split(";\n")
+        assert "(1 layers, 48 wide): 27 unexpected, of 42 tensors; give the checkpoint" in title
+        assert rows == ["  unexpected    blocks.*  all 27 tensors of a layer (layer 1)"]
+
+    @pytest.mark.parametrize("layout", ["original", "diffusers"])
+    def test_one_released_size_for_another(self, original: Tensors, tmp_path: Path, layout: str) -> None:
+        """Where every shape differs, a table would hide what it is."""
+        file = tmp_path / "model.safetensors"
+        wide = {name: torch.zeros(1536) for name in original if name.endswith(".norm_q.weight")}
+        spelled = original | wide | {"patch_embedding.bias": torch.zeros(1536)}
+        save_file(to_diffusers(spelled) if layout == "diffusers" else spelled, file)
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(tmp_path, SIZES["wan-14b"])
+        assert str(caught.value) == (
+            f"{file} looks like wan-1.3b (30 layers, 1536 wide), not wan-14b (40 layers, 5120 wide); give --model wan-1.3b"
+        )
+        save_file(original, file)
+        with pytest.raises(
+            WeightsError, match=r"like a transformer of 2 layers, 48 wide, not wan-14b .*; give a checkpoint of that"
+        ):
+            read_checkpoint(tmp_path, SIZES["wan-14b"])
+
+    def test_one_released_size_for_another_by_its_config(self, original: Tensors, tmp_path: Path) -> None:
+        write_original(tmp_path, original)
+        released = {"dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_layers": 30, "text_dim": 4096, "text_len": 512}
+        (tmp_path / "config.json").write_text(json.dumps(ORIGINAL_CONFIG | released | {"freq_dim": 256}))
+        with pytest.raises(WeightsError, match=r"is wan-1.3b \(30 .*by its config.json, not wan-14b .*; give --model wan-1.3b$"):
+            read_checkpoint(tmp_path, SIZES["wan-14b"])
+
+    @pytest.mark.parametrize(
+        ("names", "words"),
+        [
+            (
+                ("dit.head.head.weight", "text.words.weight", "vae.a"),
+                "that `strobe train-shapes` wrote; give --model with its folder",
+            ),
+            (("encoder.conv1.weight", "decoder.conv1.weight"), "is an autoencoder; .* with --vae"),
+            (("encoder.conv_in.weight", "decoder.conv_in.weight"), "is an autoencoder; .* with --vae"),
+            (("token_embedding.weight", "blocks.0.attn.q.weight"), "is a text encoder; .* its folder with --release"),
+            (("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"), "is a text encoder"),
+        ],
+    )
+    def test_another_part_of_a_model(self, tmp_path: Path, names: tuple[str, ...], words: str) -> None:
+        save_file({name: torch.zeros(1) for name in names}, tmp_path / "part.safetensors")
+        with pytest.raises(WeightsError, match=words):
+            read_checkpoint(tmp_path / "part.safetensors", WAN)
+
+    def test_the_bundled_model(self) -> None:
+        with pytest.raises(WeightsError, match=r"shapes.safetensors is a model that `strobe train-shapes` wrote"):
+            read_checkpoint(bundled.FOLDER)
 
     def test_an_image_to_video_model(self, original: Tensors, tmp_path: Path) -> None:
         save_file(original | {"blocks.0.cross_attn.k_img.weight": torch.zeros(2)}, tmp_path / "model.safetensors")

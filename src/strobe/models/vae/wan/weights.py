@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import fill, read_tensors, seeded
+from strobe.models.checkpoint import fill, read_shapes, read_tensors, seeded
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
 
@@ -86,7 +86,7 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
     Raises:
         WeightsError: no such file, damaged, in neither spelling, or not all and only the tensors of this autoencoder.
     """
-    file = _find(Path(path))
+    file = find_wan_vae(Path(path))
     tensors = read_tensors(file)
     spelling = 0 if "decoder.conv1.weight" in tensors else 1
     enter = tensors.get(("encoder.conv1.weight", "encoder.conv_in.weight")[spelling])
@@ -102,13 +102,22 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
     return vae
 
 
-def _find(path: Path) -> Path:
+def find_wan_vae(path: Path) -> Path:
+    """The file of the autoencoder: `path` itself, or what a folder holds of `FILES`. The last of them is also what the file of a
+    transformer is called, so its names are looked at.
+
+    Raises:
+        WeightsError: a folder holds none.
+    """
     if not path.is_dir():
         return path
-    found = [path / name for name in FILES if (path / name).is_file()]
-    if not found:
-        raise WeightsError(f"{path} holds no Wan2.1 VAE; expected one of: {', '.join(FILES)}")
-    return found[0]
+    for name in FILES:
+        file = path / name
+        if file.is_file() and (name != FILES[-1] or any(key.startswith("decoder.") for key in read_shapes(file))):
+            return file
+    raise WeightsError(
+        f"{path} holds no Wan2.1 VAE; expected one of: {', '.join(FILES)}; give --vae its file, or --release the folder of Wan2.1"
+    )
 
 
 def random_wan_vae(config: WanVAEConfig, seed: int) -> WanVAE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,15 +12,12 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import compare_keys
 from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights.files import Part, Source, find_files, read_json, read_source
+from strobe.models.wan.weights.fit import called, check_fit, model_flag
 from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
-
-ROWS: Final = 5
-"""Rows of a kind in the table of an error."""
 
 SPELLINGS: Final = {
     "num_layers": ("num_layers",),
@@ -55,10 +51,56 @@ class Checkpoint:
     weights_hash: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint that fits its model by names and shapes; its tensors are still in the files.
+
+    Args:
+        dit: on the meta device.
+        layout: see `Checkpoint`.
+        source: the files.
+        spelling: the model's name of a tensor to the file's.
+    """
+
+    dit: CausalWan
+    layout: Layout
+    source: Source
+    spelling: Mapping[str, str]
+
+    def read(self, dtype: torch.dtype = torch.float32) -> Checkpoint:
+        """Read the tensors.
+
+        Raises:
+            WeightsError: a file cannot be read.
+        """
+        held = self.source.read()
+        tensors = {name: held[spelled].to(dtype, copy=True) for name, spelled in self.spelling.items()}
+        with torch.device("meta"):
+            dit = CausalWan(self.dit.config)
+        dit.load_state_dict(tensors, strict=True, assign=True)
+        dit.requires_grad_(False).eval()
+        source = self.source
+        return Checkpoint(dit=dit, layout=self.layout, part=source.part, files=source.files, weights_hash=source.sha256())
+
+
 def read_checkpoint(
     path: str | Path, config: WanConfig | None = None, *, part: Part = "auto", dtype: torch.dtype = torch.float32
 ) -> Checkpoint:
-    """Read a transformer: original Wan, diffusers, Self-Forcing, LongLive's base or krea, told apart by their names.
+    """Read a transformer: `open_checkpoint`, then its tensors.
+
+    Args:
+        path, config, part: see `open_checkpoint`.
+        dtype: of the result.
+
+    Raises:
+        WeightsError: see `open_checkpoint`.
+    """
+    return open_checkpoint(path, config, part=part).read(dtype)
+
+
+def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: Part = "auto") -> OpenCheckpoint:
+    """Find a transformer and hold it against its model by names and shapes: original Wan, diffusers, Self-Forcing, LongLive's
+    base or krea, told apart by their names.
 
     Every tensor of the model must be there, with its shape, and no other. Pickled files are read with `weights_only`.
 
@@ -66,11 +108,10 @@ def read_checkpoint(
         path: file, index or folder; see docs/wan.md.
         config: sizes it must have; None: those of the config.json beside it, or else of the released model of its width.
         part: which model of a Self-Forcing file; "auto" takes `generator_ema`, if there is one.
-        dtype: of the result.
 
     Raises:
-        WeightsError: no, several, half or damaged files; another model; or tensors missing, unexpected or of another shape,
-            in one table.
+        WeightsError: no, several, half or damaged files; another model, and which; or tensors missing, unexpected or of another
+            shape, in one table.
     """
     source = read_source(find_files(Path(path)), part)
     names = plain_names(source.tensors)
@@ -81,12 +122,10 @@ def read_checkpoint(
     config = _config(source, held, layout, config)
     with torch.device("meta"):
         dit = CausalWan(config)
-    spelling = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
-    _check(dit, held, spelling, f"{source.where} ({layout} layout)")
-    tensors = {name: held[spelled].to(dtype, copy=True) for name, spelled in spelling.items()}
-    dit.load_state_dict(tensors, strict=True, assign=True)
-    dit.requires_grad_(False).eval()
-    return Checkpoint(dit=dit, layout=layout, part=source.part, files=source.files, weights_hash=source.sha256())
+    plain = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
+    check_fit(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
+    spelling = {name: names[spelled] for name, spelled in plain.items()}
+    return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling)
 
 
 def read_lora(path: str | Path) -> Lora:
@@ -98,17 +137,15 @@ def read_lora(path: str | Path) -> Lora:
         WeightsError: no such file, damaged, or a layer without its half.
     """
     file = Path(path)
-    if not file.is_file():
-        raise WeightsError(f"no LoRA file {str(path)!r}")
     source = read_source((file,))
-    names = plain_names(source.tensors)
+    tensors, names = source.read(), plain_names(source.tensors)
     halves: dict[str, dict[str, Tensor]] = {}
     for name, spelled in names.items():
         found = re.fullmatch(r"(.+)\.(?:(lora_A|lora_down|lora_B|lora_up)(?:\.default)?\.weight|(alpha))", name)
         if found is None:
             raise WeightsError(f"{source.where} is no LoRA: {spelled!r} is neither lora_A, lora_B, lora_down, lora_up nor alpha")
         which = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up"}.get(found[2], "alpha")
-        halves.setdefault(found[1], {})[which] = source.tensors[spelled]
+        halves.setdefault(found[1], {})[which] = tensors[spelled]
     pairs = {_own_name(name): _pair(source, name, half) for name, half in halves.items()}
     return Lora(name=file.name, weights_hash=source.sha256(), pairs=pairs)
 
@@ -176,50 +213,13 @@ def _stated(path: Path, asked: WanConfig | None) -> WanConfig | None:
         stated = replace(base, **values)
     except (TypeError, ValueError) as error:
         raise WeightsError(f"{path} does not describe a Wan transformer ({error})") from error
+    if asked is not None and stated != asked and stated in SIZES.values():
+        raise WeightsError(f"{path.parent} is {called(stated)} by its config.json, not {called(asked)}; {model_flag(stated)}")
     if asked is not None and stated != asked:
         differ = [
             f"{name} {getattr(stated, name)} instead of {getattr(asked, name)}"
             for name in values
             if getattr(stated, name) != getattr(asked, name)
         ]
-        raise WeightsError(f"{path.parent} is another model than was asked for: {', '.join(differ)}")
+        raise WeightsError(f"{path.parent} is another model than was asked for: {', '.join(differ)}; give --model {path.parent}")
     return stated
-
-
-def _check(dit: CausalWan, held: Mapping[str, Tensor], spelling: Mapping[str, str], where: str) -> None:
-    """Hold names and shapes against the model's; every difference goes into one table.
-
-    Raises:
-        WeightsError: there is one.
-    """
-    expected = {spelling[name]: tensor for name, tensor in dit.state_dict().items()}
-    table = compare_keys(expected, held)
-    kinds = {
-        "missing": {name: str(list(expected[name].shape)) for name in table.missing},
-        "unexpected": {name: str(list(held[name].shape)) for name in table.unexpected},
-        "another shape": {name: f"{list(given)} instead of {list(own)}" for name, given, own in table.reshaped},
-    }
-    if not table:
-        return
-    counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in kinds.items() if rows)
-    rows = [f"  {kind:<14}{row}" for kind, names in kinds.items() for row in _shortened(_collapsed(names))]
-    title = f"{where} does not fit a transformer of {dit.config.num_layers} layers, {dit.config.dim} wide: {counts} of"
-    raise WeightsError(";\n".join([f"{title} {len(expected)} tensors", *rows]))
-
-
-def _shortened(rows: list[str]) -> list[str]:
-    return [*rows[:ROWS], f"... and {len(rows) - ROWS} rows more"] if len(rows) > ROWS + 1 else rows
-
-
-def _collapsed(names: Mapping[str, str]) -> list[str]:
-    """Rows for names with what is said about each; those that differ in the number of the layer alone share one."""
-
-    def key(item: tuple[str, str]) -> tuple[str, str]:
-        return re.sub(r"^blocks\.\d+\.", "blocks.*.", item[0]), item[1]
-
-    rows = []
-    for (name, said), group in groupby(sorted(names.items(), key=key), key=key):
-        layers = sorted(int(full.split(".")[1]) for full, _ in group) if name.startswith("blocks.*.") else []
-        note = f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)" if len(layers) > 1 else ""
-        rows.append(f"{name.replace('*', str(layers[0])) if len(layers) == 1 else name}  {said}{note}")
-    return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import read_file
+from strobe.models.checkpoint import SAFE, read_file, read_shapes
 
 Part = Literal["auto", "generator", "generator_ema"]
 STEM: Final = "diffusion_pytorch_model"
 LORA: Final = "generator_lora"
-SUFFIXES: Final = (".safetensors", ".pt", ".pth")
+SUFFIXES: Final = (SAFE, ".pt", ".pth")
+SHARD: Final = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +29,7 @@ class Source:
     Args:
         files: it was read from.
         part: of a file with several models, the one that was taken; empty if there was one only.
-        tensors: by the names in the file; left on the disk until they are used.
+        tensors: by the names in the file; those of a `.safetensors` are shapes alone, on the meta device, until `read`.
     """
 
     files: tuple[Path, ...]
@@ -39,6 +41,13 @@ class Source:
         """The file, or the folder of several, for an error."""
         path = str(self.files[0] if len(self.files) == 1 else self.files[0].parent)
         return f"{path} ({self.part})" if self.part else path
+
+    def read(self) -> Mapping[str, Tensor]:
+        """The tensors by the names in the file, on the CPU; left on the disk until they are used."""
+        tensors = dict(self.tensors)
+        for file in self.files:
+            tensors.update(read_file(file) if file.suffix == SAFE else {})
+        return tensors
 
     def sha256(self) -> str:
         """Hash of the names and contents of all files, hexadecimal."""
@@ -67,7 +76,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
         if (folder / f"{STEM}.safetensors").is_file():
             return (folder / f"{STEM}.safetensors",)
     found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not _is_other_part(file)]
-    if len(found) == 1:
+    if len(found) == 1 and not SHARD.fullmatch(found[0].name):
         return (found[0],)
     if not found:
         held = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
@@ -75,6 +84,8 @@ def find_files(path: Path) -> tuple[Path, ...]:
             f"{path} holds no transformer (it holds: {held}); expected {STEM}.safetensors, a folder transformer, "
             "or one .safetensors or .pt file"
         )
+    if all(SHARD.fullmatch(file.name) for file in found):
+        raise WeightsError(f"{path} is half a checkpoint: {found[0].name} has no index; fetch {STEM}.safetensors.index.json too")
     raise WeightsError(f"{path} holds several checkpoints: {', '.join(file.name for file in found)}; name one of the files")
 
 
@@ -96,7 +107,8 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
     tensors: dict[str, Tensor] = {}
     taken = ""
     for file in files:
-        found, taken = _part(read_file(file, mapped=True), part, file)
+        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file, mapped=True)
+        found, taken = _part(held, part, file)
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors")
@@ -131,7 +143,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise WeightsError(
-            f"{index.parent} is half a checkpoint: {len(missing)} of {len(files)} files missing: {', '.join(missing)}"
+            f"{index.parent} is half a checkpoint: {len(missing)} of {len(files)} files missing; fetch: {', '.join(missing)}"
         )
     return tuple(files)
 

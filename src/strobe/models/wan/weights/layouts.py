@@ -32,6 +32,14 @@ IN_LAYER: Final = {
     "ffn.2": "ffn.net.2",
     "modulation": "scale_shift_table",
 }
+STRANGERS: Final = (
+    (("dit.", "text.", "vae."), "is a model that `strobe train-shapes` wrote; give --model with its folder"),
+    (("decoder.conv1.",), "is an autoencoder; give the transformer here and this with --vae"),
+    (("decoder.conv_in.",), "is an autoencoder; give the transformer here and this with --vae"),
+    (("token_embedding.",), "is a text encoder; give the transformer here and its folder with --release"),
+    (("shared.", "encoder.block."), "is a text encoder; give the transformer here and its folder with --release"),
+)
+"""What else a file may be by how some of its names begin, all of those given, and what to do."""
 IMAGE_PARTS: Final = ("img_emb", "k_img", "v_img", "norm_k_img", "image_embedder", "add_k_proj", "add_v_proj", "norm_added_k")
 """Parts of a name that only image-to-video models have."""
 
@@ -79,6 +87,9 @@ def recognise(names: Mapping[str, str] | Iterable[str], where: str) -> Layout:
         WeightsError: they are those of no text-to-video Wan transformer.
     """
     names = set(names)
+    for begins, what in STRANGERS:
+        if all(any(name.startswith(begin) for name in names) for begin in begins):
+            raise WeightsError(f"{where} {what}")
     image = sorted(name for name in names if not set(name.split(".")).isdisjoint(IMAGE_PARTS))
     if image:
         raise WeightsError(

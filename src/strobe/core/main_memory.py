@@ -1,0 +1,27 @@
+"""Main memory of this machine, as Linux tells it. Nothing here fails: elsewhere everything is None."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+GIB: Final = 1 << 30
+_TOLD: Final = Path("/proc/meminfo")
+
+
+def total_bytes() -> int | None:
+    """Size of the main memory."""
+    return _field("MemTotal")
+
+
+def available_bytes() -> int | None:
+    """What can be had of it without swapping."""
+    return _field("MemAvailable")
+
+
+def _field(name: str) -> int | None:
+    try:
+        lines = _TOLD.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
