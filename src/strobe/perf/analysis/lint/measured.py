@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, unknown_choice
 from strobe.perf.analysis.lint.devices import device_named
 from strobe.perf.analysis.lint.study import Options
 
@@ -53,10 +52,7 @@ def options_of(shape: Shape, *, model: str | None, window: int | None, device: s
 
 def _model(name: str) -> TransformerShape:
     if name not in TRANSFORMERS:
-        near = difflib.get_close_matches(name, TRANSFORMERS, 1)
-        raise ConfigError(
-            f"unknown model {name!r}; known: {', '.join(TRANSFORMERS)}{f'; did you mean {near[0]!r}?' if near else ''}"
-        )
+        raise unknown_choice("model", name, TRANSFORMERS)
     return TRANSFORMERS[name]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import ConfigError, DataError, nearest
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.views import all_work
 from strobe.perf.analysis.structure.scopes import device_times
@@ -214,8 +213,6 @@ def _offer(trace: Trace, asked: str) -> str:
     names = dict.fromkeys((*trace.ranges.names, *trace.modules.names, *sorted(set(trace.module_paths.values()))))
     if not names:
         return f"; the trace has no ranges or modules; give {_FORMS}"
-    folded = {name.lower(): name for name in list(names)[:_COMPARED]}
-    near = difflib.get_close_matches(asked.lower(), folded, n=1, cutoff=0.5)
-    hint = f" (did you mean {folded[near[0]]!r}?)" if near else ""
+    hint = nearest(asked, list(names)[:_COMPARED])
     more = f" and {len(names) - _OFFERED} more" if len(names) > _OFFERED else ""
     return f"{hint}; the trace has {', '.join(repr(name) for name in list(names)[:_OFFERED])}{more}"
