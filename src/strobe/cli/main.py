@@ -6,9 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from rich.console import Console
 from rich.markup import escape
 
@@ -38,6 +38,23 @@ BUG: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
+
+def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for argument in arguments:
+        for token in argument.tokens if _holds_int(argument.hint) else ():
+            if "." in token.value:
+                raise ConfigError(f"{argument.name} {token.value}: give a whole number")
+
+
+def _holds_int(hint: object) -> bool:
+    return hint is int or any(map(_holds_int, get_args(hint)))
+
+
 app = App(
     name="strobe",
     help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond went.",
@@ -49,6 +66,7 @@ app = App(
     version_flags=["--version"],
     help_flags=["--help", "-h"],
     suppress_keyboard_interrupt=False,
+    config=whole_numbers,
     default_parameter=Parameter(negative="", show_default=lambda value: value if value else None),
 )
 for _verb in (demo, generate, compare, report, trace, speedup, doctor):
