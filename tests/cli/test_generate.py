@@ -105,6 +105,15 @@ def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.mp4"]
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[str]) -> None:
+    out = tmp_path / "clip.mp4"
+    out.symlink_to("/dev/full")
+    result = strobe("generate", PROMPT, "--blocks", 2, "--preset", "turbo", "--device", "cpu", "-o", out, *flags)
+    assert (result.code, result.out) == (3, "") and result.err.count("\n") == 1
+    assert "cannot write" in result.err and "No space left on device" in result.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -46,7 +46,8 @@ def demo(
             try:
                 video.record(session, script.num_blocks, script.switches, advance)
             finally:
-                output.show(*video.lines(session))
+                if not video.broken:
+                    output.show(*video.lines(session))
             made = video.document(session)
     code, found = measure(case, Plan(palindromes=rounds), out, [], output)
     output.show(f"demo: {video.path} {found['report']['html']}")

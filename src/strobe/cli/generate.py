@@ -145,16 +145,23 @@ def generate(
             try:
                 clip.record(session, total, switches, advance)
             finally:
-                output.show(*clip.lines(session))
-                output.emit(clip.document(session))
+                if not clip.broken:
+                    output.show(*clip.lines(session))
+                    output.emit(clip.document(session))
 
 
 @dataclass(kw_only=True)
 class Clip:
-    """A clip on its way to a file, and what is known about it so far. `picked`: why its preset, if it was asked for realtime."""
+    """A clip on its way to a file, and what is known about it so far.
+
+    Args:
+        picked: why its preset, if it was asked for realtime.
+        broken: the file could not be written; the error says what is left of it.
+    """
 
     path: Path
     picked: str | None = None
+    broken: bool = False
     frames: int = 0
     frame_blocks: int = 0
     work_ns: int = 0
@@ -164,11 +171,15 @@ class Clip:
         """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in the file."""
         from strobe.engine.video import VideoFile
 
-        with VideoFile(self.path, fps=session.model.defaults.fps) as video:
-            for block in session.stream(total, switches=switches):
-                video.write(block.frames)
-                self._count(block)
-                advance(self.frame_blocks, total, block.prompt)
+        video = VideoFile(self.path, fps=session.model.defaults.fps)
+        try:
+            with video:
+                for block in session.stream(total, switches=switches):
+                    video.write(block.frames)
+                    self._count(block)
+                    advance(self.frame_blocks, total, block.prompt)
+        finally:
+            self.broken = video.broken
 
     def _count(self, block: FrameBlock) -> None:
         self.frames += len(block.frames)
