@@ -54,6 +54,23 @@ def test_a_finished_cell_is_kept(strobe: Strobe, ablated: tuple[Path, Any]) -> N
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["ablate", "preset=turbo,ultra"], "ultra"),
+        (["ablate", "linear_format=fp8"], "linear_format-fp8"),
+        (["log", "--quick", "--presets", "turbo", "ultra"], "ultra"),
+    ],
+)
+def test_what_cannot_run_here_is_told_before_anything_runs(
+    strobe: Strobe, tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    result = strobe(*arguments, "--device", "cpu", "--out", tmp_path / "out")
+    assert result.code == 3 and result.err.startswith(f"error: preset '{named}' cannot run: ")
+    assert "preset 'turbo'" in result.err and "--simulate" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["windw=6"], "did you mean 'window'"),

@@ -83,7 +83,7 @@ def ablate(
         if how.grid and len(wanted) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another factor, or leave it out")
         device, model = resolve_device(clip.device), clip.load()
-        found: list[Cell] = list((planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults))
+        found: list[Cell] = list((planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults, device))
         if wanted and not found:
             raise ConfigError(f"nothing to measure: every value given is that of {how.base} already; give others")
         if found and all(cell.candidate is None for cell in found):
