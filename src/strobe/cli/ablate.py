@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -100,7 +101,8 @@ def ablate(
             Plan(palindromes=how.rounds, traced_blocks=how.traced),
             how.samples,
         )
-        outcome = run_cells(found, work, out, progress)
+        with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe ablate --render --out {out}")):
+            outcome = run_cells(found, work, out, progress)
     return _report(out, outcome, output)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, parse_requirement
@@ -120,13 +121,9 @@ def measure(
     from strobe.bench.runner import run_case
 
     before = set(runs.glob("*"))
-    try:
-        with closing(case), output.progress("compare") as advance:
-            outcome = run_case(case, root=runs, plan=plan, progress=advance)
-    except KeyboardInterrupt:
-        for folder in set(runs.glob("*")) - before:
-            output.note(f"the finished clips are kept: strobe report {folder}")
-        raise
+    told = tells_what_is_kept(output, lambda: kept_runs(set(runs.glob("*")) - before))
+    with told, closing(case), output.progress("compare") as advance:
+        outcome = run_case(case, root=runs, plan=plan, progress=advance)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     code, document = write([outcome.folder], outcome.folder, requirements, output)

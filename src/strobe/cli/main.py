@@ -112,7 +112,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         case StrobeError():
             return MISSING, str(error)
         case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted; what was finished is kept"
+            return INTERRUPTED, "interrupted"
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
             return USAGE, f"{error.filename}: {there} is in the way; name another"

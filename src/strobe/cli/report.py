@@ -97,7 +97,8 @@ def _warn(run: RunRecords, output: Output) -> None:
     """Say what is missing from a run."""
     if run.end is None or run.end.status != "complete":
         status = run.end.status if run.end else "cut short"
-        output.note(f"{run.folder}: the run was {status}; its {len(run.clips)} finished clips count")
+        done = f"{len(run.memory)} finished frame blocks" if run.memory else f"{len(run.clips)} finished clips"
+        output.note(f"{run.folder}: the run was {status}; its {done} count")
     lost = len(run.bad_lines) + run.truncated
     if lost:
         output.note(f"{run.folder}: records that could not be read and are left out: {lost}")

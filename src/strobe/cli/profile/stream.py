@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
@@ -155,7 +156,8 @@ def stream(
             configs += _without_graphs(configs, model, what.device)
         case = StreamCase(configs, script=script, model=model, device=what.device)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
-    with closing(case), output.progress("profile") as advance:
+    told = tells_what_is_kept(output, lambda: kept_runs([folder]))
+    with told, closing(case), output.progress("profile") as advance:
         from strobe.bench.runner import run_case
 
         outcome = run_case(case, root=folder, plan=plan, progress=advance, open_run=rotating(kept))
