@@ -65,6 +65,19 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
         (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
         (["report", "no-such-run"], "no-such-run"),
+        (["compare", "baseline", "turbo", "--rounds", "0", "--device", "cpu"], "error: 0 rounds: give 1 or more"),
+        (["bench", "soak", "--blocks", "0", "--device", "cpu"], "0 frame blocks are too few"),
+        (["bench", "soak", "--blocks", "3", "--device", "cpu"], "give 8 or more"),
+        (
+            ["doctor", "--preset", "turbo", "--model", "wan-1.3b", "--size", "481x832"],
+            "of 16 and width of 16; the nearest is 480x832",
+        ),
+        (["doctor", "--preset", "turbo", "--model", "wan-14b", "--size", "488x830"], "the nearest is 480x832"),
+        (
+            ["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--release", "there"],
+            "--release there: --random-weights",
+        ),
+        (["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--prompt-cache", "x"], "--prompt-cache x: --random-"),
     ],
 )
 def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: list[str], words: str) -> None:

@@ -38,7 +38,7 @@ class ClipFlags(ModelFlags):
     Args:
         prompt: what to show first.
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times. A clip too
-            short for one of the default is made without it.
+            short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
@@ -54,7 +54,7 @@ class ClipFlags(ModelFlags):
     """
 
     prompt: str = "a red circle moving left slowly on a navy background"
-    switch: tuple[str, ...] = SWITCHES
+    switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
     seed: int = 0
     device: str = "auto"

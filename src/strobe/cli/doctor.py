@@ -79,7 +79,7 @@ def doctor(
         document |= look(device)
         if preset is not None:
             stream = _asked(preset, model, size, samples, device)
-            document["memory"] = predict_memory(stream)
+            document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
             if devices is not None:
                 document["devices"] = predict_devices(stream, devices)
     output.show(*_tables(document))
@@ -166,7 +166,7 @@ def _asked(preset: str, model: str, size: str | None, samples: int, device: str)
         raise unknown_choice("model", model, MODELS)
     if samples < 1:
         raise ConfigError(f"--samples {samples}: give 1 or more")
-    parts = model_parts(model, parse_size(size))
+    parts = model_parts(model, parse_size(size, model))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     return Asked(model=model, samples=samples, parts=parts, config=config)
 
@@ -295,6 +295,8 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     if memory["arena_bytes"]:
         yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
+    if memory["lacking"]:
+        yield f"  [red]does not run here[/]: {escape(memory['lacking'])}; --simulate computes what it would give"
 
 
 def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags
 from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
+from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
@@ -59,11 +61,12 @@ class Engine(ModelFlags):
         """What the flags name; of preset realtime, what is measured to hold the model's frame rate.
 
         Raises:
-            ConfigError: realtime on several devices.
+            ConfigError: no such preset, or realtime on several devices.
         """
-        from strobe.core.errors import ConfigError
-        from strobe.engine.presets import REALTIME
+        from strobe.engine.presets import PRESETS, REALTIME
 
+        if self.preset not in (*PRESETS, REALTIME):
+            raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
         if self.preset != REALTIME:
             config = replace(self.config(self.preset), decode_device=self.decode_device)
             return Chosen(model=self.load(), config=config)
@@ -122,13 +125,12 @@ def generate(
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        from strobe.core.errors import ConfigError
-        from strobe.engine.prompts import blocks_for, parse_switch
         from strobe.engine.video import check_video_path
 
-        if seconds is not None and blocks is not None:
-            raise ConfigError("give --seconds or --blocks, not both")
-        check_video_path(out)
+        _check_length(seconds, blocks)
+        check_video_path(out)  # before anything slow is loaded
+        from strobe.engine.prompts import blocks_for, parse_switch
+
         chosen = engine.choose(prompt, device, advance)
         if chosen.why:
             output.note(f"realtime: {chosen.why}")
@@ -148,6 +150,15 @@ def generate(
                 if not clip.broken:
                     output.show(*clip.lines(session))
                     output.emit(clip.document(session))
+
+
+def _check_length(seconds: float | None, blocks: int | None) -> None:
+    if seconds is not None and blocks is not None:
+        raise ConfigError("give --seconds or --blocks, not both")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
+    if blocks is not None and blocks < 1:
+        raise ConfigError(f"--blocks {blocks}: a clip has 1 frame block or more")
 
 
 @dataclass(kw_only=True)

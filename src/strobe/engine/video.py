@@ -11,9 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-import torch
-from torch import Tensor
-
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, nearest
 
 if TYPE_CHECKING:
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from av.container import OutputContainer
     from av.filter import Graph
     from av.video.stream import VideoStream
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +116,7 @@ def read_image(path: Path, size: tuple[int, int]) -> Tensor:
         DataError: no such file, or no picture.
     """
     import av
+    import torch
 
     try:
         with av.open(str(path)) as file:
@@ -179,6 +178,8 @@ class VideoFile:
             StrobeError: the disk is full or the file cannot be written.
             SessionError: the writer was closed or failed before.
         """
+        import torch
+
         if self._closed or self.broken:
             raise SessionError(f"{self.path} is {'closed' if self._closed else 'incomplete'}; open another VideoFile")
         if frames.dim() != 4 or frames.shape[-1] != 3 or frames.dtype != torch.uint8:
@@ -276,6 +277,8 @@ class VideoFile:
             yield ready
 
     def _padded(self, frames: Tensor) -> Tensor:
+        import torch
+
         if self._format.even and frames.shape[1] % 2:
             frames = torch.cat([frames, frames[:, -1:]], dim=1)
         if self._format.even and frames.shape[2] % 2:
