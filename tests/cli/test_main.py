@@ -40,6 +40,14 @@ def test_version(strobe: Strobe) -> None:
     assert strobe("--version").out.split() == ["strobe", package.__version__]
 
 
+def test_the_list_of_verbs_says_what_each_does(strobe: Strobe) -> None:
+    listed = strobe("--help")
+    assert listed.out == strobe().out and listed.code == 0
+    for verb, words in (("generate", "Make a clip from a prompt"), ("bench", "Measure what the package ships")):
+        assert any(line.split()[1:2] == [verb] and words in line for line in listed.out.splitlines()), verb
+    assert all(f" {verb} " in listed.out for verb in module.VERBS)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
     result = strobe(*verb.split(), "--help")
