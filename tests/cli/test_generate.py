@@ -121,7 +121,7 @@ def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[s
         ([PROMPT, "--switch", "later:a blue square moving up"], "block=12"),
         ([PROMPT, "--switch", "block=9:a blue square moving up"], "would never take effect"),
         ([PROMPT, "--seconds", "0"], "--seconds 0: give more than 0"),
-        ([PROMPT, "--blocks", "-3"], "--blocks -3: a clip has 1 frame block or more"),
+        ([PROMPT, "--blocks", "-3"], "--blocks -3: give 1 or more"),
         ([PROMPT, "--preset", "reltime"], "did you mean 'realtime'"),
         ([PROMPT, "--seconds", "1"], "--blocks, not both"),
         ([PROMPT, "--model", "shape"], "shapes"),

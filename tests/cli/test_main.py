@@ -73,7 +73,7 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
         (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
         (["report", "no-such-run"], "no-such-run"),
-        (["compare", "baseline", "turbo", "--rounds", "0", "--device", "cpu"], "error: 0 rounds: give 1 or more"),
+        (["compare", "baseline", "turbo", "--rounds", "0", "--device", "cpu"], "error: --rounds 0: give 1 or more"),
         (["bench", "soak", "--blocks", "0", "--device", "cpu"], "0 frame blocks are too few"),
         (["bench", "soak", "--blocks", "3", "--device", "cpu"], "give 8 or more"),
         (

@@ -90,10 +90,10 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
         (["--top", "0"], "--top"),
         (["--wait", "9"], "make it longer, or wait for fewer"),
         (["--wait", "-1"], "0 or more"),
-        (["--active", "0"], "--no-trace"),
+        (["--active", "0"], "--active 0: give 1 or more"),
         (["--warmup", "0"], "smallest: 1"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
-        (["--rounds", "0"], "0 rounds: give 1 or more"),
+        (["--rounds", "0"], "--rounds 0: give 1 or more"),
         (["--switch", "block=9:a blue square moving up"], "never take effect"),
     ],
 )

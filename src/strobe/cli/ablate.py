@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
+from strobe.cli.model import at_least
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -73,6 +74,8 @@ def ablate(
     """
     if render:
         return _report(out, None, output)
+    at_least(1, rounds=how.rounds, samples=how.samples, blocks=clip.blocks)
+    at_least(0, traced=how.traced)
     with output.progress("ablate") as progress:
         from strobe.bench.case import Plan
         from strobe.bench.cases.ablate import cells as planned

@@ -12,10 +12,9 @@ from cyclopts import Parameter
 
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
-from strobe.cli.model import ModelFlags
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, parse_requirement
-from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -64,8 +63,6 @@ class ClipFlags(ModelFlags):
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
-        if self.blocks < 1:
-            raise ConfigError(f"--blocks {self.blocks}: a clip has 1 frame block or more")
         switches = tuple(parse_switch(text, defaults) for text in self.switch)
         if self.switch == SWITCHES:
             switches = tuple(switch for switch in switches if switch.frame_block < self.blocks)
@@ -97,6 +94,7 @@ def compare(
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
     """
     requirements = [parse_requirement(text) for text in require]
+    at_least(1, rounds=rounds, blocks=clip.blocks)
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase

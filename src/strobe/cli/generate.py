@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from strobe.cli.console import Advance, Output
-from strobe.cli.model import ModelFlags
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
 from strobe.core.errors import ConfigError, unknown_choice
@@ -157,8 +157,7 @@ def _check_length(seconds: float | None, blocks: int | None) -> None:
         raise ConfigError("give --seconds or --blocks, not both")
     if seconds is not None and not 0 < seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
-    if blocks is not None and blocks < 1:
-        raise ConfigError(f"--blocks {blocks}: a clip has 1 frame block or more")
+    at_least(1, blocks=blocks)
 
 
 @dataclass(kw_only=True)

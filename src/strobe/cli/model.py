@@ -68,6 +68,17 @@ class ModelFlags:
         return load(self.model, given)
 
 
+def at_least(least: int, **given: int | None) -> None:
+    """Check counts that flags give, by the flags' names, before anything slow is loaded.
+
+    Raises:
+        ConfigError: one is below `least`.
+    """
+    for name, count in given.items():
+        if count is not None and count < least:
+            raise ConfigError(f"--{name} {count}: give {least} or more")
+
+
 def parse_size(text: str | None, model: str) -> tuple[int, int] | None:
     """Height and width of a size such as 320x576, for a Wan model: whole patches of latents.
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
-from strobe.cli.model import ModelFlags
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.tables import table_text
@@ -142,6 +142,8 @@ def stream(
         raise unknown_choice("attention", what.attention, ATTENTIONS)
     if traced.breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
+    at_least(1, rounds=what.rounds, blocks=what.blocks, active=traced.active)
+    at_least(0, wait=traced.wait)
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("profile"):
@@ -250,10 +252,6 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
     regions = read_settings().profile_regions if traced.regions is None else split_list(traced.regions)
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
-    if traced.wait is not None and traced.wait < 0:
-        raise ConfigError(f"--wait {traced.wait}: give 0 or more frame blocks")
-    if traced.active < 1:
-        raise ConfigError(f"--active {traced.active}: give 1 or more frame blocks, or --no-trace")
     return Plan(
         palindromes=what.rounds,
         traced_blocks=traced.active if traced.trace else 0,
