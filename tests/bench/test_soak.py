@@ -161,10 +161,9 @@ def test_the_page(soaked: Callable[..., RunRecords]) -> None:
         build_report([run.folder, run.folder])
 
 
-@pytest.mark.parametrize("numbers", [(1, 0), (10, -1)])
-def test_a_soak_that_cannot_be(numbers: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="a soak of"):
-        soak_script(("a", "b"), *numbers, seed=0)
+def test_a_soak_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="every -1 frame blocks: give 1 or more, or 0 for none"):
+        soak_script(("a", "b"), 10, -1, seed=0)
 
 
 def test_prompts_take_turns() -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from strobe.bench.cases import soak
+from strobe.bench.cases.ablate import run
 from strobe.cli.main import main
+from strobe.perf.measure.memory import Held
 from terminal import Strobe
 
 CLIP = ("--device", "cpu", "--blocks", "4", "--switch", "block=2:a blue square moving up")
@@ -51,6 +55,54 @@ def test_a_finished_cell_is_kept(strobe: Strobe, ablated: tuple[Path, Any]) -> N
     assert (result.document["measured"], result.document["kept"]) == ([], ["steps-1"])
     other = strobe("ablate", "steps=1", *SMALL, "--out", ablated[0], "--seed", "7")
     assert other.code == 2 and "differ in seed" in other.err
+
+
+def test_an_interruption_names_what_is_kept_and_what_goes_on(
+    strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_cells", stop)
+    page = {"ablate": f"strobe ablate --render --out {ablated[0]}", "log": f"strobe log {ablated[0]} --out {ablated[0]}"}
+    for line in (("ablate", "steps=1", *SMALL), ("log", "--quick", "--presets", "turbo", "--device", "cpu")):
+        some, nothing = strobe(*line, "--out", ablated[0]), strobe(*line, "--out", tmp_path / "new")
+        assert some.code == nothing.code == 130
+        assert some.err.startswith("the 1 finished cells are kept: the same command goes on from there, ")
+        assert page[line[0]] in some.err
+        assert nothing.err == "error: interrupted\n"
+
+
+def test_an_interrupted_soak_counts_its_frame_blocks(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, right = iter(range(100)), soak.held
+
+    def held(device: torch.device) -> Held:
+        if next(calls) == 7:
+            raise KeyboardInterrupt
+        return right(device)
+
+    monkeypatch.setattr(soak, "held", held)
+    folder = tmp_path / "soak"
+    cut = strobe("bench", "soak", "--preset", "turbo", "--blocks", 12, "--device", "cpu", "--out", folder)
+    assert cut.code == 130 and f"the 7 finished frame blocks are kept: strobe report {folder}" in cut.err
+    assert "interrupted; its 7 finished frame blocks count" in strobe("report", folder).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["ablate", "preset=turbo,ultra"], "ultra"),
+        (["ablate", "linear_format=fp8"], "linear_format-fp8"),
+        (["log", "--quick", "--presets", "turbo", "ultra"], "ultra"),
+    ],
+)
+def test_what_cannot_run_here_is_told_before_anything_runs(
+    strobe: Strobe, tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    result = strobe(*arguments, "--device", "cpu", "--out", tmp_path / "out")
+    assert result.code == 3 and result.err.startswith(f"error: preset '{named}' cannot run: ")
+    assert "preset 'turbo'" in result.err and "--simulate" in result.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

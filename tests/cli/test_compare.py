@@ -116,6 +116,20 @@ def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
     assert result.code == 2 and "did you mean 'e2e'" in result.err
 
 
+def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[int] = []
+
+    def stop(case: Any, **_: object) -> None:
+        prompts.append(len(case.workload.prompts))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_case", stop)
+    for flags in ((), ("--no-switch",)):
+        result = strobe("compare", "quality", "turbo", "--device", "cpu", "--runs", tmp_path, *flags)
+        assert (result.code, result.err) == (130, "error: interrupted\n")  # nothing was begun, so nothing is kept
+    assert prompts == [3, 1]
+
+
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None]) -> None:
         def stop_in_round_1(done: int, total: int, what: str) -> None:
@@ -133,6 +147,8 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
     assert kept.end.status == "interrupted" and [clip.variant for clip in kept.clips] == ["quality", "turbo", "quality"]
     unmet = strobe("report", folder, "--require", "e2e>=0.01", "--json")  # a gate is not met by what was never measured
     assert unmet.code == 1 and unmet.document["not_met"] == ["turbo: e2e was not measured, >=0.01 required"]
+    unmet = strobe("report", folder, "--require", "psnr>=1", "--json")
+    assert unmet.code == 1 and unmet.document["not_met"] == ["turbo: psnr was not measured, >=1 required"]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +157,8 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
         (["quality", "ultr"], "did you mean 'ultra'"),
         (["quality"], "candidate"),
         (["quality", "quality"], "differ in name"),
-        (["quality", "turbo", "--rounds", "0"], "at least one palindrome"),
-        (["quality", "turbo", "--blocks", "0"], "--blocks 0: a clip has 1 frame block or more"),
+        (["quality", "turbo", "--rounds", "0"], "--rounds 0: give 1 or more"),
+        (["quality", "turbo", "--blocks", "0"], "--blocks 0: give 1 or more"),
         (["quality", "turbo", "--require", "fast"], "--require"),
         (["quality", "turbo", "--switch", "block=40:a blue square moving up"], "never take effect"),
     ],

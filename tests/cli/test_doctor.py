@@ -74,6 +74,12 @@ def test_numbers_of_devices(strobe: Strobe) -> None:
     assert "1 x 3" in page and "cannot" in page
 
 
+def test_a_preset_that_does_not_run_here_says_so_beside_its_memory(strobe: Strobe) -> None:
+    for preset, words in (("ultra", "does not run here: ultra runs linear layers in FP8"), ("turbo", "")):
+        page = strobe("doctor", "--preset", preset, "--device", "cpu").out
+        assert words in page and ("does not run here" in page) == bool(words)
+
+
 def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--preset", "balanced", "--device", "cpu")
     assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 0

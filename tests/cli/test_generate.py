@@ -105,19 +105,30 @@ def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.mp4"]
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[str]) -> None:
+    out = tmp_path / "clip.mp4"
+    out.symlink_to("/dev/full")
+    result = strobe("generate", PROMPT, "--blocks", 2, "--preset", "turbo", "--device", "cpu", "-o", out, *flags)
+    assert (result.code, result.out) == (3, "") and result.err.count("\n") == 1
+    assert "cannot write" in result.err and "No space left on device" in result.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["a red cicle moving left"], "circle"),
         ([PROMPT, "--switch", "later:a blue square moving up"], "block=12"),
         ([PROMPT, "--switch", "block=9:a blue square moving up"], "would never take effect"),
-        ([PROMPT, "--seconds", "0"], "seconds > 0"),
+        ([PROMPT, "--seconds", "0"], "--seconds 0: give more than 0"),
+        ([PROMPT, "--blocks", "-3"], "--blocks -3: give 1 or more"),
+        ([PROMPT, "--preset", "reltime"], "did you mean 'realtime'"),
         ([PROMPT, "--seconds", "1"], "--blocks, not both"),
         ([PROMPT, "--model", "shape"], "shapes"),
     ],
 )
 def test_bad_input_leaves_no_file(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
-    blocks = [] if "--seconds" in arguments and "0" in arguments else ["--blocks", 2]
+    blocks = [] if "0" in arguments or "--blocks" in arguments else ["--blocks", 2]
     result = strobe("generate", *arguments, *blocks, "--device", "cpu", "-o", tmp_path / "clip.mp4")
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert not list(tmp_path.iterdir())

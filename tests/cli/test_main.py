@@ -40,6 +40,14 @@ def test_version(strobe: Strobe) -> None:
     assert strobe("--version").out.split() == ["strobe", package.__version__]
 
 
+def test_the_list_of_verbs_says_what_each_does(strobe: Strobe) -> None:
+    listed = strobe("--help")
+    assert listed.out == strobe().out and listed.code == 0
+    for verb, words in (("generate", "Make a clip from a prompt"), ("bench", "Measure what the package ships")):
+        assert any(line.split()[1:2] == [verb] and words in line for line in listed.out.splitlines()), verb
+    assert all(f" {verb} " in listed.out for verb in module.VERBS)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
     result = strobe(*verb.split(), "--help")
@@ -56,11 +64,28 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         (["doctor", "--devise", "cpu"], "Did you mean --device"),
         (["generate"], "requires an argument"),
         (["generate", "a red circle moving left", "--blocks", "many"], "--blocks"),
+        (["generate", "a red circle moving left", "--blocks", "2.4"], "--blocks 2.4: give a whole number"),
+        (["generate", "a red circle moving left", "--seed=-1.7"], "--seed -1.7: give a whole number"),
+        (["profile", "attention", "--grid", "4", "1.5", "3"], "--grid 1.5: give a whole number"),
+        (["bench", "shapes", "--streams", "3.0"], "--streams 3.0: give a whole number"),
         (["presets", "show", "turb"], "did you mean 'turbo'"),
         (["generate", "a red circle moving left", "-o", "clip.mp5"], "did you mean '.mp4'"),
         (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
         (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
         (["report", "no-such-run"], "no-such-run"),
+        (["compare", "baseline", "turbo", "--rounds", "0", "--device", "cpu"], "error: --rounds 0: give 1 or more"),
+        (["bench", "soak", "--blocks", "0", "--device", "cpu"], "0 frame blocks are too few"),
+        (["bench", "soak", "--blocks", "3", "--device", "cpu"], "give 8 or more"),
+        (
+            ["doctor", "--preset", "turbo", "--model", "wan-1.3b", "--size", "481x832"],
+            "of 16 and width of 16; the nearest is 480x832",
+        ),
+        (["doctor", "--preset", "turbo", "--model", "wan-14b", "--size", "488x830"], "the nearest is 480x832"),
+        (
+            ["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--release", "there"],
+            "--release there: --random-weights",
+        ),
+        (["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--prompt-cache", "x"], "--prompt-cache x: --random-"),
     ],
 )
 def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: list[str], words: str) -> None:

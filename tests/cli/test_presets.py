@@ -24,6 +24,16 @@ def test_diff_leaves_out_what_is_the_same(strobe: Strobe) -> None:
     assert "window" in some and "dtype" not in some
 
 
+def test_one_preset_differs_from_nothing(strobe: Strobe) -> None:
+    result = strobe("presets", "show", "balanced", "--diff")
+    assert (result.code, result.out) == (2, "") and "name another beside 'balanced'" in result.err
+
+
+def test_realtime_is_named_only_where_it_is_taken(strobe: Strobe) -> None:
+    result = strobe("presets", "show", "balancd")
+    assert result.code == 2 and "did you mean 'balanced'" in result.err and "realtime" not in result.err
+
+
 def test_a_knob_that_does_nothing_here_is_said_to_be_off(strobe: Strobe) -> None:
     document = strobe("presets", "show", "balanced", "--device", "cpu", "--json").document
     assert "CUDA" in document["off_here"]["balanced"]["compile"]

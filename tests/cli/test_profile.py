@@ -90,10 +90,10 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
         (["--top", "0"], "--top"),
         (["--wait", "9"], "make it longer, or wait for fewer"),
         (["--wait", "-1"], "0 or more"),
-        (["--active", "0"], "--no-trace"),
+        (["--active", "0"], "--active 0: give 1 or more"),
         (["--warmup", "0"], "smallest: 1"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
-        (["--rounds", "0"], "at least one palindrome"),
+        (["--rounds", "0"], "--rounds 0: give 1 or more"),
         (["--switch", "block=9:a blue square moving up"], "never take effect"),
     ],
 )
@@ -102,6 +102,25 @@ def test_bad_input_starts_nothing_and_moves_nothing(strobe: Strobe, tmp_path: Pa
     result = strobe("profile", "stream", "--blocks", "4", "--device", "cpu", *arguments, "-o", tmp_path)
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_compile_where_nothing_is_compiled(strobe: Strobe, tmp_path: Path) -> None:
+    result = strobe("profile", "stream", *STREAM, "--compile", "-o", tmp_path / "out")
+    assert result.code == 3 and "knob 'compile' cannot run: on cpu it is used on CUDA only" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strobe.bench.runner.run_case", stop)
+    clip = ("--preset", "turbo", "--blocks", "4", "--device", "cpu", "-o", tmp_path / "out")
+    few, some = (strobe("profile", "stream", *clip, "--active", count) for count in (50, 2))
+    assert "--active 50: the clip has 2 frame blocks to record" in few.err
+    assert some.err == "error: interrupted\n"
 
 
 def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def simulated(name: str) -> EngineConfig:
 @pytest.mark.parametrize("name", ["turbo_fp8", "ultra"])
 def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(
-        ImplUnavailableError, match=f"{name} runs linear layers in FP8, and cpu has .* preset 'turbo' .* simulate"
+        ImplUnavailableError,
+        match=f"^preset '{name}' cannot run: it runs linear layers in FP8, and cpu has .* preset 'turbo' .* --simulate",
     ):
         resolve(preset(name), DEFAULTS, torch.device("cpu"))
     for capability, there in (((8, 0), False), ((8, 9), True), ((9, 0), True)):

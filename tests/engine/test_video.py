@@ -111,24 +111,47 @@ def test_a_killed_process_keeps_its_finished_seconds(tmp_path: Path) -> None:
     assert len(decode(path)) >= 16
 
 
-def test_no_space_is_one_clear_error_and_keeps_what_fits(tmp_path: Path) -> None:
-    path = tmp_path / "clip.mp4"
+def fill(path: Path, limit: int) -> str:
+    """Write a long clip where a file may have so many bytes; return what is said about it."""
     script = (
         "import resource, signal, torch\n"
         "from strobe.core.errors import StrobeError\n"
         "from strobe.engine.video import VideoFile\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         "try:\n"
         "    with VideoFile(sys.argv[1], fps=16) as video:\n"
         "        for _ in range(20):\n"
         "            video.write(torch.randint(0, 255, (16, 64, 64, 3), dtype=torch.uint8))\n"
         "except StrobeError as error:\n"
-        "    sys.exit(f'one line: {error}')\n"
+        "    assert video.broken\n"
+        "    sys.exit(str(error))\n"
     )
     done = run(script, path)
-    assert done.returncode == 1 and "one line: cannot write" in done.stderr and "free some space" in done.stderr
-    assert len(decode(path)) >= 16
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(("suffix", "least"), [(".mp4", 16), (".mkv", 16), (".gif", 1)])
+def test_no_space_is_one_clear_error_that_says_what_is_kept(tmp_path: Path, suffix: str, least: int) -> None:
+    path = tmp_path / f"clip{suffix}"
+    said = fill(path, 200_000)
+    kept = len(decode(path))
+    assert kept >= least
+    reason = f"File too large; the first {kept} of its frames are kept; free some space or choose another place"
+    assert said == f"cannot write {path}: {reason}\n"
+
+
+@pytest.mark.parametrize(("suffix", "limit"), [(".mp4", 500), (".webp", 200_000)])
+def test_a_file_of_which_nothing_plays_is_removed(tmp_path: Path, suffix: str, limit: int) -> None:
+    assert "File too large; nothing of it plays, so it is removed; free some space" in fill(tmp_path / f"clip{suffix}", limit)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_the_way_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").mkdir()
+    with pytest.raises(ConfigError, match="it is a folder; name a file, such as"):
+        VideoFile(tmp_path / "clip.mp4", fps=16)
 
 
 def test_a_clip_without_frames_leaves_the_old_one(tmp_path: Path) -> None:

@@ -96,6 +96,22 @@ def test_help_loads_no_torch(verb: str, loaded_by_help: dict[str, list[str]]) ->
     assert not {*loaded_by_help[verb]} & {"torch", "numpy", "av"}
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["compare baseline turbo --rounds 0", "demo --blocks 0", "ablate --traced -1", "doctor --preset turbo --samples 0",
+     "profile stream --active 0", "generate dog --blocks 0", "generate dog -o dog.mp5", "generate dog --seed 1.5"],
+)  # fmt: skip
+def test_a_wrong_count_is_told_without_torch(line: str) -> None:
+    assert "torch" not in loaded("from strobe.cli.main import main; assert main(sys.argv[1:]) == 2", *line.split())
+
+
+def test_a_verb_loads_no_other() -> None:
+    listing = "print(*(name for name in sys.modules if 'strobe.cli' in name))"
+    code = f"from strobe.cli.main import main\nmain(['report', '--help'])\n{listing}"
+    verbs = {name.partition("strobe.cli.")[2] for name in run(code).stdout.splitlines()[-1].split()}
+    assert "report" in verbs and not verbs & {"ablate", "bench", "bench_tree", "doctor", "generate", "profile", "trace"}
+
+
 @pytest.mark.parametrize("name", [name for name in strobe.__all__ if name != "__version__"])
 def test_public_names_resolve_and_are_documented(name: str) -> None:
     value = getattr(strobe, name)

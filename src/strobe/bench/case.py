@@ -53,11 +53,10 @@ class Plan:
             raise ConfigError(
                 "an attribution trace needs with_stack, profile_memory or record_shapes; without one it is a plain trace"
             )
-        if self.palindromes < 1 or self.warmup < 1 or self.traced_blocks < 0:
-            raise ConfigError(
-                f"a comparison needs at least one palindrome and one warm-up clip, and no fewer than 0 traced frame blocks; "
-                f"got {self.palindromes}, {self.warmup} and {self.traced_blocks}"
-            )
+        amounts = (("rounds", self.palindromes, 1), ("warm-up clips", self.warmup, 1), ("traced blocks", self.traced_blocks, 0))
+        for what, given, least in amounts:
+            if given < least:
+                raise ConfigError(f"{given} {what}: give {least} or more")
 
 
 class Case(Protocol):

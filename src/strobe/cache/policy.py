@@ -7,6 +7,23 @@ from dataclasses import dataclass
 from strobe.core.errors import ConfigError
 
 
+def check_window(window: int, sink: int, num_frames: int) -> None:
+    """Check that a frame block of `num_frames` latent frames fits into a window beside its sink.
+
+    Raises:
+        ConfigError: it does not; names the smallest window and the largest sink that would do.
+    """
+    if num_frames <= window - sink:
+        return
+    message = (
+        f"window {window} with sink {sink} has no room for a frame block of {num_frames} latent frame(s); "
+        f"smallest window with sink {sink}: {sink + num_frames}"
+    )
+    if num_frames <= window:
+        message += f"; largest sink with window {window}: {window - num_frames}"
+    raise ConfigError(message)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingPolicy:
     """A window of latent frames: the first `sink` frames stay, the others take turns in the remaining slots.
@@ -41,15 +58,7 @@ class RingPolicy:
         Raises:
             ConfigError: it does not; names the smallest window and the largest sink that would do.
         """
-        if num_frames <= self.local:
-            return
-        message = (
-            f"window {self.window} with sink {self.sink} has no room for a frame block of {num_frames} latent frame(s); "
-            f"smallest window with sink {self.sink}: {self.sink + num_frames}"
-        )
-        if num_frames <= self.window:
-            message += f"; largest sink with window {self.window}: {self.window - num_frames}"
-        raise ConfigError(message)
+        check_window(self.window, self.sink, num_frames)
 
     def slot(self, frame: int) -> int:
         """Slot of a frame."""

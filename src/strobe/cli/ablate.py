@@ -10,6 +10,8 @@ from cyclopts import Parameter
 
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
+from strobe.cli.model import at_least
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -72,6 +74,8 @@ def ablate(
     """
     if render:
         return _report(out, None, output)
+    at_least(1, rounds=how.rounds, samples=how.samples, blocks=clip.blocks)
+    at_least(0, traced=how.traced)
     with output.progress("ablate") as progress:
         from strobe.bench.case import Plan
         from strobe.bench.cases.ablate import cells as planned
@@ -83,7 +87,7 @@ def ablate(
         if how.grid and len(wanted) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another factor, or leave it out")
         device, model = resolve_device(clip.device), clip.load()
-        found: list[Cell] = list((planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults))
+        found: list[Cell] = list((planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults, device))
         if wanted and not found:
             raise ConfigError(f"nothing to measure: every value given is that of {how.base} already; give others")
         if found and all(cell.candidate is None for cell in found):
@@ -100,7 +104,8 @@ def ablate(
             Plan(palindromes=how.rounds, traced_blocks=how.traced),
             how.samples,
         )
-        outcome = run_cells(found, work, out, progress)
+        with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe ablate --render --out {out}")):
+            outcome = run_cells(found, work, out, progress)
     return _report(out, outcome, output)
 
 

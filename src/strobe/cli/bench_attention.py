@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -126,7 +127,8 @@ def attention(
             seconds=how.seconds_per_cell,
             traced_calls=3 if how.profile else 0,
         )
-        outcome = run_grid(chosen, request, out, progress)
+        with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe bench attention --render --out {out}")):
+            outcome = run_grid(chosen, request, out, progress)
     return _report(out, outcome, output, advice=advice)
 
 

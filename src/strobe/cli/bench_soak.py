@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.log import LogClip
 from strobe.cli.profile.folder import rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
@@ -59,7 +60,8 @@ def soak(
         case = StreamCase([clip.config(preset)], script=script, model=clip.load(), device=clip.device)
         counted(case.settings(preset), case.workload, blocks)  # too few to compare: told now
     limit_s = None if minutes is None else 60 * minutes
-    with closing(case), output.progress("soak") as advance:
+    told = tells_what_is_kept(output, lambda: kept_runs([out]))
+    with told, closing(case), output.progress("soak") as advance:
         folder = run_soak(case, root=out, limit_s=limit_s, progress=advance, open_run=rotating(kept))
     tell_kept(kept, output)
     with output.progress("report"):

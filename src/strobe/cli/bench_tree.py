@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -196,7 +197,8 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
         from strobe.bench.tree.run import run_cells
 
         executor = open_executor(flags.executor, flags.address)
-        return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout, executor=executor)
+        with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
+            return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout, executor=executor)
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
-from strobe.cli.model import ModelFlags
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, parse_requirement
-from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -37,7 +37,7 @@ class ClipFlags(ModelFlags):
     Args:
         prompt: what to show first.
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times. A clip too
-            short for one of the default is made without it.
+            short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
@@ -53,7 +53,7 @@ class ClipFlags(ModelFlags):
     """
 
     prompt: str = "a red circle moving left slowly on a navy background"
-    switch: tuple[str, ...] = SWITCHES
+    switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
     seed: int = 0
     device: str = "auto"
@@ -63,8 +63,6 @@ class ClipFlags(ModelFlags):
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
-        if self.blocks < 1:
-            raise ConfigError(f"--blocks {self.blocks}: a clip has 1 frame block or more")
         switches = tuple(parse_switch(text, defaults) for text in self.switch)
         if self.switch == SWITCHES:
             switches = tuple(switch for switch in switches if switch.frame_block < self.blocks)
@@ -96,6 +94,7 @@ def compare(
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
     """
     requirements = [parse_requirement(text) for text in require]
+    at_least(1, rounds=rounds, blocks=clip.blocks)
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
@@ -120,13 +119,9 @@ def measure(
     from strobe.bench.runner import run_case
 
     before = set(runs.glob("*"))
-    try:
-        with closing(case), output.progress("compare") as advance:
-            outcome = run_case(case, root=runs, plan=plan, progress=advance)
-    except KeyboardInterrupt:
-        for folder in set(runs.glob("*")) - before:
-            output.note(f"the finished clips are kept: strobe report {folder}")
-        raise
+    told = tells_what_is_kept(output, lambda: kept_runs(set(runs.glob("*")) - before))
+    with told, closing(case), output.progress("compare") as advance:
+        outcome = run_case(case, root=runs, plan=plan, progress=advance)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     code, document = write([outcome.folder], outcome.folder, requirements, output)

@@ -8,6 +8,7 @@ from typing import Final
 from strobe.cli.compare import ClipFlags, measure
 from strobe.cli.console import Output
 from strobe.cli.generate import Clip
+from strobe.cli.model import at_least
 
 SHOWN: Final = ("baseline", "quality", "balanced", "turbo")
 """Presets that are compared on any machine: `ultra` wants FP8, and a latent frame of the bundled model is one tile, too few for
@@ -32,6 +33,7 @@ def demo(
         out: the folder for everything; made if absent.
         rounds: palindromes of the comparison; see `strobe compare --help`.
     """
+    at_least(1, rounds=rounds, blocks=clip.blocks)
     with output.progress("demo") as advance:
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
@@ -46,7 +48,8 @@ def demo(
             try:
                 video.record(session, script.num_blocks, script.switches, advance)
             finally:
-                output.show(*video.lines(session))
+                if not video.broken:
+                    output.show(*video.lines(session))
             made = video.document(session)
     code, found = measure(case, Plan(palindromes=rounds), out, [], output)
     output.show(f"demo: {video.path} {found['report']['html']}")

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
+from strobe.cli.model import at_least, parse_size
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
 
@@ -71,6 +72,7 @@ def doctor(
     """
     if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
         raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
+    at_least(1, samples=samples, devices=devices)
     checks = [check_torch()]
     if checks[0].ok:
         checks += [check_weights(), check_video()]
@@ -79,7 +81,7 @@ def doctor(
         document |= look(device)
         if preset is not None:
             stream = _asked(preset, model, size, samples, device)
-            document["memory"] = predict_memory(stream)
+            document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
             if devices is not None:
                 document["devices"] = predict_devices(stream, devices)
     output.show(*_tables(document))
@@ -155,7 +157,6 @@ class Asked:
 
 
 def _asked(preset: str, model: str, size: str | None, samples: int, device: str) -> Asked:
-    from strobe.cli.model import parse_size
     from strobe.core.device import resolve_device
     from strobe.core.errors import unknown_choice
     from strobe.engine.config import resolve
@@ -164,9 +165,7 @@ def _asked(preset: str, model: str, size: str | None, samples: int, device: str)
 
     if model not in MODELS:
         raise unknown_choice("model", model, MODELS)
-    if samples < 1:
-        raise ConfigError(f"--samples {samples}: give 1 or more")
-    parts = model_parts(model, parse_size(size))
+    parts = model_parts(model, parse_size(size, model))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     return Asked(model=model, samples=samples, parts=parts, config=config)
 
@@ -198,8 +197,6 @@ def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
     from strobe.engine.parallel.transformer import on_several
     from strobe.engine.stream import latent_shape
 
-    if most < 1:
-        raise ConfigError(f"--devices {most}: give 1 or more")
     dit, config = stream.parts.dit, on_several(stream.config)
     tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
     legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
@@ -295,6 +292,8 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     if memory["arena_bytes"]:
         yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
+    if memory["lacking"]:
+        yield f"  [red]does not run here[/]: {escape(memory['lacking'])}; --simulate computes what it would give"
 
 
 def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:

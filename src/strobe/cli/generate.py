@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from strobe.cli.console import Advance, Output
-from strobe.cli.model import ModelFlags
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
+from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
@@ -59,11 +61,12 @@ class Engine(ModelFlags):
         """What the flags name; of preset realtime, what is measured to hold the model's frame rate.
 
         Raises:
-            ConfigError: realtime on several devices.
+            ConfigError: no such preset, or realtime on several devices.
         """
-        from strobe.core.errors import ConfigError
-        from strobe.engine.presets import REALTIME
+        from strobe.engine.presets import PRESETS, REALTIME
 
+        if self.preset not in (*PRESETS, REALTIME):
+            raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
         if self.preset != REALTIME:
             config = replace(self.config(self.preset), decode_device=self.decode_device)
             return Chosen(model=self.load(), config=config)
@@ -122,13 +125,12 @@ def generate(
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        from strobe.core.errors import ConfigError
-        from strobe.engine.prompts import blocks_for, parse_switch
         from strobe.engine.video import check_video_path
 
-        if seconds is not None and blocks is not None:
-            raise ConfigError("give --seconds or --blocks, not both")
-        check_video_path(out)
+        _check_length(seconds, blocks)
+        check_video_path(out)  # before anything slow is loaded
+        from strobe.engine.prompts import blocks_for, parse_switch
+
         chosen = engine.choose(prompt, device, advance)
         if chosen.why:
             output.note(f"realtime: {chosen.why}")
@@ -145,16 +147,31 @@ def generate(
             try:
                 clip.record(session, total, switches, advance)
             finally:
-                output.show(*clip.lines(session))
-                output.emit(clip.document(session))
+                if not clip.broken:
+                    output.show(*clip.lines(session))
+                    output.emit(clip.document(session))
+
+
+def _check_length(seconds: float | None, blocks: int | None) -> None:
+    if seconds is not None and blocks is not None:
+        raise ConfigError("give --seconds or --blocks, not both")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
+    at_least(1, blocks=blocks)
 
 
 @dataclass(kw_only=True)
 class Clip:
-    """A clip on its way to a file, and what is known about it so far. `picked`: why its preset, if it was asked for realtime."""
+    """A clip on its way to a file, and what is known about it so far.
+
+    Args:
+        picked: why its preset, if it was asked for realtime.
+        broken: the file could not be written; the error says what is left of it.
+    """
 
     path: Path
     picked: str | None = None
+    broken: bool = False
     frames: int = 0
     frame_blocks: int = 0
     work_ns: int = 0
@@ -164,11 +181,15 @@ class Clip:
         """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in the file."""
         from strobe.engine.video import VideoFile
 
-        with VideoFile(self.path, fps=session.model.defaults.fps) as video:
-            for block in session.stream(total, switches=switches):
-                video.write(block.frames)
-                self._count(block)
-                advance(self.frame_blocks, total, block.prompt)
+        video = VideoFile(self.path, fps=session.model.defaults.fps)
+        try:
+            with video:
+                for block in session.stream(total, switches=switches):
+                    video.write(block.frames)
+                    self._count(block)
+                    advance(self.frame_blocks, total, block.prompt)
+        finally:
+            self.broken = video.broken
 
     def _count(self, block: FrameBlock) -> None:
         self.frames += len(block.frames)

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from strobe.cli.ablate import tell
 from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError
 
@@ -146,4 +147,5 @@ def _measure(measured: Measured, length: Length, out: Path, clip: LogClip, outpu
         cells = log_cells(base, measured.presets, model.defaults, device, knobs=measured.knobs)
         shown = script(length, (clip.prompt, *clip.then), model.defaults, clip.seed)
         work = job(base, shown, model, str(device), Plan(palindromes=measured.rounds, traced_blocks=0), measured.samples)
-        return run_cells(cells, work, out, progress)
+        with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe log {out} --out {out}")):
+            return run_cells(cells, work, out, progress)

@@ -6,29 +6,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from rich.console import Console
 from rich.markup import escape
 
 import strobe
-from strobe.cli.ablate import ablate
-from strobe.cli.bench import bench
-from strobe.cli.compare import compare
-from strobe.cli.demo import demo
-from strobe.cli.doctor import doctor
-from strobe.cli.extract import extract
-from strobe.cli.generate import generate
-from strobe.cli.lint import lint
-from strobe.cli.log import log
-from strobe.cli.presets import presets
-from strobe.cli.profile import profile
 from strobe.cli.ranks import says
-from strobe.cli.report import report
-from strobe.cli.speedup import speedup
-from strobe.cli.trace import trace
-from strobe.cli.train_shapes import train_shapes
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError
 
 OK: Final = 0
@@ -37,6 +22,24 @@ MISSING: Final = 3
 BUG: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+HELP: Final = ("--help", "-h")
+
+
+def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for argument in arguments:
+        for token in argument.tokens if _holds_int(argument.hint) else ():
+            if "." in token.value:
+                raise ConfigError(f"{argument.name} {token.value}: give a whole number")
+
+
+def _holds_int(hint: object) -> bool:
+    return hint is int or any(map(_holds_int, get_args(hint)))
+
 
 app = App(
     name="strobe",
@@ -47,26 +50,27 @@ app = App(
     ),
     version=lambda: f"strobe {strobe.__version__}",
     version_flags=["--version"],
-    help_flags=["--help", "-h"],
+    help_flags=HELP,
     suppress_keyboard_interrupt=False,
+    config=whole_numbers,
     default_parameter=Parameter(negative="", show_default=lambda value: value if value else None),
 )
-for _verb in (demo, generate, compare, report, trace, speedup, doctor):
-    app.command(_verb)
-app.command(ablate)
-app.command(bench)
-app.command(extract)
-app.command(lint)
-app.command(log)
-app.command(presets)
-app.command(profile)
-app.command(train_shapes, name="train-shapes")
+VERBS: Final = (
+    *("demo", "generate", "compare", "report", "trace", "speedup", "doctor", "ablate"),
+    *("bench", "extract", "lint", "log", "presets", "profile", "train-shapes"),
+)
+for _verb in VERBS:
+    _name = _verb.replace("-", "_")
+    app.command(f"strobe.cli.{_name}:{_name}", name=_verb)  # imported when it is run or described
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Errors are one line on stderr; `--debug` adds the traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not tokens or tokens[0] in HELP:
+            for verb in VERBS:
+                app[verb]  # whose line the list of verbs has
         code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
         sys.stdout.flush()
         return code
@@ -94,7 +98,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         case StrobeError():
             return MISSING, str(error)
         case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted; what was finished is kept"
+            return INTERRUPTED, "interrupted"
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
             return USAGE, f"{error.filename}: {there} is in the way; name another"

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from strobe.cli.console import Output
 from strobe.cli.pick import pick
+from strobe.core.errors import ConfigError
 
 ELSEWHERE: Final = {
     "window": "local_attn_size",
@@ -70,9 +71,11 @@ def show(
 
     Args:
         chosen: presets to show; all of them if none is named.
-        diff: only the settings in which they differ.
+        diff: only the settings in which they differ; of two presets or more.
         device: auto, cpu, cuda or cuda:N; a knob that does nothing on it is said to be off.
     """
+    if diff and len(chosen) == 1:
+        raise ConfigError(f"--diff compares presets; name another beside {chosen[0]!r}, or leave it out")
     from strobe.core.device import resolve_device
     from strobe.engine.config import knob_states, lacking
     from strobe.engine.load import shapes_defaults

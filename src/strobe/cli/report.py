@@ -77,6 +77,9 @@ def write(
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
+    if any(run.end is None or run.end.status != "complete" for run in runs):
+        for row in figures.values():  # what such a run did not come to was not measured
+            row |= {each.name: row.get(each.name) for each in requirements}
     failed = [line for requirement in requirements for line in failures(requirement, figures)]
     if built.speedups:
         output.show(_table(built.speedups))
@@ -97,7 +100,8 @@ def _warn(run: RunRecords, output: Output) -> None:
     """Say what is missing from a run."""
     if run.end is None or run.end.status != "complete":
         status = run.end.status if run.end else "cut short"
-        output.note(f"{run.folder}: the run was {status}; its {len(run.clips)} finished clips count")
+        done = f"{len(run.memory)} finished frame blocks" if run.memory else f"{len(run.clips)} finished clips"
+        output.note(f"{run.folder}: the run was {status}; its {done} count")
     lost = len(run.bad_lines) + run.truncated
     if lost:
         output.note(f"{run.folder}: records that could not be read and are left out: {lost}")

@@ -234,7 +234,10 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     """
     if reason := lacking(config, device):
         raise ImplUnavailableError(
-            "fp8", reason, ("preset 'turbo' or linear_format 'native'", "simulate (what FP8 would give, no faster)")
+            config.name,
+            f"it{reason.removeprefix(config.name)}",
+            ("preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"),
+            what="preset",
         )
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)

@@ -103,7 +103,7 @@ def preset(name: str) -> EngineConfig:
             "(in Python: strobe.engine.pick.pick)"
         )
     if name not in PRESETS:
-        raise unknown_choice("preset", name, [*PRESETS, REALTIME])
+        raise unknown_choice("preset", name, PRESETS)
     return PRESETS[name]()
 
 

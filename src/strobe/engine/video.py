@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self, cast
 
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, nearest
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from av.container import OutputContainer
     from av.filter import Graph
     from av.video.stream import VideoStream
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +59,26 @@ FORMATS: dict[str, Format] = {
 }
 
 
+class _File(io.FileIO):
+    """A file that fails once: PyAV goes on writing after an error, and prints the second one by itself."""
+
+    failed = False
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        rest = memoryview(data)[len(data) if self.failed else 0 :]
+        try:
+            while rest:
+                rest = rest[super().write(rest) :]
+        except OSError:
+            self.failed = True
+            raise
+        return len(data)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Output:
-    """An open file with its encoder."""
+    """The container of an open file with its encoder."""
 
-    file: IO[bytes]
     container: OutputContainer
     stream: VideoStream
     palette: Graph | None
@@ -75,7 +89,7 @@ def check_video_path(path: Path) -> Format:
     """Check, before any work is done, that a clip could be written there; return its format.
 
     Raises:
-        ConfigError: another suffix than those of `FORMATS` (names the nearest), or there is no such folder.
+        ConfigError: another suffix than those of `FORMATS` (names the nearest), a folder of that name, or no folder for it.
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
@@ -83,6 +97,8 @@ def check_video_path(path: Path) -> Format:
         raise ConfigError(f"cannot write {str(path)!r}: unknown suffix {suffix!r}{hint}; allowed: {', '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write {str(path)!r}: no folder {str(path.parent)!r}; create it first")
+    if path.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: it is a folder; name a file, such as {str(path / f'clip{suffix}')!r}")
     return FORMATS[suffix]
 
 
@@ -100,6 +116,7 @@ def read_image(path: Path, size: tuple[int, int]) -> Tensor:
         DataError: no such file, or no picture.
     """
     import av
+    import torch
 
     try:
         with av.open(str(path)) as file:
@@ -120,14 +137,15 @@ class VideoFile:
     """Writes frames to a file as they come. Use as a context manager: whatever happens inside, what was written is playable.
 
     An mp4 is written in fragments of a second, so that even a killed process or a full disk leaves the finished part playable;
-    `close` puts the index first (faststart).
+    `close` puts the index first (faststart). After a failed write the error says how much plays; a file of which nothing does is
+    removed.
 
     Args:
         path: suffix .mp4 or .mkv (H.264), .gif or .webp; an existing file is replaced when the first frame comes.
         fps: frames per second.
 
     Raises:
-        ConfigError: another suffix (names the nearest), no such folder, or fps not positive.
+        ConfigError: another suffix (names the nearest), no such folder, a folder of that name, or fps not positive.
         StrobeError: the file cannot be written.
     """
 
@@ -141,7 +159,10 @@ class VideoFile:
             raise ConfigError(f"fps {fps} is not positive")
         self._fps = fps
         self._output: _Output | None = None
-        self._closed = self._broken = False
+        self._closed = False
+        self._file: _File | None = None
+        self.broken = False
+        """A write failed; its error says what is left of the file."""
         self.num_frames = 0
         with self._clear_errors():  # now, not after the first frame block, is the time to learn that it cannot be written
             existed = self.path.exists()
@@ -157,7 +178,9 @@ class VideoFile:
             StrobeError: the disk is full or the file cannot be written.
             SessionError: the writer was closed or failed before.
         """
-        if self._closed or self._broken:
+        import torch
+
+        if self._closed or self.broken:
             raise SessionError(f"{self.path} is {'closed' if self._closed else 'incomplete'}; open another VideoFile")
         if frames.dim() != 4 or frames.shape[-1] != 3 or frames.dtype != torch.uint8:
             raise ShapeError(f"frames: got {frames.dtype} {tuple(frames.shape)}, expected torch.uint8 [F, Y, X, 3]")
@@ -176,7 +199,7 @@ class VideoFile:
         if self._closed:
             return
         self._closed = True
-        if self._output is not None:
+        if self._output is not None and not self.broken:
             with self._clear_errors():
                 self._finish(self._output)
 
@@ -187,15 +210,15 @@ class VideoFile:
         self.close()
 
     def _open(self, size: tuple[int, int]) -> _Output:
-        file = self.path.open("wb")
-        container = self._av.open(file, "w", format=self._format.muxer, container_options=self._format.muxer_options)
+        self._file = _File(self.path, "wb")
+        container = self._av.open(self._file, "w", format=self._format.muxer, container_options=self._format.muxer_options)
         stream = cast("VideoStream", container.add_stream(self._format.codec, rate=self._fps, options=self._format.codec_options))
         stream.pix_fmt = self._format.pix_fmt
         stream.height, stream.width = (side + (side % 2 if self._format.even else 0) for side in size)
         if self._format.codec == "libx264":
             stream.gop_size = self._fps
         palette = self._palette(size) if self._format.pix_fmt == "pal8" else None
-        return _Output(file=file, container=container, stream=stream, palette=palette, size=size)
+        return _Output(container=container, stream=stream, palette=palette, size=size)
 
     def _encode(self, output: _Output, frame: VideoFrame) -> None:
         frame.pts, frame.time_base = self.num_frames, Fraction(1, self._fps)
@@ -204,15 +227,13 @@ class VideoFile:
         self.num_frames += 1
 
     def _finish(self, output: _Output) -> None:
-        try:
-            if not self._broken:  # FFmpeg must not be asked again after a failed write
-                for ready in [] if output.palette is None else self._through(output.palette, None):
-                    output.container.mux(output.stream.encode(ready))
-                output.container.mux(output.stream.encode(None))
-        finally:
-            output.container.close()
-            output.file.close()
-        if self._format.muxer == "mp4" and not self._broken:
+        for ready in [] if output.palette is None else self._through(output.palette, None):
+            output.container.mux(output.stream.encode(ready))
+        output.container.mux(output.stream.encode(None))
+        output.container.close()
+        assert self._file is not None
+        self._file.close()
+        if self._format.muxer == "mp4":
             self._index_first()
 
     def _index_first(self) -> None:
@@ -256,6 +277,8 @@ class VideoFile:
             yield ready
 
     def _padded(self, frames: Tensor) -> Tensor:
+        import torch
+
         if self._format.even and frames.shape[1] % 2:
             frames = torch.cat([frames, frames[:, -1:]], dim=1)
         if self._format.even and frames.shape[2] % 2:
@@ -268,6 +291,32 @@ class VideoFile:
         try:
             yield
         except (OSError, self._av.FFmpegError) as error:
-            self._broken = True
-            reason = error.__cause__ or error  # PyAV wraps what the file said
-            raise StrobeError(f"cannot write {self.path}: {reason}; free some space or choose another place") from error
+            self.broken = True
+            cause = error.__cause__ or error  # PyAV wraps what the file said
+            reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+            raise StrobeError(
+                f"cannot write {self.path}: {reason}; {self._left()}free some space or choose another place"
+            ) from error
+
+    def _left(self) -> str:
+        """After a failed write: close the file, remove it if nothing of it plays, and say what is left."""
+        if self._file is None:
+            return ""
+        for close in (self._output.container.close, self._file.close) if self._output else (self._file.close,):
+            with suppress(OSError, self._av.FFmpegError):
+                close()
+        if not self.path.is_file():  # a device keeps nothing, and reading it may have no end
+            return ""
+        playable = self._playable()
+        if not playable:
+            self.path.unlink(missing_ok=True)
+            return "nothing of it plays, so it is removed; "
+        return f"the first {playable} of its frames are kept; "
+
+    def _playable(self) -> int:
+        """Frames of the file that can be read."""
+        count = 0
+        with suppress(OSError, self._av.FFmpegError), self._av.open(str(self.path)) as source:
+            for _ in source.decode(video=0):
+                count += 1
+        return count

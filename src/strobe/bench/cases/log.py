@@ -60,6 +60,7 @@ def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, devi
 
     Raises:
         ConfigError: a preset that there is not, or nothing to measure.
+        ImplUnavailableError: a preset that cannot run on the device.
     """
     named = (
         tuple(presets)
@@ -67,7 +68,10 @@ def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, devi
         else tuple(name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device))
     )
     factor = Factor(name="preset", values=named)
-    found = [*one_at_a_time(base, [factor] if named else [], defaults), *(one_in(base, defaults, device) if knobs else ())]
+    found = [
+        *one_at_a_time(base, [factor] if named else [], defaults, device),
+        *(one_in(base, defaults, device) if knobs else ()),
+    ]
     if not found:
         raise ConfigError(f"nothing to measure against {base.config.name}; name other presets, or give --knobs")
     return found

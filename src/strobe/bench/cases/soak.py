@@ -27,15 +27,13 @@ _SYNC_BLOCKS: Final = 50
 
 
 def soak_script(prompts: Sequence[str], num_blocks: int, switch_every: int, seed: int) -> Script:
-    """One long stream; with `switch_every` the prompts take turns, so many frame blocks each.
+    """One long stream; with `switch_every` the prompts take turns, so many frame blocks each. `counted` says how few are too few.
 
     Raises:
         ConfigError: a count that cannot be, or switches without a second prompt.
     """
-    if num_blocks < 2 or switch_every < 0:
-        raise ConfigError(
-            f"a soak of {num_blocks} frame blocks, a switch every {switch_every}: give 2 or more, and 0 (never) or more"
-        )
+    if switch_every < 0:
+        raise ConfigError(f"a prompt switch every {switch_every} frame blocks: give 1 or more, or 0 for none")
     if switch_every and len(prompts) < 2:
         raise ConfigError("a prompt switch needs a second prompt; give --then, or --switch-every 0")
     starts = range(switch_every, num_blocks, switch_every) if switch_every else range(0)

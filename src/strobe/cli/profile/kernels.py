@@ -30,7 +30,7 @@ class What:
     """What is profiled.
 
     Args:
-        preset: baseline, quality, balanced, turbo or ultra.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`.
         model: shapes, or a folder of weights that `strobe train-shapes` wrote.
         device: auto, cpu, cuda or cuda:N.
         switches: prompt switches at the end of the stream.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
-from strobe.cli.model import ModelFlags
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.tables import table_text
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings, split_list
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Profiled(ModelFlags):
 
     Args:
         preset: the preset to profile; several are compared, the first being the reference.
-        compile: with or without torch.compile, whatever the preset says.
+        compile: with or without torch.compile, whatever the preset says; with it, refused where nothing is compiled.
         attention: preset (as it says), dense, sparse (0.8 of the past left out, or as it says), or both, to compare them.
         rounds: timed clips of a preset; of several presets, palindromes.
         prompt: what to show.
@@ -79,7 +80,7 @@ class Traced:
         regions: regions to mark, separated by commas, such as dit_forward,attention; all by default, or STROBE_PROFILE_REGIONS.
         wait: frame blocks before the profiler is switched on; by default it is where caches are full and no prompt switches.
         warmup: frame blocks under the profiler that are thrown away.
-        active: frame blocks that are recorded.
+        active: frame blocks that are recorded, as far as the clip has so many in a row without a switch.
         breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
             is then run without them as well: its graphs are taken apart by that run.
     """
@@ -141,21 +142,30 @@ def stream(
         raise unknown_choice("attention", what.attention, ATTENTIONS)
     if traced.breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
+    at_least(1, rounds=what.rounds, blocks=what.blocks, active=traced.active)
+    at_least(0, wait=traced.wait)
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase
+        from strobe.bench.runner import traced_window
         from strobe.engine.prompts import parse_switch
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
         configs = _configs(what)
+        if what.compile:
+            _check_compile(configs, model, what.device)
         if traced.breakdown:
             configs += _without_graphs(configs, model, what.device)
         case = StreamCase(configs, script=script, model=model, device=what.device)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
-    with closing(case), output.progress("profile") as advance:
+        recorded = len(traced_window(case.workload, plan))
+    if recorded < plan.traced_blocks:
+        output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
+    told = tells_what_is_kept(output, lambda: kept_runs([folder]))
+    with told, closing(case), output.progress("profile") as advance:
         from strobe.bench.runner import run_case
 
         outcome = run_case(case, root=folder, plan=plan, progress=advance, open_run=rotating(kept))
@@ -181,6 +191,22 @@ def _config(what: Profiled, name: str) -> EngineConfig:
     return replace(
         config, name=f"{name}-{'compile' if compiled else 'eager'}", knobs=replace_knobs(config.knobs, compile=compiled)
     )
+
+
+def _check_compile(configs: list[EngineConfig], model: Model, device: str) -> None:
+    """Refuse --compile where it would do nothing.
+
+    Raises:
+        ImplUnavailableError: nothing is compiled there, and why.
+    """
+    from strobe.core.device import resolve_device
+    from strobe.engine.config import resolve
+
+    where = resolve_device(device)
+    for config in configs:
+        for state in resolve(config, model.defaults, where).knob_states:
+            if state.name == "compile" and state.reason:
+                raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
 
 
 def _configs(what: Profiled) -> list[EngineConfig]:
@@ -226,10 +252,6 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
     regions = read_settings().profile_regions if traced.regions is None else split_list(traced.regions)
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
-    if traced.wait is not None and traced.wait < 0:
-        raise ConfigError(f"--wait {traced.wait}: give 0 or more frame blocks")
-    if traced.active < 1:
-        raise ConfigError(f"--active {traced.active}: give 1 or more frame blocks, or --no-trace")
     return Plan(
         palindromes=what.rounds,
         traced_blocks=traced.active if traced.trace else 0,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from strobe.bench.cases.ablate.factors import WORKLOAD, Factor, Setup, changed, read_value, value_of
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import Knobs, ModelDefaults, resolve
 from strobe.perf.report.ablation_page.plan import Kind, PlannedCell
 
@@ -24,19 +24,20 @@ class Cell:
     candidate: Setup | None
 
 
-def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults) -> Iterator[Cell]:
+def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
     """A cell for every value of every factor that is not the base's own.
 
     Raises:
         ConfigError: a value that the factor, the model or the base does not allow.
+        ImplUnavailableError: a value that cannot run on the device.
     """
     for factor in factors:
         for value in factor.values:
             if value != value_of(base, factor.name, defaults):
-                yield _cell(base, {factor.name: value}, defaults)
+                yield _cell(base, {factor.name: value}, defaults, device)
 
 
-def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults) -> Iterator[Cell]:
+def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
     """A cell for every combination of values but the base's own; one that cannot be is a cell too, with the reason.
 
     Raises:
@@ -51,8 +52,8 @@ def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults) ->
         if not changes:
             continue
         try:
-            yield _cell(base, changes, defaults)
-        except ConfigError as error:
+            yield _cell(base, changes, defaults, device)
+        except (ConfigError, ImplUnavailableError) as error:
             planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
             yield Cell(planned=planned, base=base, candidate=None)
 
@@ -77,7 +78,7 @@ def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterat
     """A cell for every optimisation that does something here and that the base lacks, in which it alone is on."""
     for each in fields(Knobs):
         if value_of(base, each.name, defaults) == "off":
-            cell = _cell(base, {each.name: "on"}, defaults)
+            cell = _cell(base, {each.name: "on"}, defaults, device)
             assert cell.candidate is not None
             if getattr(resolve(cell.candidate.config, defaults, device).knobs, each.name) is True:
                 yield cell
@@ -93,13 +94,13 @@ def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str
     return {state.name: state.reason for state in resolve(base.config, defaults, device).knob_states if state.reason}
 
 
-def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Cell:
+def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> Cell:
     """What changes the clip goes into both sides, the rest into the candidate."""
     own = changed(base, {name: value for name, value in changes.items() if name in WORKLOAD}, defaults)
     settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
     if settings:
         candidate = _named(changed(own, settings, defaults), settings)
-        resolve(replace(candidate.config, simulate=True), defaults, torch.device("cpu"))  # what a device lacks, a run says
+        resolve(candidate.config, defaults, device)  # what cannot run is told now
     planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
     return Cell(planned=planned, base=own, candidate=candidate)
 

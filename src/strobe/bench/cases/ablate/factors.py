@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from strobe.cache.policy import check_window
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
@@ -93,11 +94,12 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
     Raises:
         ConfigError: a value is not allowed, or not together with the others.
     """
-    values = {name: read_value(name, text, defaults) for name, text in changes.items()}
-    config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)  # type: ignore[type-var]
+    values: dict[str, Any] = {name: read_value(name, text, defaults) for name, text in changes.items()}
+    config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)
     timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
     own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
     knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
+    check_window(values.get("window", config.window), max(0, values.get("sink", config.sink)), defaults.frame_block)
     held = replace(config, knobs=replace_knobs(config.knobs, **knobs), **values, **timesteps)
     return replace(setup, config=held, **own)
 
