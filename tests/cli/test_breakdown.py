@@ -102,10 +102,10 @@ def test_a_short_soak(strobe: Strobe, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--blocks", "1"], "give 2 or more"),
+        (["--blocks", "1"], "give 8 or more"),
         (["--minutes", "0"], "more than 0"),
         (["--preset", "turbi"], "did you mean 'turbo'"),
-        (["--switch-every", "-3"], "0 (never) or more"),
+        (["--switch-every", "-3"], "give 1 or more, or 0 for none"),
     ],
 )
 def test_a_soak_that_cannot_be_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:

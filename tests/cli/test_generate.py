@@ -72,6 +72,25 @@ def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--preset", "ultra"], 3, "preset 'ultra' cannot run"),
+        (["--switch", "4x:foo"], 2, "cannot read the prompt switch"),
+        (["--image", "none.png"], 2, "cannot read the picture"),
+        (["--preset", "ultr"], 2, "did you mean 'ultra'"),
+        (["--blocks", "0"], 2, "give 1 or more"),
+        (["-o", "clip.avi"], 2, "unknown suffix"),
+    ],
+)
+def test_what_needs_no_model_is_told_before_one_is_loaded(
+    strobe: Strobe, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
+) -> None:
+    monkeypatch.setattr("strobe.engine.load.load", lambda *_: pytest.fail("a model was loaded"))
+    result = strobe("generate", PROMPT, *arguments, "--device", "cpu")
+    assert result.code == code and words in result.err and result.err.count("\n") == 1
+
+
 def test_the_autoencoder_may_run_elsewhere(strobe: Strobe, tmp_path: Path) -> None:
     for place, code, words in (("cuda:99", 3, "CUDA device"), ("gpu", 2, "unknown device 'gpu'")):
         result = strobe(

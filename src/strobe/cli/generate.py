@@ -14,7 +14,7 @@ from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError, DataError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
@@ -62,13 +62,20 @@ class Engine(ModelFlags):
 
         Raises:
             ConfigError: no such preset, or realtime on several devices.
+            DataError: no such picture.
+            ImplUnavailableError: the preset does not run on the device.
         """
+        from strobe.core.device import resolve_device
+        from strobe.engine.config import check_device
         from strobe.engine.presets import PRESETS, REALTIME
 
         if self.preset not in (*PRESETS, REALTIME):
             raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
+        if self.image is not None and not self.image.is_file():
+            raise DataError(f"cannot read the picture {self.image}: no such file; give a .png, .jpg or .webp file")
         if self.preset != REALTIME:
             config = replace(self.config(self.preset), decode_device=self.decode_device)
+            check_device(config, resolve_device(device) if isinstance(device, str) else device.device)
             return Chosen(model=self.load(), config=config)
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
@@ -129,8 +136,10 @@ def generate(
 
         _check_length(seconds, blocks)
         check_video_path(out)  # before anything slow is loaded
-        from strobe.engine.prompts import blocks_for, parse_switch
+        from strobe.engine.prompts import blocks_for, parse_switch, read_switch
 
+        for text in switch:
+            read_switch(text)
         chosen = engine.choose(prompt, device, advance)
         if chosen.why:
             output.note(f"realtime: {chosen.why}")

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 import strobe
 from strobe.cli.ranks import says
-from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError
+from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, WeightsError
 
 OK: Final = 0
 USAGE: Final = 2
@@ -65,7 +65,8 @@ for _verb in VERBS:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Errors are one line on stderr; `--debug` adds the traceback."""
+    """Run one command line and return its exit code. Errors are a line on stderr, of weights a table; `--debug` adds the
+    traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
         if not tokens or tokens[0] in HELP:
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, message = explain(error)
         if says(code, error):
             console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-            console.print(f"[bold red]error[/]: {escape(' '.join(message.split()))}")
+            rows = message.splitlines() if isinstance(error, WeightsError) else [message]  # whose message may be a table
+            console.print("[bold red]error[/]:", escape("\n  ".join(" ".join(row.split()) for row in rows)))
         return code
 
 

@@ -230,15 +230,9 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     Raises:
         ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
             device's name.
-        ImplUnavailableError: `decode_device` is not on this machine, or FP8 matrix units are not and `simulate` is off.
+        ImplUnavailableError: `decode_device` is not on this machine, or as `check_device`.
     """
-    if reason := lacking(config, device):
-        raise ImplUnavailableError(
-            config.name,
-            f"it{reason.removeprefix(config.name)}",
-            ("preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"),
-            what="preset",
-        )
+    check_device(config, device)
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     policy = RingPolicy(window=config.window, sink=config.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
@@ -281,6 +275,21 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
         own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
     )
     return tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+
+
+def check_device(config: EngineConfig, device: torch.device) -> None:
+    """Refuse a device that lacks what a configuration needs, whatever the model.
+
+    Raises:
+        ImplUnavailableError: FP8 matrix units are not on it and `simulate` is off.
+    """
+    if reason := lacking(config, device):
+        raise ImplUnavailableError(
+            config.name,
+            f"it{reason.removeprefix(config.name)}",
+            ("preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"),
+            what="preset",
+        )
 
 
 def lacking(config: EngineConfig, device: torch.device) -> str:

@@ -99,6 +99,18 @@ def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0, first
     return count
 
 
+def read_switch(text: str) -> re.Match[str]:
+    """Take a switch apart into `seconds` or `block`, and `prompt`; needs no model.
+
+    Raises:
+        ConfigError: it does not read like one.
+    """
+    found = _SWITCH.fullmatch(text)
+    if found is None or not found["prompt"].strip():
+        raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
+    return found
+
+
 def parse_switch(
     text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4, first_block: int | None = None
 ) -> Switch:
@@ -109,9 +121,7 @@ def parse_switch(
     Raises:
         ConfigError: it does not read like that, or the time is before the second frame block.
     """
-    found = _SWITCH.fullmatch(text)
-    if found is None or not found["prompt"].strip():
-        raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
+    found = read_switch(text)
     number = (
         blocks_for(float(found["seconds"]), defaults, first_block=first_block) if found["block"] is None else int(found["block"])
     )
