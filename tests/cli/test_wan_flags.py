@@ -23,7 +23,7 @@ from terminal import Strobe
         (
             ["--model", "wan-1.3b", "--random-weights", "--size", "481x832"],
             2,
-            "--size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
+            "frame size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
         ),
         (["--model", "wan-1.3"], 2, "did you mean 'wan-1.3b'?"),
         (["--random-weights"], 2, "model 'shapes' has weights and a size of its own"),

@@ -122,5 +122,5 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
                 load("wan-1.3b", Weights(path=folder))
 
     def test_the_frame_size_of_a_model_by_folder(self, folder: Path) -> None:
-        with pytest.raises(ShapeError, match="is not a multiple of the patch"):
+        with pytest.raises(ShapeError, match="the nearest is 256x384"):
             load(folder, Weights(frame_size=(248, 384)))

@@ -165,7 +165,7 @@ def _asked(preset: str, model: str, size: str | None, samples: int, device: str)
 
     if model not in MODELS:
         raise unknown_choice("model", model, MODELS)
-    parts = model_parts(model, parse_size(size, model))
+    parts = model_parts(model, parse_size(size))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     return Asked(model=model, samples=samples, parts=parts, config=config)
 

@@ -63,7 +63,7 @@ class ModelFlags:
             vae=self.vae,
             release=self.release,
             prompt_cache=self.prompt_cache,
-            frame_size=parse_size(self.size, self.model),
+            frame_size=parse_size(self.size),
         )
         return load(self.model, given)
 
@@ -79,34 +79,15 @@ def at_least(least: int, **given: int | None) -> None:
             raise ConfigError(f"--{name} {count}: give {least} or more")
 
 
-def parse_size(text: str | None, model: str) -> tuple[int, int] | None:
-    """Height and width of a size such as 320x576, for a Wan model: whole patches of latents.
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """Height and width of a size such as 320x576.
 
     Raises:
-        ConfigError: it does not read like that, or its patches are not whole; names the nearest.
+        ConfigError: it does not read like that.
     """
     if text is None:
         return None
     height, _, width = text.partition("x")
     if not (height.isdecimal() and width.isdecimal()):
         raise ConfigError(f"--size {text}: write height x width in pixels, such as 480x832")
-    size = int(height), int(width)
-    if model != "shapes":  # which has a size of its own, and says so itself
-        steps = _pixels_of_patch()
-        fitting = tuple(max(1, round(side / step)) * step for side, step in zip(size, steps, strict=True))
-        if fitting != size:
-            raise ConfigError(
-                f"--size {text}: height must be a multiple of {steps[0]} and width of {steps[1]}; the nearest is "
-                f"{fitting[0]}x{fitting[1]}"
-            )
-    return size
-
-
-def _pixels_of_patch() -> tuple[int, int]:
-    """Height and width of a token of a Wan model in pixels."""
-    from strobe.engine.load import wan_defaults
-    from strobe.models.wan.config import SIZES
-
-    config = next(iter(SIZES.values()))
-    stride = wan_defaults(config).stride.space
-    return config.patch[0] * stride, config.patch[1] * stride
+    return int(height), int(width)

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from strobe.core.errors import ConfigError, WeightsError, nearest
+from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
 from strobe.core.main_memory import GIB, available_bytes
-from strobe.core.shapes import LatentShape, VaeStride
+from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import VideoVAE
 from strobe.models.checkpoint import check_whole
@@ -150,7 +150,7 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
     """What causal Wan2.1 was distilled for: frame blocks of 3 latent frames, four steps, shift 5, 480x832 at 16 frames a second.
 
     Raises:
-        ShapeError: a frame size that is not a multiple of stride and patch.
+        ShapeError: a frame size that is not a multiple of stride and patch; names the nearest.
 
     Source: Self-Forcing, `configs/self_forcing_dmd.yaml`.
     """
@@ -162,8 +162,14 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
         timesteps=(1000.0, 750.0, 500.0, 250.0),
         shift=5.0,
     )
-    height, width = defaults.stride.latent_size(*defaults.frame_size)
-    LatentShape(frames=1, channels=config.latent_channels, height=height, width=width).token_grid(config.patch)
+    height, width = defaults.frame_size
+    steps = [patch * defaults.stride.space for patch in config.patch]
+    fitting = [max(1, round(side / step)) * step for side, step in zip((height, width), steps, strict=True)]
+    if fitting != [height, width]:
+        raise ShapeError(
+            f"frame size {height}x{width}: height must be a multiple of {steps[0]} and width of {steps[1]}; the nearest is "
+            f"{fitting[0]}x{fitting[1]}"
+        )
     return defaults
 
 
