@@ -41,6 +41,7 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
         (("tree", "--kv-heads", 3), "a divisor of heads 8"),
         (("tree", "--cell-timeout", 0), "cell_timeout: got 0"),
         (("tree", "--delay", 2, 20), "no such rank; give 0 to 1"),
+        (("tree", "--delay", 2, 0.5), "no such rank; give 0 to 1"),
         (("scaling", "--world-sizes", 1, 2, "--delay", 2, 20), "no such rank; give 0 to 1"),
         (("tree", "--profile-iterations", 0), "one iteration"),
         (("tree", "--render"), "no cells at"),

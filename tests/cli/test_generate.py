@@ -91,6 +91,11 @@ def test_what_needs_no_model_is_told_before_one_is_loaded(
     assert result.code == code and words in result.err and result.err.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_opened_is_no_success(strobe: Strobe) -> None:
+    result = strobe("generate", PROMPT, "--blocks", 1, "--device", "cpu", "--json", "-o", "/proc/clip.mp4")
+    assert result.code == 3 and result.out == "" and "cannot write /proc/clip.mp4" in result.err
+
+
 def test_the_autoencoder_may_run_elsewhere(strobe: Strobe, tmp_path: Path) -> None:
     for place, code, words in (("cuda:99", 3, "CUDA device"), ("gpu", 2, "unknown device 'gpu'")):
         result = strobe(

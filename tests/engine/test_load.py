@@ -90,6 +90,12 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         with pytest.raises(WeightsError, match=rf"{file} is half a file: it ends after 14 bytes"):
             load("wan-1.3b", Weights(path=folder))
 
+    def test_an_autoencoder_may_be_named_by_its_folder(self, folder: Path) -> None:
+        with pytest.raises(AssertionError, match=r"Wan2.1_VAE.pth was read"):
+            load("wan-1.3b", Weights(path=folder, vae=str(folder)))
+        with pytest.raises(WeightsError, match="is a folder; give the weight file"):
+            load("wan-1.3b", Weights(path=folder, lora=folder))
+
     def test_files_that_are_named(self, folder: Path) -> None:
         for given in (Weights(path=folder, lora=Path("style.pt")), Weights(path=folder, vae="style.pt")):
             with pytest.raises(WeightsError, match=r"^style.pt does not exist"):

@@ -148,6 +148,14 @@ def test_a_file_of_which_nothing_plays_is_removed(tmp_path: Path, suffix: str, l
     assert not list(tmp_path.iterdir())
 
 
+def test_of_a_link_what_it_names_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "clip.mp4").write_bytes(b"an old one")
+    (tmp_path / "clip.mp4").symlink_to(tmp_path / "there" / "clip.mp4")
+    assert "so it is removed" in fill(tmp_path / "clip.mp4", 500)
+    assert (tmp_path / "clip.mp4").is_symlink() and not list((tmp_path / "there").iterdir())
+
+
 def test_a_folder_in_the_way_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").mkdir()
     with pytest.raises(ConfigError, match="it is a folder; name a file, such as"):

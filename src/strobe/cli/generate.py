@@ -175,12 +175,12 @@ class Clip:
 
     Args:
         picked: why its preset, if it was asked for realtime.
-        broken: the file could not be written; the error says what is left of it.
+        broken: there is no file yet, or it could not be written; the error says what is left of it.
     """
 
     path: Path
     picked: str | None = None
-    broken: bool = False
+    broken: bool = True
     frames: int = 0
     frame_blocks: int = 0
     work_ns: int = 0

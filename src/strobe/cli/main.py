@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from types import NoneType
 from typing import Final, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
@@ -32,13 +33,15 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
         ConfigError: there is one.
     """
     for argument in arguments:
-        for token in argument.tokens if _holds_int(argument.hint) else ():
+        for token in argument.tokens if _whole(argument.hint) else ():
             if "." in token.value:
                 raise ConfigError(f"{argument.name} {token.value}: give a whole number")
 
 
-def _holds_int(hint: object) -> bool:
-    return hint is int or any(map(_holds_int, get_args(hint)))
+def _whole(hint: object) -> bool:
+    """A flag of that type takes whole numbers and no others."""
+    inside = [each for each in get_args(hint) if each not in (None, NoneType, Ellipsis)]
+    return hint is int or (bool(inside) and all(map(_whole, inside)))
 
 
 app = App(
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not tokens or tokens[0] in HELP:
+        if not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-")):
             for verb in VERBS:
                 app[verb]  # whose line the list of verbs has
         code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK

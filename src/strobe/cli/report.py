@@ -77,10 +77,8 @@ def write(
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
-    if any(run.end is None or run.end.status != "complete" for run in runs):
-        for row in figures.values():  # what such a run did not come to was not measured
-            row |= {each.name: row.get(each.name) for each in requirements}
-    failed = [line for requirement in requirements for line in failures(requirement, figures)]
+    cut = any(run.end is None or run.end.status != "complete" for run in runs)
+    failed = [line for requirement in requirements for line in failures(requirement, figures, cut=cut)]
     if built.speedups:
         output.show(_table(built.speedups))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))

@@ -84,8 +84,13 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text=text, variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
 
 
-def failures(requirement: Requirement, figures: Figures) -> list[str]:
+def failures(requirement: Requirement, figures: Figures, *, cut: bool = False) -> list[str]:
     """Say which candidates do not hold the requirement; nothing if all do. A figure that could not be measured does not hold.
+
+    Args:
+        requirement: the condition.
+        figures: what was measured.
+        cut: a run ended early, so a figure that is missing may be one that it did not come to.
 
     Raises:
         ConfigError: the comparison has no such candidate or figure.
@@ -95,9 +100,9 @@ def failures(requirement: Requirement, figures: Figures) -> list[str]:
     chosen = [requirement.variant] if requirement.variant is not None else list(figures)
     failed = []
     for variant in chosen:
-        if requirement.name not in figures[variant]:
+        if requirement.name not in figures[variant] and not cut:
             raise unknown_choice("figure in --require", requirement.name, figures[variant])
-        reason = _failure(requirement, figures[variant][requirement.name])
+        reason = _failure(requirement, figures[variant].get(requirement.name))
         if reason:
             failed.append(f"{variant}: {requirement.name} {reason}")
     return failed

@@ -276,10 +276,8 @@ def check_there(folder: Path, given: Weights, lora: Path | None) -> None:
         WeightsError: a file of text encoder, autoencoder or LoRA is missing or half.
         ImplUnavailableError: the text encoder's package is not installed, and no kept embedding could stand for it.
     """
-    for named in (lora, None if given.vae is None else Path(given.vae)):
-        if named is not None:
-            check_whole(named)
-    for file in (*Umt5Files.find(folder).weights, *(() if given.vae else (find_wan_vae(folder),))):
+    named = [] if lora is None else [lora]
+    for file in (*named, find_wan_vae(folder if given.vae is None else Path(given.vae)), *Umt5Files.find(folder).weights):
         check_whole(file)
     if given.prompt_cache is None or PromptCache(given.prompt_cache).is_empty():
         check_installed()

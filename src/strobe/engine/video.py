@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import OutputContainer
     from av.filter import Graph
+    from av.packet import Packet
     from av.video.stream import VideoStream
     from torch import Tensor
 
@@ -309,14 +310,18 @@ class VideoFile:
             return ""
         playable = self._playable()
         if not playable:
-            self.path.unlink(missing_ok=True)
+            self.path.resolve().unlink(missing_ok=True)  # not the link to it
             return "nothing of it plays, so it is removed; "
         return f"the first {playable} of its frames are kept; "
 
     def _playable(self) -> int:
-        """Frames of the file that can be read."""
+        """Frames of the file that can be read: those before its last key frame are counted, the others decoded."""
+        packets: list[Packet[VideoStream]] = []
         count = 0
         with suppress(OSError, self._av.FFmpegError), self._av.open(str(self.path)) as source:
-            for _ in source.decode(video=0):
-                count += 1
+            with suppress(OSError, self._av.FFmpegError):
+                packets.extend(packet for packet in source.demux(video=0) if packet.size)
+            count = max((index for index, packet in enumerate(packets) if packet.is_keyframe), default=0)
+            for packet in (*packets[count:], None):
+                count += len(source.streams.video[0].decode(packet))
         return count

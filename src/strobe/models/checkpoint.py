@@ -104,7 +104,10 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
         WeightsError: no such file, damaged, or shorter than it says.
     """
     check_whole(path)
-    return {name: torch.empty(entry.shape, device="meta") for name, entry in _entries(path).items()}
+    try:
+        return {name: torch.empty(entry.shape, device="meta") for name, entry in _entries(path).items()}
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise WeightsError(f"{path} is damaged: it has a tensor of a shape that cannot be; fetch it again") from error
 
 
 def check_whole(path: Path) -> None:
@@ -114,18 +117,18 @@ def check_whole(path: Path) -> None:
         WeightsError: no such file, an empty or half one, or what Git LFS left in its place.
     """
     if not path.is_file():
-        raise WeightsError(f"{path} does not exist; give the weight file")
+        raise WeightsError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give the weight file")
     with path.open("rb") as file:
         first = file.read(len(LFS_POINTER))
     if not first:
         raise WeightsError(f"{path} is empty; fetch it again")
     if first == LFS_POINTER:
         raise WeightsError(f"{path} is a pointer that Git LFS left in its place; run git lfs pull in its folder")
-    if first.startswith(b"PK") and not zipfile.is_zipfile(path):
-        size = path.stat().st_size
-        raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
     if path.suffix == SAFE:
         _entries(path)
+    elif first.startswith(b"PK") and not zipfile.is_zipfile(path):
+        size = path.stat().st_size
+        raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
@@ -141,7 +144,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
     try:
         found: Any = msgspec.json.decode(header) if start <= min(size_bytes, HEADER_BYTES) else None
         entries = msgspec.convert({k: v for k, v in found.items() if k != "__metadata__"}, dict[str, _Entry])
-    except (msgspec.MsgspecError, AttributeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError) as error:
         half = "its list of tensors is not all there" if size_bytes < start <= HEADER_BYTES else "it has no list of tensors"
         raise WeightsError(f"{path} is damaged or no safetensors file ({half}); fetch it again") from error
     end = start + max((entry.data_offsets[1] for entry in entries.values()), default=0)

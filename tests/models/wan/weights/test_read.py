@@ -33,6 +33,7 @@ from strobe.models.shapes import weights as bundled
 from strobe.models.wan.config import SIZES
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights import open_checkpoint, read_checkpoint
+from strobe.models.wan.weights.files import find_files
 
 
 class TestSpellings:
@@ -161,9 +162,7 @@ class TestWhatIsRefused:
         write_original_sharded(tmp_path, original)
         (tmp_path / "diffusion_pytorch_model.safetensors.index.json").unlink()
         for _ in range(2):
-            with pytest.raises(
-                WeightsError, match=r"-of-00002.safetensors has no index; fetch diffusion_pytorch_model.*index.json"
-            ):
+            with pytest.raises(WeightsError, match=r"-of-00002.safetensors has no index; fetch the .safetensors.index.json"):
                 read_checkpoint(tmp_path, WAN)
             (tmp_path / "diffusion_pytorch_model-00001-of-00002.safetensors").unlink(missing_ok=True)
 
@@ -258,6 +257,19 @@ class TestWhatIsRefused:
             "  missing       blocks.*.attn1.to_q.weight  [48, 48] (layers 0 to 1, 2 of them)",
             "  another shape proj_out.bias  [5] instead of [64]",
         ]
+
+    @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "wan.safetensors"])
+    def test_a_whole_file_by_any_name(self, original: Tensors, tmp_path: Path, name: str) -> None:
+        save_file(original, tmp_path / name)
+        assert find_files(tmp_path) == (tmp_path / name,)
+
+    def test_an_index_by_another_name(self, original: Tensors, tmp_path: Path) -> None:
+        names, halves = sorted(original), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+        for half, file in enumerate(halves):
+            save_file({name: original[name] for name in names[half::2]}, tmp_path / file)
+        table = {name: halves[place % 2] for place, name in enumerate(names)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+        assert {file.name for file in find_files(tmp_path)} == {*halves}
 
     def test_another_size(self, original: Tensors, tmp_path: Path) -> None:
         write_krea(tmp_path, original)

@@ -19,7 +19,9 @@ Part = Literal["auto", "generator", "generator_ema"]
 STEM: Final = "diffusion_pytorch_model"
 LORA: Final = "generator_lora"
 SUFFIXES: Final = (SAFE, ".pt", ".pth")
-SHARD: Final = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
+SHARD: Final = re.compile(r".+-\d{5}-of-(?!00001)\d{5}\.safetensors")
+"""One file of several."""
+INDEX: Final = ".safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +72,14 @@ def find_files(path: Path) -> tuple[Path, ...]:
     if not path.is_dir():
         raise WeightsError(f"no file or folder {str(path)!r}; give a checkpoint file or the folder it was published in")
     for folder in (path, path / "transformer"):
-        index = folder / f"{STEM}.safetensors.index.json"
+        index = folder / f"{STEM}{INDEX}"
         if index.is_file():
             return _shards(index)
         if (folder / f"{STEM}.safetensors").is_file():
             return (folder / f"{STEM}.safetensors",)
+    indices = sorted(path.glob(f"*{INDEX}"))
+    if len(indices) == 1:
+        return _shards(indices[0])
     found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not _is_other_part(file)]
     if len(found) == 1 and not SHARD.fullmatch(found[0].name):
         return (found[0],)
@@ -85,7 +90,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
             "or one .safetensors or .pt file"
         )
     if all(SHARD.fullmatch(file.name) for file in found):
-        raise WeightsError(f"{path} is half a checkpoint: {found[0].name} has no index; fetch {STEM}.safetensors.index.json too")
+        raise WeightsError(f"{path} is half a checkpoint: {found[0].name} has no index; fetch the {INDEX} too")
     raise WeightsError(f"{path} holds several checkpoints: {', '.join(file.name for file in found)}; name one of the files")
 
 
