@@ -119,9 +119,12 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         size = 4 * sum(tensor.numel() for tensor in CausalWan(SMALL).parameters())
         monkeypatch.setattr(loading, "available_bytes", lambda: size - 1)
         with pytest.raises(
-            WeightsError, match=r"is read to main memory in float32, which takes .* GiB are available; free memory"
+            WeightsError, match=r"is put together in main memory in float32, which takes .* GiB are available; free memory"
         ):
             load("wan-1.3b", Weights(path=folder))
+        with pytest.raises(WeightsError, match=r"wan-1.3b with random weights is put together in main memory in bfloat16"):
+            monkeypatch.setattr(loading, "available_bytes", lambda: size // 2 - 1)
+            load("wan-1.3b", Weights(random=True))
         for free in (size, None):
             monkeypatch.setattr(loading, "available_bytes", lambda free=free: free)
             with pytest.raises(AssertionError, match="was read"):

@@ -30,7 +30,7 @@ from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.stand_in import PromptNoise, random_transformer
-from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
+from strobe.models.wan.weights import open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 
 MODELS: Final = ("shapes", *SIZES)
@@ -232,6 +232,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if given.random and config is not None:
         digest = hashlib.sha256(f"{RANDOM} of {name}".encode()).hexdigest()
         defaults = wan_defaults(config, given.frame_size)
+        check_memory(f"{name} with {RANDOM}", config, torch.bfloat16)
         vae = random_wan_vae(WanVAEConfig(), 0) if given.vae is None else random_taew(TaewConfig(), 0)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
@@ -246,7 +247,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     defaults = wan_defaults(opened.dit.config, given.frame_size)
     beside = find_lora(given.path) if given.lora is None else given.lora
     check_there(folder, given, beside)
-    check_memory(opened)
+    check_memory(opened.source.where, opened.dit.config, torch.float32)
     autoencoder = _autoencoder(folder, given.vae)
     lora = None if beside is None else read_lora(beside)
     if lora is not None:
@@ -283,18 +284,19 @@ def check_there(folder: Path, given: Weights, lora: Path | None) -> None:
         check_installed()
 
 
-def check_memory(opened: OpenCheckpoint) -> None:
-    """Check that a transformer fits the main memory, where it is read to, in float32.
+def check_memory(where: str, config: WanConfig, dtype: torch.dtype) -> None:
+    """Check that a transformer fits the main memory, where it is put together.
 
     Raises:
         WeightsError: it does not.
     """
-    num_bytes = sum(parameter.numel() for parameter in opened.dit.parameters()) * torch.float32.itemsize
+    with torch.device("meta"):
+        num_bytes = sum(parameter.numel() for parameter in CausalWan(config).parameters()) * dtype.itemsize
     free = available_bytes()
     if free is not None and num_bytes > free:
         raise WeightsError(
-            f"{opened.source.where} is read to main memory in float32, which takes {num_bytes / GIB:.1f} GiB, and "
-            f"{free / GIB:.1f} GiB are available; free memory, or take a smaller model"
+            f"{where} is put together in main memory in {str(dtype).removeprefix('torch.')}, which takes {num_bytes / GIB:.1f} "
+            f"GiB, and {free / GIB:.1f} GiB are available; free memory, or take a smaller model"
         )
 
 
