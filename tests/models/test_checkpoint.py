@@ -33,3 +33,10 @@ def test_a_header_that_cannot_be(tmp_path: Path, header: bytes) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
     with pytest.raises(WeightsError, match="is damaged"):
         read_shapes(path)
+
+
+def test_a_page_that_was_saved_as_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"<!DOCTYPE html><html>Not found</html>")
+    with pytest.raises(WeightsError, match=r"is no weight file: it begins with b'<!DOCTYPE ht'; fetch it again"):
+        read_file(path)

@@ -26,6 +26,8 @@ SAFE: Final = ".safetensors"
 HEADER_BYTES: Final = 100_000_000
 """Longest list of tensors that the format allows."""
 LFS_POINTER: Final = b"version https://git-lfs"
+PICKLE: Final = b"\x80"
+"""What every pickle of torch begins with."""
 
 
 class _Entry(msgspec.Struct):
@@ -82,6 +84,10 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        with path.open("rb") as file:
+            first = file.read(12)
+        if not first.startswith((PICKLE, b"PK")):
+            raise WeightsError(f"{path} is no weight file: it begins with {first!r}; fetch it again") from error
         raise WeightsError(
             f"{path} would have to run code to be read, or is damaged; only tensors are read. Fetch it again from where it was "
             "published, or convert it to safetensors where you trust it"
