@@ -7,6 +7,7 @@ where nothing runs, why not.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -159,6 +160,20 @@ def nested_paths(regions: Sequence[Region], *, layers: bool) -> list[tuple[str, 
         paths.append(path)
         enclosing.append(position)
     return paths
+
+
+_LAYER: Final = re.compile(r"layer (\d+)")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of a layer in a path, from 0; None: the name is a region's."""
+    found = _LAYER.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def without_layers(path: Path) -> Path:
+    """The same path in whichever layer."""
+    return tuple(name for name in path if layer_of(name) is None)
 
 
 def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
