@@ -148,6 +148,10 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
         if (stage, streams) not in known:
             known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=lambda match: match.share)
         found = known[stage, streams]
+        if found.share < 1 and len(streams) > 1:
+            starts = _starts(timeline.trace, events, streams)
+            walks = (_walked(streams, starts, one) for one in of_stage[stage])
+            found = max((found, *walks), key=lambda match: match.share)
         best = max(best, found.share)
         if found.share < LEAST:
             unlabelled.update(stage)
@@ -250,6 +254,38 @@ def _streams(trace: Trace, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     streams = sorted(found.values(), key=len, reverse=True)
     names = tuple(tuple(_name(trace, event) for event in events) for events in streams)
     return [event for events in streams for event in events], names
+
+
+def _starts(trace: Trace, events: Sequence[int], streams: _Streams) -> list[list[int]]:
+    """When each kernel of a replay started, stream by stream."""
+    found, at = [], 0
+    for names in streams:
+        found.append([trace.device_events.start_ns[event] for event in events[at : at + len(names)]])
+        at += len(names)
+    return found
+
+
+def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
+    """Walk the kernels of a pass in order: each is the next one of a stream if the name agrees, of several that which ran first.
+
+    A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
+    """
+    places: list[list[int | None]] = [[None] * len(names) for names in streams]
+    at = [0] * len(streams)
+    waiting: defaultdict[str, set[int]] = defaultdict(set)
+    for stream, names in enumerate(streams):
+        waiting[names[0]].add(stream)
+    for number, name in enumerate(one.names):
+        if not waiting[name]:
+            continue
+        stream = min(waiting[name], key=lambda each: (starts[each][at[each]], each))
+        waiting[name].remove(stream)
+        places[stream][at[stream]] = number
+        at[stream] += 1
+        if at[stream] < len(streams[stream]):
+            waiting[streams[stream][at[stream]]].add(stream)
+    flat = [place for each in places for place in each]
+    return _Match(of=one, places=flat, share=Fraction(sum(place is not None for place in flat), len(flat)))
 
 
 def _matched(streams: _Streams, one: Pass) -> _Match:
