@@ -28,7 +28,9 @@ from strobe.perf.trace.events import Region, Trace
 OP: Final = "op"
 GAP: Final = "gap"
 KERNEL: Final = "kernel"
-BUSY: Final = frozenset({OP, KERNEL, "comm", "memset", "memcpy"})
+TIMED: Final = "timed"
+"""Activity of host time that a region took by itself in a timed clip."""
+BUSY: Final = frozenset({OP, KERNEL, TIMED, "comm", "memset", "memcpy"})
 OUTSIDE: Final = ("outside spans",)
 NOT_LINKED: Final = ("launched before the trace",)
 Path: TypeAlias = tuple[str, ...]
@@ -39,8 +41,8 @@ class Label(NamedTuple):
     """Who owns a nanosecond.
 
     `path` names our spans from the outermost below the frame block to the innermost; `()` is the frame block itself, `OUTSIDE` no
-    span at all. `activity` is `op` (an operator runs) or `gap` (Python and framework) on a CPU; `kernel`, `memset`, `comm`,
-    `memcpy` or one of `idle.IDLE` on a GPU.
+    span at all. `activity` is `op` (an operator runs) or `gap` (Python and framework) in a trace of a CPU, `timed` in a timed
+    clip of one; `kernel`, `memset`, `comm`, `memcpy` or one of `idle.IDLE` on a GPU.
     """
 
     path: tuple[str, ...]
