@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from strobe.cli.console import Output
 from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -66,7 +67,7 @@ def write(
     """
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.build import build_report
+        from strobe.perf.report.build import answers_of, build_report
         from strobe.perf.report.study import only_pair
         from strobe.perf.report.write import write_report
 
@@ -74,6 +75,7 @@ def write(
         built = build_report(folders, into=into, pair=pair)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
+        answers = answers_of(built)
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
@@ -81,6 +83,7 @@ def write(
     failed = [line for requirement in requirements for line in failures(requirement, figures, cut=cut)]
     if built.speedups:
         output.show(_table(built.speedups))
+    output.show(*(table_text(table) for table in answers))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         "runs": [str(folder) for folder in folders],

@@ -10,7 +10,8 @@ from strobe.perf.analysis.ledger.close import Ledger
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.report.attention_profile import attention_report, is_attention_run
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
+from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Figure, Notes, Report, Section, Table, Text
+from strobe.perf.report.sections.answer import ANSWER, answer_section
 from strobe.perf.report.sections.attention import attention_sections
 from strobe.perf.report.sections.breakdown import breakdown_section
 from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
@@ -58,6 +59,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
     findings, found_latencies = find(study), find_latencies(study)
     sections = (
         headline_section(study, findings),
+        answer_section(findings),
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
@@ -70,7 +72,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         stages_section(study, findings),
         roofline_section(study),
         settings_section(study),
-        notes_section(study, findings),
+        notes_section(study),
     )
     return Report(
         v=SCHEMA_VERSION,
@@ -83,21 +85,27 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
     )
 
 
+def answers_of(report: Report) -> tuple[Table, ...]:
+    """The tables of the answer, one per candidate with an account."""
+    blocks = [block for section in report.sections if section.id == ANSWER for block in section.blocks]
+    return tuple(block.table for block in blocks if isinstance(block, Figure))
+
+
 def _ledger_section(findings: Sequence[Finding]) -> Section:
     blocks: list[Block] = []
     missing = []
     for finding in findings:
         if isinstance(finding.ledger, Ledger):
-            blocks += ledger_blocks(finding, finding.ledger, table_open=len(findings) == 1)
+            blocks += ledger_blocks(finding, finding.ledger)
         else:
             missing.append(f"{finding.candidate.label}: {finding.ledger}")
     if missing:
         blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
     lead = (
-        "Every line is a place where time was spent. What the candidate saves end to end is the sum of what each line saves, "
-        "to the nanosecond."
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
     )
-    return Section("ledger", "Where the time went", lead, tuple(blocks))
+    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
 
 
 def _listed(names: Sequence[str]) -> str:

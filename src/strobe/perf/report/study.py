@@ -65,14 +65,6 @@ class Subject:
         return self.name == self.run.header.baseline
 
 
-def covers_clip(subject: Subject) -> bool:
-    """Whether every frame block of the clip was traced."""
-    work = subject.run.header.workload
-    if work is None or isinstance(subject.profile, str):
-        return False
-    return len(subject.profile.partition.tiles) == work.frame_blocks
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """Everything a report is about. In each run the reference comes first, then the candidates as they were ordered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -17,16 +17,16 @@ MOST_LINES: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLine:
-    """One part on both sides.
+    """One part on both sides, or the small ones together.
 
     Args:
-        part: what the time was spent on; `Part.REST` holds every part that is too small for a line of its own.
+        parts: what the time was spent on; several in the line of all that is too small for one of its own.
         baseline_ns, candidate_ns: mean of a steady frame block.
         share: of what a steady frame block saves; None if it saves nothing.
         elsewhere_ns: what a clip saves on this part outside its steady frame blocks.
     """
 
-    part: Part
+    parts: tuple[Part, ...]
     baseline_ns: Fraction
     candidate_ns: Fraction
     share: float | None
@@ -89,21 +89,12 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
     per_block = [_per_block(side, kind) for side in sides]
     outside = [_elsewhere(side, kind) for side in sides]
     saved = sum(per_block[0].values()) - sum(per_block[1].values())
-    parts = [part for part in Part if any(times.get(part) for times in (*per_block, *outside))]
-    rank = sorted(parts, key=lambda part: (-abs(per_block[0][part] - per_block[1][part]), -per_block[0][part], part))
-    kept = [part for part in rank if part != Part.REST][: MOST_LINES - 1]
-    if len(rank) <= MOST_LINES:
-        kept = rank
-    groups: dict[Part, list[Part]] = {part: [part] for part in kept}
-    for part in parts:
-        if part not in groups:
-            groups.setdefault(Part.REST, []).append(part)
     lines = []
-    for part, inside in groups.items():
+    for inside in _grouped(per_block, outside):
         b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_block)
         beyond = sum((outside[0][each] - outside[1][each] for each in inside), Fraction(0))
         share = float((b - c) / saved) if saved else None
-        lines.append(PartLine(part=part, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond))
+        lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond))
     return Answer(
         lines=tuple(lines),
         kinds=tuple(_kinds(baseline, candidate)),
@@ -113,6 +104,16 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
         disturbed=(_disturbed(baseline), _disturbed(candidate)),
         traced=bool(baseline.traced_ns or candidate.traced_ns),
     )
+
+
+def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Mapping[Part, Fraction]]) -> list[tuple[Part, ...]]:
+    """Parts that took any time: the largest ones each by itself, what saves most first, then the others together."""
+    parts = [part for part in Part if any(times[part] for times in (*per_block, *outside))]
+    large = sorted(parts, key=lambda part: (-max(abs(times[part]) for times in per_block), part))
+    alone = large if len(large) <= MOST_LINES else large[: MOST_LINES - 1]
+    alone = sorted(alone, key=lambda part: (-abs(per_block[0][part] - per_block[1][part]), part))
+    rest = tuple(part for part in parts if part not in alone)
+    return [*((part,) for part in alone), *([rest] if rest else [])]
 
 
 def _parts(labels: Mapping[Label, int]) -> Counter[Part]:

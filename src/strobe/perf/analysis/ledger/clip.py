@@ -17,6 +17,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from strobe.core import spans
@@ -29,7 +30,7 @@ from strobe.perf.records.record import Clip, Regions, Span
 from strobe.perf.records.store import RunRecords
 
 K = TypeVar("K", bound=Hashable)
-_AROUND_LABEL: Final = Label(("start and end of the clip",), AROUND)
+_AROUND_LABEL: Final = Label(("clip",), AROUND)
 
 
 class Kind(StrEnum):
@@ -161,7 +162,7 @@ def _timed(clip: Clip, mine: Sequence[Span]) -> Timed:
     if len(e2e) != 1 or [span.index for span in blocks] != list(range(len(blocks))) or not blocks:
         raise DataError(f"clip {clip.clip} of {clip.variant!r} lacks its end-to-end region or frame blocks; measure it again")
     starts = [span.start_ns for span in blocks] + [blocks[-1].start_ns + blocks[-1].value_ns]
-    lengths = tuple(after - before for before, after in zip(starts, starts[1:], strict=False))
+    lengths = tuple(after - before for before, after in pairwise(starts))
     return Timed(blocks_ns=lengths, around_ns=e2e[0].value_ns - sum(lengths))
 
 
@@ -294,5 +295,3 @@ def _calls(traced: Partition, busy_ns: int, num_clips: int) -> dict[str, tuple[i
         took[call.name] += call.exclusive_ns
     shares = apportion(busy_ns, took) if any(took.values()) else dict.fromkeys(took, 0)
     return {name: (counts[name], shares[name]) for name in counts}
-
-

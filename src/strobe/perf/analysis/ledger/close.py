@@ -16,8 +16,8 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
-from strobe.perf.analysis.ledger.intervals import Spread, paired_spread
 from strobe.perf.analysis.ledger.clip import Explained
+from strobe.perf.analysis.ledger.intervals import Spread, paired_spread
 from strobe.perf.analysis.ledger.parts import AROUND
 from strobe.perf.analysis.runs.timeline import KERNEL, OP, TIMED, Label
 

@@ -14,7 +14,7 @@ MISMATCH: Final = "timed run minus trace"
 """Activity of what the untraced run took beyond the trace; negative where the trace shows more."""
 UNTRACED: Final = "untraced"
 """Activity of frame blocks of a kind that no trace holds."""
-AROUND: Final = "around"
+AROUND: Final = "before and after the frame blocks"
 """Activity of what a clip takes outside its frame blocks."""
 NOT_APART: Final = "not told apart"
 """Innermost name of what ran in a graph without a key to its kernels, and of the same pass on the other side."""
@@ -34,7 +34,8 @@ class Part(StrEnum):
     WAITING = "GPU waiting for the host"
     GAPS = "gaps between kernels"
     DECODING = "decoding"
-    REST = "noise, prompts, start and end"
+    REST = "noise and prompts"
+    ENDS = "start and end of the clip"
     UNNAMED = "unexplained"
 
 
@@ -50,7 +51,8 @@ MEANING: Final[dict[Part, str]] = {
     Part.WAITING: "no kernel runs, because the host has launched none yet, or a launch is on its way",
     Part.GAPS: "no kernel runs although the next one is launched: graph nodes, streams that wait for each other",
     Part.DECODING: "latents to pixels, and waiting for it",
-    Part.REST: "noise drawn, prompts read, frame blocks opened; the call before the first frame block, the hand-over after the last",
+    Part.REST: "noise drawn, prompts read, cache opened for a frame block",
+    Part.ENDS: "from the call to the first frame block, and from the last one to the end",
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
@@ -71,7 +73,7 @@ def part_of(label: Label) -> Part:
     if activity in (MISMATCH, UNTRACED) or path in (NOT_LINKED, OUTSIDE) or UNMATCHED in path:
         return Part.UNNAMED
     if activity == AROUND:
-        return Part.REST
+        return Part.ENDS
     if activity in IDLE:
         return Part.WAITING if activity in (HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD) else Part.GAPS
     if not path:
