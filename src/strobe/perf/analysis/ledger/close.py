@@ -335,4 +335,4 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     lines = saved if baseline.pairs and candidate.pairs else {}
     per_pair = baseline.num_clips // max(1, len(pairs))
     spread = paired_spread(lines, [before - after for before, after in pairs], per_pair)
-    return close_ledger(*owned, (), scale, spread)
+    return close_ledger(owned[0], owned[1], (), scale, spread)

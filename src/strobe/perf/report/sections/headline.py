@@ -232,10 +232,10 @@ def _chain_figure(findings: Sequence[Finding]) -> Figure:
         Column("realised", numeric=True, hint="saving of this level / saving of the attention kernel alone"),
     )
     notes = (
-        "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios over "
-        "whole clips: they need not equal the ratio of the times.",
-        "Kernel and section, on a GPU: of steady frame blocks of one traced clip each, traced at different times; the interval is "
-        "a t over these frame blocks, and drift between the clips is unknown. On a CPU: of the timed clips, paired.",
+        "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
+        "over whole clips: they need not equal the ratio of the times.",
+        "Kernel and section, on a GPU: of steady frame blocks of one traced clip each, traced at different times; the interval "
+        "is a t over these frame blocks, and drift between the clips is unknown. On a CPU: of the timed clips, paired.",
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )

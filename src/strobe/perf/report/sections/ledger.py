@@ -180,8 +180,8 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         source,
         f"No intervals: {found.spread.why_none}."
         if found.spread.why_none
-        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines from a trace have none: it is of one "
-        "clip.",
+        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines from a trace have none: it "
+        "is of one clip.",
     )
     return Table(
         f"Account of {candidate.label} against {reference.label}, line by line.", columns, tuple(rows), notes, collapsed=True
