@@ -169,8 +169,8 @@ def disturbance(reference: Subject, candidate: Subject, found: Answer) -> str:
     b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
     if found.traced:
         return (
-            f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). Kernel "
-            "times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its causes "
-            "and places only."
+            f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
+            "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
+            "causes and places only."
         )
     return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."

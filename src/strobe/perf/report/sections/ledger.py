@@ -149,7 +149,7 @@ def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> 
 
 def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
     """One cell if the table has the column."""
-    return (interval_cell(interval),) if found.spread.lines else ()
+    return (interval_cell(interval),) if found.spread.total else ()
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table:
@@ -159,7 +159,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         Column(reference.label, "ms", True),
         Column(candidate.label, "ms", True),
         Column("saved", "ms", True),
-        *([INTERVAL] if found.spread.lines else []),
+        *([INTERVAL] if found.spread.total else []),
         Column("share of saving", numeric=True),
     )
     rows = list(_line_rows(found))
