@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.close import Ledger
@@ -26,6 +29,9 @@ from strobe.perf.report.sections.stages import stages_section
 from strobe.perf.report.sections.timeline import timeline_section
 from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import Study, load_study
+
+_OPEN: Final = 2
+"""Sections that are not folded: the headline and the answer."""
 
 
 def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tuple[str, str] | None = None) -> Report:
@@ -81,7 +87,9 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         subtitle=_subtitle(study),
         facts=_facts(study),
         banners=banners(study),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(
+            msgspec.structs.replace(section, folded=place >= _OPEN) for place, section in enumerate(filter(None, sections))
+        ),
     )
 
 

@@ -327,12 +327,13 @@ Block = Paragraph | Notes | Table | Figure | Headlines | Videos
 
 
 class Section(_Node, frozen=True):
-    """A numbered section; `id` is the anchor."""
+    """A numbered section; `id` is the anchor. A `folded` one is opened by its title where that is possible."""
 
     id: str
     title: str
     lead: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
 
 class Fact(_Node, frozen=True):
