@@ -11,7 +11,7 @@ import torch
 import tree_work as work
 from strobe.attention.tree import KVShards, Mask
 from strobe.attention.tree.impl.reference import reference
-from tree_cases import Case, check
+from tree_cases import Case, check, check_gradients
 from tree_ranks import Processes
 
 EMPTY = KVShards.contiguous([9, 0, 4, 0])
@@ -50,17 +50,7 @@ def test_every_rank_has_the_whole(four: Processes, case: Case) -> None:
 
 def test_gradients(four: Processes) -> None:
     case = Case(shards=KVShards.contiguous([4, 0, 2, 3]), dtype=torch.float64, strategy="allgather")
-    q, ks, vs = (each for each in case.draw())
-    inputs = [q.requires_grad_(), *(each.requires_grad_() for each in (*ks, *vs))]
-    exact = torch.autograd.grad(
-        (reference(inputs[0], inputs[1:5], inputs[5:], case.shards, case.mask).out ** 2).sum(),
-        inputs,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    for rank, found in enumerate(four.run(work.gradients, case)):
-        for mine, theirs in zip(found, (exact[0], exact[1 + rank], exact[5 + rank]), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    check_gradients(case, four.run(work.differentiate, case))
 
 
 def test_groups_other_than_all_ranks(four: Processes) -> None:

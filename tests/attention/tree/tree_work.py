@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +15,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
+import tree_cases
 from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.links import assumed_links
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
-from tree_cases import Case
+from tree_cases import PATIENT_S, Case
 
-PATIENT_S = 300.0
-"""Timeout of a call that all ranks make; only a failure lasts as long."""
 SHORT_S = 1.5
 """Timeout of a call that is meant to wait in vain: the ranks that are alive must all come to it in that time."""
 
@@ -33,30 +33,19 @@ def home() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend_config() else torch.device("cpu")
 
 
-def mine(rank: int, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of this rank, where they are to be."""
-    q, ks, vs = case.draw()
-    q, k, v = (each.to(home()) for each in (case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank]))
-    return q, k, v
-
-
 def attend(rank: int, case: Case) -> AttentionOutput:
     """One call on all ranks."""
-    found = tree_attention(*mine(rank, case), timeout=PATIENT_S, **case.arguments())
-    assert found.lse is not None
-    return AttentionOutput(out=found.out.cpu(), lse=found.lse.cpu())
+    return tree_cases.attend(rank, case, home())
 
 
-def gradients(rank: int, case: Case) -> list[Tensor]:
-    """Of the sum of the squares of a replicated result."""
-    leaves = [each.clone().requires_grad_() for each in mine(rank, case)]
-    out = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments()).out
-    return [each.cpu() for each in torch.autograd.grad((out**2).sum(), leaves)]
+def differentiate(rank: int, case: Case) -> list[Tensor]:
+    """Gradients of this rank's tensors."""
+    return tree_cases.differentiate(rank, case, home())
 
 
 def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     """A call caught in a CUDA graph, replayed with other tensors in the same places: `(replayed, eager)` of each."""
-    q, k, v = mine(rank, case)
+    q, k, v = case.of(rank, home())
 
     def call() -> Tensor:
         return tree_attention(q, k, v, timeout=PATIENT_S, **case.arguments()).out
@@ -249,6 +238,20 @@ def exchange_of_cuda_tensors(rank: int) -> str:
         except ConfigError as error:
             return str(error)
     return "nothing refused"
+
+
+def reduce_strided(rank: int) -> tuple[Tensor, str]:
+    """A sum of tensors that lie in memory in another way on each rank, and what is said of one that is sent as it lies."""
+    order = ((0, 1, 2), (2, 0, 1), (1, 2, 0))[rank]
+    tensor = (torch.arange(24.0).view(2, 3, 4) * 10**rank).permute(order).contiguous()
+    call = comm_of(None).begin("a sum", 0, PATIENT_S)
+    back = [order.index(dim) for dim in range(3)]
+    total = call.all_reduce(tensor.permute(back))
+    try:
+        call._start(partial(dist.barrier, async_op=True), [tensor.transpose(0, 1)], None)
+    except AssertionError as error:
+        return total, str(error)
+    return total, ""
 
 
 def wrong_shape(rank: int, odd: int) -> None:

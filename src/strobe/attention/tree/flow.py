@@ -112,7 +112,7 @@ def backward(flow: Flow, saved: Saved, d_out: Tensor, d_lse: Tensor) -> tuple[Te
     whole_d_out, lse, whole_delta = unpack(packed, spec.head_dim_v, 2)
     rows = RowGradients(d_out=whole_d_out, lse=lse, delta=whole_delta)
     d_q, d_k, d_v = local_gradients(queries, saved.shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
-    d_q = flow.tree.all_reduce(d_q.contiguous()).to(spec.dtype)
+    d_q = flow.tree.all_reduce(d_q).to(spec.dtype)
     if spec.q_placement == "replicated":
         d_q = _gather_heads(flow, d_q)
     elif spec.q_placement == "sequence":

@@ -2,6 +2,9 @@
 
 On gloo a message goes straight to its receiver under a tag made from the call, so two ranks in different calls wait for each
 other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
+
+Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
+whose strides differ would add numbers of different places. `Call._start` asserts it, and nothing else starts a message.
 """
 
 from __future__ import annotations
@@ -246,12 +249,14 @@ class Call:
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         for rank in others:
             if received[rank].numel():
-                receive = partial(group.recv, [_bytes(received[rank])], rank, tag)
-                works.append(Waiting(rank=rank, work=self._start(receive, rank), timed=True, comes=True))
+                arriving = [_bytes(received[rank])]
+                work = self._start(partial(group.recv, arriving, rank, tag), arriving, rank)
+                works.append(Waiting(rank=rank, work=work, timed=True, comes=True))
         for rank in others:
             if sends[rank].numel():
                 kept.append(_bytes(sends[rank].contiguous()))
-                works.append(Waiting(rank=rank, work=self._start(partial(group.send, [kept[-1]], rank, tag), rank), timed=True))
+                work = self._start(partial(group.send, kept[-1:], rank, tag), kept[-1:], rank)
+                works.append(Waiting(rank=rank, work=work, timed=True))
         return Exchange(self, works, received, kept)
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
@@ -261,7 +266,7 @@ class Call:
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
         start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
-        return Exchange(self, [self._start_of_all(start, nothing.device)], received, leaving)
+        return Exchange(self, [self._start_of_all(start, [*arriving, *leaving])], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Every rank's tensor, in rank order.
@@ -287,20 +292,21 @@ class Call:
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with span(MESSAGE + "gather"):
             start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
-            self.wait([self._start_of_all(start, tensor.device)])
+            self.wait([self._start_of_all(start, [arrived, sent])])
         parts = zip(arrived.view(self.size, longest), sizes, shapes, strict=True)
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in parts]
 
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum (or maximum) over the ranks, in place."""
+        """Sum (or maximum) over the ranks; the tensor that is given may be overwritten by it."""
         if self.size == 1:
             return tensor
         self.meet()
+        tensor = tensor.contiguous()
         options = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         options.timeout = timedelta(seconds=self.timeout_s)
         with span(MESSAGE + "reduce"):
-            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), tensor.device)])
+            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), [tensor])])
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
@@ -328,15 +334,18 @@ class Call:
         """The GPU has been at something of this call for longer than its timeout."""
         self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
-    def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
+    def _start_of_all(self, start: partial[dist.Work], tensors: Sequence[Tensor]) -> Waiting:
         """Start a collective; one that will be watched is marked just before it on the stream."""
+        device = tensors[0].device
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing may be waited for
         timed = self.comm.timed(device) and not captured
         watched = device.type == "cuda" and not timed and not captured
         begun = reached(device) if watched else None
-        return Waiting(rank=None, work=self._start(start, None), timed=timed, begun=begun)
+        return Waiting(rank=None, work=self._start(start, tensors, None), timed=timed, begun=begun)
 
-    def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
+    def _start(self, start: partial[dist.Work], tensors: Sequence[Tensor], rank: int | None) -> dist.Work:
+        """Start a message of these tensors."""
+        assert all(each.is_contiguous() for each in tensors), "a message must lie in one piece"
         work = self._guard(start, rank, ())
         assert isinstance(work, dist.Work)
         return work
@@ -375,4 +384,4 @@ class Call:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor's memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.view(-1).view(torch.uint8)
