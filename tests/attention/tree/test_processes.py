@@ -53,6 +53,13 @@ def test_gradients(four: Processes) -> None:
     check_gradients(case, four.run(work.differentiate, case))
 
 
+@pytest.mark.parametrize("strategy", ["allgather", "allreduce3", "ring", "ulysses"])
+def test_a_double_backward_is_refused(four: Processes, strategy: str) -> None:
+    case = Case(shards=KVShards.even(21, 4), kv_heads=4, strategy=strategy, q_placement="sequence", q_lengths=(1, 2, 3, 1))
+    refused = "double backward of 'tree_attention' cannot run: its gradients have no gradients of their own"
+    assert four.run(work.penalise, case) == [[refused] * 4] * 4
+
+
 def test_groups_other_than_all_ranks(four: Processes) -> None:
     case = Case(shards=KVShards.contiguous([3, 8]), strategy="alltoall")
     found = four.run(work.attend_in_groups, case)

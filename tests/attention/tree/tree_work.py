@@ -21,7 +21,7 @@ from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.links import assumed_links
 from strobe.attention.types import AttentionOutput
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from tree_cases import PATIENT_S, Case
 
 SHORT_S = 1.5
@@ -238,6 +238,37 @@ def exchange_of_cuda_tensors(rank: int) -> str:
         except ConfigError as error:
             return str(error)
     return "nothing refused"
+
+
+def penalise(rank: int, case: Case) -> list[str]:
+    """What is said of a second backward through q, through k and v, through an lse, and through the gradient that comes in."""
+    leaves = [each.detach().requires_grad_() for each in case.of(rank)]
+    told = []
+    for leaf in (*leaves, None):
+        state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
+        assert state.lse is not None
+        d_out = torch.ones_like(state.out).requires_grad_()
+        outputs, given = ([state.out], [d_out]) if leaf is None else ([state.out, state.lse], [state.out, state.lse])
+        slopes = torch.autograd.grad(outputs, leaves, given, create_graph=True)
+        with torch.no_grad():
+            plain = differentiate_squares(leaves, case) if leaf is not None else slopes
+            torch.testing.assert_close(list(plain), list(slopes))
+        source = d_out if leaf is None else leaf
+        penalty = sum((each**2).sum() for each in slopes) + (source**3).sum()
+        try:
+            torch.autograd.grad(penalty, source)
+            told.append("nothing")
+        except ImplUnavailableError as error:
+            told.append(str(error))
+    return told
+
+
+def differentiate_squares(leaves: list[Tensor], case: Case) -> tuple[Tensor, ...]:
+    """First derivatives of half the squares of the result and its lse."""
+    with torch.enable_grad():
+        state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
+        assert state.lse is not None
+        return torch.autograd.grad((state.out**2).sum() / 2 + (state.lse**2).sum() / 2, leaves)
 
 
 def reduce_strided(rank: int) -> tuple[Tensor, str]:

@@ -55,7 +55,7 @@ def tree_attention(
 
     With `out_r, L_r` attention over the keys of rank r and its lse: `L = log sum_r exp(L_r)`, `out = sum_r exp(L_r - L) out_r`.
     Differentiable in q, k and v; gradients are placed like the tensors, and those of replicated tensors are whole on every rank
-    (each must bring the same gradient of a replicated result). All ranks ask for gradients, or none.
+    (each must bring the same gradient of a replicated result). All ranks ask for gradients, or none. A second backward raises.
 
     Args:
         q: `[B, S_q, H, D]`, float64, float32, bfloat16 or float16; which rows and heads, `q_placement` says.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.tree.flow import Flow, Saved, backward, forward
 from strobe.attention.tree.local import Shard
 
@@ -26,12 +27,16 @@ class _TreeFunction(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    @first_derivatives_only("tree_attention")  # `out` and `lse` lead to q, k and v, of which parts are saved
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Every rank must come here."""
-        queries, k, v, out, lse = ctx.saved_tensors
-        saved = Saved(queries=queries, shard=Shard(k=k, v=v, segments=ctx.segments), out=out, lse=lse, kv_shapes=ctx.kv_shapes)
+        queries, k, v, out, lse = saved
+        shard = Shard(k=k, v=v, segments=ctx.segments)
         d_out, d_lse = d_outputs
-        return *backward(ctx.again(), saved, d_out, d_lse), None, None
+        found = backward(
+            ctx.again(), Saved(queries=queries, shard=shard, out=out, lse=lse, kv_shapes=ctx.kv_shapes), d_out, d_lse
+        )
+        return *found, None, None
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, flow: Flow, again: Callable[[], Flow]) -> tuple[Tensor, Tensor]:
