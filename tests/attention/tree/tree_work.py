@@ -167,9 +167,12 @@ def plan_with_links(rank: int) -> tuple[Links, str]:
 
 def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: float = SHORT_S) -> float:
     """A small call, with other arguments on some ranks; the largest value of the result."""
-    given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}}
+    given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}, "flip": []}
     given |= (changes or {}).get(rank, {})
     q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"], device=home())
+    q = (
+        (q + torch.arange(given["dim"], device=home())).flip(given["flip"]).to(given["dtype"])
+    )  # the values are ones: no q changes the result
     k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"], device=home())
     return round(float(tree_attention(q, k, k, timeout=timeout, **given["options"]).out.max()), 3)
 
