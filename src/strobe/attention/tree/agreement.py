@@ -150,4 +150,4 @@ def fingerprint(tensor: Tensor) -> int:
     On a GPU the tensor is copied to the host, once for each kind of call. A CRC takes less time than a sum of the bits.
     """
     values = tensor.detach().cpu().contiguous().view(-1)
-    return zlib.crc32(values.view(torch.uint8).numpy())
+    return zlib.crc32(values.view(torch.uint8).numpy().data)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -15,9 +18,9 @@ from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import Call, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.flow import Flow, owned_segments
 from strobe.attention.tree.links import Links, assumed_links
-from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, split
+from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide, grid_of
-from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_tensors
+from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
@@ -36,13 +39,58 @@ class Options:
     q_placement: Placement
     kv_placement: Placement
     out_placement: Placement
-    q_lengths: tuple[int, ...] | None
+    q_lengths: Sequence[int] | None
     causal: bool
     window: int | None
     sinks: int
     q_start: int | None
     softmax_scale: float | None
     links: Links | None
+
+    def __post_init__(self) -> None:
+        for name, given, kind, example in (
+            ("shards", self.shards, KVShards, "strobe.attention.tree.KVShards, such as KVShards.contiguous([300, 212])"),
+            ("links", self.links, Links, "what measure_links returns"),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"{name}: got {in_short(given)}, expected {example}")
+        if not isinstance(self.causal, bool):
+            raise ConfigError(f"causal: got {in_short(self.causal)}, expected True or False")
+        for name, least in (("window", 1), ("sinks", 0), ("q_start", None)):
+            if name == "sinks" or getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), least, ConfigError))
+        if self.q_lengths is not None:
+            object.__setattr__(self, "q_lengths", tuple(whole_numbers("q_lengths", self.q_lengths)))
+        if self.softmax_scale is not None:
+            object.__setattr__(self, "softmax_scale", finite_number("softmax_scale", self.softmax_scale))
+        check_words(self.strategy, self.q_placement, self.kv_placement, self.out_placement)
+
+
+def finite_number(what: str, given: Any) -> float:
+    """Check a number and return it as a float.
+
+    Raises:
+        ConfigError: it is none, or not finite.
+    """
+    try:
+        number = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{what}: got {in_short(given)}, expected a finite number")
+    return number
+
+
+def seconds_of(timeout: float | timedelta) -> float:
+    """A timeout in seconds.
+
+    Raises:
+        ConfigError: it is not more than 0, or not finite.
+    """
+    seconds = finite_number("timeout", timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    if seconds <= 0:
+        raise ConfigError(f"timeout: got {timeout}, expected more than 0 seconds")
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +106,12 @@ class Request:
     links: Links
 
 
-def check_words(strategy: str, spec: TreeSpec) -> None:
+def check_words(strategy: str, q_placement: str, kv_placement: str, out_placement: str) -> None:
     """Refuse words that are not among the allowed ones."""
     check_choice("strategy", strategy, ("auto", *STRATEGIES))
-    check_choice("q_placement", spec.q_placement, get_args(Placement))
-    check_choice("kv_placement", spec.kv_placement, ("sequence", "heads"))
-    check_choice("out_placement", spec.out_placement, get_args(Placement))
-
-
-def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Grouped queries share a key head."""
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ShapeError(f"k: got {num_kv_heads} heads, expected a divisor of q's {num_heads}")
+    check_choice("q_placement", q_placement, get_args(Placement))
+    check_choice("kv_placement", kv_placement, ("sequence", "heads"))
+    check_choice("out_placement", out_placement, get_args(Placement))
 
 
 def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
@@ -106,7 +148,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         head_dim_v=UNKNOWN if v is None else v.shape[3],
         dtype=q.dtype,
         device_type=q.device.type,
-        softmax_scale=q.shape[3] ** -0.5 if options.softmax_scale is None else float(options.softmax_scale),
+        softmax_scale=q.shape[3] ** -0.5 if options.softmax_scale is None else options.softmax_scale,
         mask=_mask(options, rows[-1][1], shards),
         q_placement=options.q_placement,
         kv_placement=options.kv_placement,
@@ -116,7 +158,6 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
     )
-    check_words(options.strategy, spec)
     return Request(
         spec=spec,
         ranks=Ranks(
@@ -149,8 +190,6 @@ def _rows(q: Tensor, options: Options, rank: int, num_ranks: int) -> tuple[tuple
 
 
 def _mask(options: Options, q_len: int, shards: KVShards | None) -> Mask:
-    if options.window is not None and options.window < 1:
-        raise ConfigError(f"window: got {options.window}, expected at least 1, or None for no window")
     if options.window is None and options.sinks:
         raise ConfigError(f"sinks: got {options.sinks} without a window, expected 0; without a window every key is in reach")
     if not (options.causal or options.window is not None):

@@ -149,8 +149,12 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
     """The groups over which keys and, on a 2-D mesh, heads are spread.
 
     Raises:
-        ConfigError: the mesh has more than two dimensions.
+        ConfigError: the mesh is something else, or has more than two dimensions.
     """
+    from torch.distributed import device_mesh
+
+    if not isinstance(mesh, device_mesh.DeviceMesh):
+        raise ConfigError(f"mesh: got {type(mesh).__name__}, expected a DeviceMesh, which init_device_mesh makes")
     if mesh.ndim == 1:
         return comm_of(mesh.get_group()), None
     if mesh.ndim == 2:
