@@ -45,11 +45,12 @@ def main() -> int:
     with Processes(2) as two, Processes(3) as three, Processes(4) as four:
         for number, case in enumerate(drawn, 1):
             try:
-                found = compare({2: two, 3: three, 4: four}, case)
-                errors[case.dtype] = max(found, errors[case.dtype])
-            except AssertionError as error:
+                share, error = compare({2: two, 3: three, 4: four}, case)
+                largest = errors[case.dtype]
+                errors[case.dtype] = max(share, largest[0]), max(error, largest[1])
+            except AssertionError as found:
                 wrong += 1
-                sys.stderr.write(f"wrong: {error}\n")
+                sys.stderr.write(f"wrong: {found}\n")
             if number % 100 == 0:
                 sys.stderr.write(f"{number} of {len(drawn)} layouts, {wrong} wrong\n")
     say(f"{len(drawn)} layouts ({len(set(drawn))} different), {wrong} wrong")
@@ -59,7 +60,7 @@ def main() -> int:
     multi_head = sum(case.heads == case.kv_heads for case in drawn)
     say(f"multi-head {multi_head}, grouped heads {len(drawn) - multi_head}")
     for dtype, (share, error) in errors.items():
-        say(f"{dtype}: worst error of an output {error:.2g}, {share:.0%} of what is allowed")
+        say(f"{dtype}: largest error of an output {error:.2g}; at most {share:.0%} of what a layout is allowed")
     return 1 if wrong else 0
 
 
