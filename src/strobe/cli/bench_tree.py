@@ -55,7 +55,7 @@ class Measurement:
     """How a cell is measured. A folder holds cells of one such request.
 
     Args:
-        strategies: allgather, allreduce3, allreduce2, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
+        strategies: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
             symmetric and auto (with the links measured here) by name. Ratios are against the first.
         enable_profiling: also take calls apart, free-running and serialised, and time the guide's blocks.
         profile_iterations: timed calls of each strategy; three palindromes at least, whatever it says.

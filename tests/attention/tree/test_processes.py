@@ -29,7 +29,7 @@ def four() -> Iterator[Processes]:
     [
         Case(shards=EMPTY, strategy="allgather", dtype=torch.bfloat16, dim_v=5),
         Case(shards=EMPTY, strategy="allreduce3", dtype=torch.float16),
-        Case(shards=EMPTY, strategy="allreduce2", dtype=torch.float64, scale=30.0),
+        Case(shards=EMPTY, strategy="allreduce3", dtype=torch.float64, scale=30.0),
         Case(shards=KVShards.contiguous([0, 0, 0, 0]), strategy="alltoall", kv_heads=1),
         Case(shards=SINK, strategy="ring", mask=Mask(causal=True, q_start=13), spare=2),
         Case(shards=KVShards.even(21, 4), strategy="ulysses", kv_heads=4, q_placement="sequence", q_lengths=(3, 0, 2, 1)),

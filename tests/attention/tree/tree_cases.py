@@ -17,7 +17,7 @@ from strobe.attention.tree.impl.reference import reference
 from strobe.attention.tree.placement import split
 from strobe.attention.types import AttentionOutput
 
-TREE = ("auto", "allgather", "alltoall", "allreduce2", "allreduce3")
+TREE = ("auto", "allgather", "alltoall", "allreduce3")
 ROUNDING = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 HALF_LSE = 2.0**-13
 """torch's CPU kernel for 16 bits approximates exp to about this."""

@@ -12,23 +12,13 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree import links as machine
-from strobe.attention.tree.autograd import run
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.comm.watch import reached
-from strobe.attention.tree.flow import forward
+from strobe.attention.tree.flow import run
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide
-from strobe.attention.tree.request import (
-    Options,
-    begin,
-    check_words,
-    choose,
-    learn,
-    make_flow,
-    make_request,
-    seconds_of,
-)
+from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ShapeError
@@ -74,7 +64,7 @@ def tree_attention(
         mesh: instead of a group: 1-D, or 2-D `(tree, heads)`, where the second dimension spreads heads and the first keys.
         shards: which positions each rank's rows are, in rank order (one entry per row of a 2-D mesh with `kv_placement="heads"`).
             Not needed where positions do not matter; else, without it, runs of equal length in rank order.
-        strategy: `auto`, `allgather`, `alltoall`, `allreduce2`, `allreduce3`, `ring`, `ulysses` or `symmetric`.
+        strategy: `auto`, `allgather`, `alltoall`, `allreduce3`, `ring`, `ulysses` or `symmetric`.
         q_placement: `replicated`; `sequence`: a run of rows on each rank, in rank order; `heads`: all rows, the heads of a column
             of the mesh.
         kv_placement: `sequence`: this rank's rows, all heads; `heads`: the rows of a row of the mesh, the heads of its column.
@@ -119,19 +109,11 @@ def tree_attention(
     request = make_request(q, k, v, options)
     if k is not None:
         choose(request)  # what it refuses, it refuses before anything is sent
-    begun = begin(request, q, seconds)
+    flow = begin(request, q, seconds)
     if k is None or v is None:
-        request = learn(request, begun)
-        k, v = (q.new_empty(q.shape[0], 0, request.spec.num_kv_heads, dim) for dim in (q.shape[3], request.spec.head_dim_v))
-    spec = replace(request.spec, strategy=choose(request).strategy)
-    flow = make_flow(request, spec, begun)
-    lse: Tensor | None
-    if spec.needs_grad:
-        out, lse = run(q, k, v, flow, lambda: make_flow(request, spec, begin(request, None, seconds)))
-    else:
-        state = forward(flow, q, k, v)[0]
-        out, lse = state.out, state.lse
-    return AttentionOutput(out=out, lse=lse if return_lse else None)
+        k, v = (q.new_empty(q.shape[0], 0, flow.spec.num_kv_heads, dim) for dim in (q.shape[3], flow.spec.head_dim_v))
+    state = run(flow, q, k, v, lambda: begin(replace(request, spec=flow.spec), None, seconds))
+    return AttentionOutput(out=state.out, lse=state.lse if return_lse else None)
 
 
 def explain(

@@ -206,75 +206,29 @@ def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) 
         raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """A call that has a number on every group it uses."""
+def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
+    """Number the call on every group that it uses, tell the other ranks what it is, and take the strategy that it needs.
 
-    tree: Call
-    heads: Call
-    agreement: Agreement
-
-
-def begin(request: Request, q: Tensor | None, seconds: float) -> Begun:
-    """Number the call and tell the other ranks what it is; `q` is None on the way back."""
+    Args:
+        request: of the way back: with the spec of the way there, whose strategy it keeps.
+        q: None on the way back.
+        seconds: timeout of each wait.
+    """
     spec = request.spec
     digest = _digest(request, q is None)
     keys, device = (spec.num_kv_heads, spec.head_dim_v), torch.device(spec.device_type)
     text = spec.describe(request.requested) + (" backward" if q is None else "")
-    begun = []
+    calls: list[Call] = []
     for comm, same in ((request.tree, ("replicated", "heads")), (request.heads, ("replicated",))):
         call = comm.begin(text, digest, seconds)
         agreement = Agreement(call, digest, q if spec.q_placement in same else None, keys, device)
         call.first = agreement.wait
-        begun.append((call, agreement))
-    return Begun(tree=begun[0][0], heads=begun[1][0], agreement=begun[0][1])
-
-
-def _digest(request: Request, is_backward: bool) -> int:
-    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
-    spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
-    shards = request.shards
-    if spec.device_type != "cpu":
-        spec, shards = replace(spec, mask=replace(spec.mask, q_start=0), symmetric_kv_len=None), None
-    return _crc(spec, shards, request.requested, request.links, is_backward)
-
-
-@lru_cache(maxsize=64)
-def _crc(*what: object) -> int:
-    return zlib.crc32(repr(what).encode())
-
-
-def learn(request: Request, begun: Begun) -> Request:
-    """On a rank without keys: their shape, from those that have some."""
-    begun.tree.first = None
-    num_kv_heads, head_dim_v = begun.agreement.wait()
-    if num_kv_heads == UNKNOWN:
-        raise ShapeError(
-            "k and v: got None on every rank, expected tensors on one at least; [B, 0, H_kv, D] says what the result is"
-        )
-    return replace(request, spec=replace(request.spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v))
-
-
-def choose(request: Request) -> TreePlan:
-    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
-    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
-    """
-    spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
-    lengths = tuple(round_up(length) for length in request.ranks.lengths)
-    captured = spec.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
-    links = request.links.in_a_graph() if captured else request.links
-    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, links)
-
-
-def round_up(length: int) -> int:
-    """The next number with 3 significant bits."""
-    step = 1 << max(0, length.bit_length() - 3)
-    return -(-length // step) * step
-
-
-def make_flow(request: Request, spec: TreeSpec, begun: Begun) -> Flow:
-    """The call on the grid that its strategy works on."""
-    tree, heads = begun.tree, begun.heads
+        if spec.num_kv_heads == UNKNOWN and not calls:  # without keys of its own, and so on no mesh
+            spec = _learn(spec, call, agreement)
+        calls.append(call)
+    tree, heads = calls
+    if spec.strategy == "auto":
+        spec = replace(spec, strategy=choose(replace(request, spec=spec)).strategy)
     rank = tree.rank * heads.size + heads.rank
     num_tree_ranks, num_head_ranks = grid_of(spec.strategy, request.ranks)
     if spec.strategy == "ulysses":
@@ -292,3 +246,45 @@ def make_flow(request: Request, spec: TreeSpec, begun: Begun) -> Flow:
         heads=heads,
         segments=((Segment(start=0, length=request.ranks.lengths[0]),),) if shards is None else shards.ranks,
     )
+
+
+def _learn(spec: TreeSpec, call: Call, agreement: Agreement) -> TreeSpec:
+    """On a rank without keys: their shape, from those that have some."""
+    call.first = None
+    num_kv_heads, head_dim_v = agreement.wait()
+    if num_kv_heads == UNKNOWN:
+        raise ShapeError(
+            "k and v: got None on every rank, expected tensors on one at least; [B, 0, H_kv, D] says what the result is"
+        )
+    return replace(spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v)
+
+
+def _digest(request: Request, is_backward: bool) -> int:
+    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
+    spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
+    shards = request.shards
+    if spec.device_type != "cpu":
+        spec, shards = replace(spec, mask=replace(spec.mask, q_start=0), symmetric_kv_len=None), None
+    return _crc(spec, shards, request.requested, request.links, is_backward)
+
+
+@lru_cache(maxsize=64)
+def _crc(*what: object) -> int:
+    return zlib.crc32(repr(what).encode())
+
+
+def choose(request: Request) -> TreePlan:
+    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
+    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
+    """
+    spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
+    lengths = tuple(round_up(length) for length in request.ranks.lengths)
+    captured = spec.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+    links = request.links.in_a_graph() if captured else request.links
+    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, links)
+
+
+def round_up(length: int) -> int:
+    """The next number with 3 significant bits."""
+    step = 1 << max(0, length.bit_length() - 3)
+    return -(-length // step) * step

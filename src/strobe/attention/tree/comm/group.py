@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -25,11 +25,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
-from strobe.attention.tree.comm.failing import Peer, explain
-from strobe.attention.tree.comm.waiting import Waiting, silent
+from strobe.attention.tree.comm.failing import Peer, Waiting, explain, silent
 from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
-from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
 from strobe.core.spans import span
@@ -38,6 +36,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Shape = tuple[int, ...]
+
+MESSAGE: Final = "tree_message:"
+"""The region of one collective, from its start until its result is there: `agreement`, `gather`, `exchange` or `reduce`."""
+WAIT: Final = "tree_wait:"
+"""The region of the last part of a collective that runs beside something else: from when this rank has nothing else to do."""
 
 
 class Comm:
