@@ -21,6 +21,7 @@ from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.links import assumed_links
 from strobe.attention.types import AttentionOutput
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from tree_cases import PATIENT_S, Case
 
@@ -241,6 +242,13 @@ def exchange_of_cuda_tensors(rank: int) -> str:
         except ConfigError as error:
             return str(error)
     return "nothing refused"
+
+
+def profiled_decode(rank: int) -> tuple[Tensor, Tensor]:
+    """Eight queries and one key for two ranks, whose messages lie differently in memory; the result and the value of the key."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, length, 8, generator=generator) for length in (8, 1, 1))
+    return profiled_tree_attn_decode(q, k, v, Timer()), v
 
 
 def penalise(rank: int, case: Case) -> list[str]:
