@@ -137,7 +137,9 @@ class _TreeFunction(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @first_derivatives_only("tree_attention")  # `out` and `lse` lead to q, k and v, of which parts are saved
+    @first_derivatives_only(
+        "tree_attention", ["PyTorch's own operations over the keys of all ranks"]
+    )  # saved results lead to q, k, v
     def backward(ctx: Any, saved: tuple[Tensor, ...], *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Every rank must come here."""
         queries, k, v, out, lse = saved
