@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,10 @@ test: setup
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
 	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+
+# Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
+layouts: setup
+	$(BIN)/python tests/attention/tree/random_layouts.py
 
 lint: setup
 	$(BIN)/ruff check .
