@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
-from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -24,6 +24,7 @@ GATE_FAILED = 1
 def report(
     *folders: Annotated[Path, Parameter(name="RUN_DIR")],
     require: tuple[str, ...] = (),
+    allow_different: tuple[str, ...] = (),
     into: Path | None = None,
     output: Output = Output(),
 ) -> int:
@@ -40,6 +41,8 @@ def report(
             given several times. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
             if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate alone, for a smoke test of one round.
             Exit code 1 if it does not hold.
+        allow_different: what is meant to differ between the variants of a run, such as tokens; anything else that differs and
+            must not leaves a candidate without a speedup, and no --require holds for it.
         into: the folder to write to, made if absent; by default the first run's own.
     """
     from strobe.core.errors import ConfigError
@@ -47,7 +50,8 @@ def report(
     if not folders:
         raise ConfigError("name at least one run folder; `strobe compare` and `strobe demo` make them")
     requirements = [parse_requirement(text) for text in require]
-    code, document = write(folders, folders[0] if into is None else into, requirements, output)
+    into = folders[0] if into is None else into
+    code, document = write(folders, into, requirements, output, allow_different=listed(allow_different))
     output.emit(document)
     return code
 
@@ -58,6 +62,7 @@ def write(
     requirements: Sequence[Requirement],
     output: Output,
     pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any]]:
     """Write the report of some runs (of two variants only, if a pair is given), say what it found, hold it to the requirements.
 
@@ -71,14 +76,15 @@ def write(
         from strobe.perf.report.write import write_report
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
-        built = build_report(folders, into=into, pair=pair)
+        built = build_report(folders, into=into, pair=pair, allow_different=allow_different)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
-    failed = [line for requirement in requirements for line in failures(requirement, figures, cut=cut)]
+    obstacles = _obstacles(runs, figures, allow_different)
+    failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=obstacles)]
     if built.speedups:
         output.show(_table(built.speedups))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
@@ -89,6 +95,7 @@ def write(
             name: {key: None if each is None or each.value == math.inf else each.value for key, each in row.items()}
             for name, row in figures.items()
         },
+        "comparable": {name: name not in obstacles for name in figures},
         "speedups": [_speedup(each) for each in built.speedups],
         "not_met": failed,
     }
@@ -125,6 +132,23 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
                 value = math.inf if equal else quality.value
                 figures[label][quality.metric] = None if value is None else Figure(value=value)
     return figures
+
+
+def _obstacles(runs: Sequence[RunRecords], labels: Collection[str], allow_different: Sequence[str]) -> dict[str, str]:
+    """Why candidates are not comparable with the reference of their run, by the names they have in the report."""
+    from strobe.perf.analysis.comparable.records import compare_variants
+
+    found = {}
+    for run in runs:
+        settings = {variant.name: variant for variant in run.variants}
+        reference = settings.get(run.header.baseline)
+        for name, own in settings.items():
+            if reference is None or own is reference:
+                continue
+            label = f"{name} ({run.header.run})"
+            if refusal := compare_variants(run.header, reference, own, allow_different).refusal:
+                found[label if label in labels else name] = refusal
+    return found
 
 
 def _ratio_figure(each: Speedup) -> Figure:

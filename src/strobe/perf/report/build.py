@@ -27,7 +27,13 @@ from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import Study, load_study
 
 
-def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tuple[str, str] | None = None) -> Report:
+def build_report(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> Report:
     """Build the report of one or several run folders.
 
     Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
@@ -36,6 +42,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         folders: run folders.
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
 
     A run of attention calls by themselves, as `strobe profile attention` leaves it, and a soak give the page of their command.
 
@@ -55,7 +62,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
         return soak_report(soaks[0])
-    findings, found_latencies = find(study), find_latencies(study)
+    findings, found_latencies = find(study, allow_different), find_latencies(study)
     sections = (
         headline_section(study, findings),
         clips_section(study),

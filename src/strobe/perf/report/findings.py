@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
+from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.close import Ledger, build_ledger
 from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, timed_sums
 from strobe.perf.analysis.runs.latency import Latencies, latencies
@@ -38,9 +40,13 @@ class Finding:
         return self.stage(E2E)
 
 
-def find(study: Study) -> tuple[Finding, ...]:
-    """Compare every candidate with the reference of its own run."""
-    return tuple(_finding(reference, candidate) for reference, candidate in study.pairs)
+def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Compare every candidate with the reference of its own run.
+
+    Args:
+        allow_different: facts that are meant to differ.
+    """
+    return tuple(_finding(reference, candidate, allow_different) for reference, candidate in study.pairs)
 
 
 def find_latencies(study: Study) -> dict[str, Latencies | str]:
@@ -54,9 +60,13 @@ def find_latencies(study: Study) -> dict[str, Latencies | str]:
     return found
 
 
-def _finding(reference: Subject, candidate: Subject) -> Finding:
+def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
+    comparability = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
+    if comparability.obstacles:
+        why = comparability.refusal
+        return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
     try:
         stages = compare_stages(candidate.run, candidate.name)
     except DataError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
+from strobe.perf.analysis.comparable.checks import Check
+from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.structure.sections import Sections
@@ -20,10 +21,13 @@ from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
     """Everything the report says."""
     return {
-        "comparable": not study.comparability.obstacles,
+        "comparable": study.comparable,
         "not_comparable_because": [str(check) for check in study.comparability.obstacles],
+        "obstacles": [check.name for check in study.comparability.obstacles],
         "unlike": study.unlike,
-        "facts": [asdict(check) for check in study.comparability.checks],
+        "allowed_different": [check.name for check in study.comparability.checks if check.verdict == "allowed"],
+        "facts": [_fact(check) for check in study.comparability.checks],
+        "common_kernels": None if study.common is None else _common(study.common),
         "levels": {figure.level: _level(figure) for figure in study.levels},
         "call_ledger": None if study.call_account is None else _account(study.call_account),
         "ledgers": [{"ranks": name, **_account(account)} for name, account in study.accounts],
@@ -35,6 +39,20 @@ def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
 def exact(ns: Fraction | int) -> str:
     """A time to the last digit: `12345` or `12345/7` nanoseconds."""
     return str(Fraction(ns))
+
+
+def _fact(check: Check) -> dict[str, Any]:
+    sides = {"baseline": check.baseline, "candidate": check.candidate}
+    values = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in sides.items()}
+    return {"name": check.name, "title": check.title, **values, "verdict": check.verdict, "weight": check.weight}
+
+
+def _common(common: CommonKernels) -> dict[str, Any]:
+    return {
+        "baseline_share": float(common.baseline_share),
+        "candidate_share": float(common.candidate_share),
+        "names": list(common.names),
+    }
 
 
 def _level(figure: LevelFigure) -> dict[str, Any]:
