@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -72,31 +72,31 @@ def write(
     with output.progress("report"):
         from strobe.perf.records.store import read_run
         from strobe.perf.report.build import build_report
+        from strobe.perf.report.documents.runs import run_document
+        from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.study import only_pair
         from strobe.perf.report.write import write_report
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
         built = build_report(folders, into=into, pair=pair, allow_different=allow_different)
+        found = run_document(folders, built, pair, allow_different)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
-    obstacles = _obstacles(runs, figures, allow_different)
-    failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=obstacles)]
+    failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles)]
     if built.speedups:
         output.show(_table(built.speedups))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
-        "runs": [str(folder) for folder in folders],
+        **to_json(found),
         "report": {path.suffix[1:]: str(path) for path in paths},
         "figures": {
             name: {key: None if each is None or each.value == math.inf else each.value for key, each in row.items()}
             for name, row in figures.items()
         },
-        "comparable": {name: name not in obstacles for name in figures},
-        "speedups": [_speedup(each) for each in built.speedups],
         "not_met": failed,
     }
 
@@ -134,38 +134,9 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
     return figures
 
 
-def _obstacles(runs: Sequence[RunRecords], labels: Collection[str], allow_different: Sequence[str]) -> dict[str, str]:
-    """Why candidates are not comparable with the reference of their run, by the names they have in the report."""
-    from strobe.perf.analysis.comparable.records import compare_variants
-
-    found = {}
-    for run in runs:
-        settings = {variant.name: variant for variant in run.variants}
-        reference = settings.get(run.header.baseline)
-        for name, own in settings.items():
-            if reference is None or own is reference:
-                continue
-            label = f"{name} ({run.header.run})"
-            if refusal := compare_variants(run.header, reference, own, allow_different).refusal:
-                found[label if label in labels else name] = refusal
-    return found
-
-
 def _ratio_figure(each: Speedup) -> Figure:
     ratio = each.ratio
     return Figure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
-
-
-def _speedup(each: Speedup) -> dict[str, Any]:
-    ratio = each.ratio
-    return {
-        "candidate": each.candidate,
-        "reference": each.reference,
-        "level": each.level,
-        "ratio": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-    }
 
 
 def _table(speedups: Sequence[Speedup]) -> Table:

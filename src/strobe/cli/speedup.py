@@ -132,10 +132,11 @@ def speedup(
 
         study = load_speedup(request, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
     with output.progress("report"):
+        from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.speedup_page.build import build_speedup_report
         from strobe.perf.report.speedup_page.document import speedup_document
 
-        report, document = build_speedup_report(study), speedup_document(study)
+        report, document = build_speedup_report(study), to_json(speedup_document(study))
         written = _write(study, report, document, result) if result.into else {}
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}

@@ -1,9 +1,11 @@
-"""The study as a JSON document: exact values as fractions of nanoseconds, everything else as numbers and words."""
+"""From a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, everything else as numbers and words."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import Any
+
+import msgspec
 
 from strobe.perf.analysis.comparable.checks import Check
 from strobe.perf.analysis.comparable.traces import CommonKernels
@@ -11,6 +13,7 @@ from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.measure.stats import Interval
+from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
 from strobe.perf.report.speedup_page.ledger import line_title
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
@@ -18,9 +21,9 @@ from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
-def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
+def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
     """Everything the report says."""
-    return {
+    found = {
         "comparable": study.comparable,
         "not_comparable_because": [str(check) for check in study.comparability.obstacles],
         "obstacles": [check.name for check in study.comparability.obstacles],
@@ -34,6 +37,7 @@ def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
         "anomalies": list(anomalies(study)),
         "sides": {side.request.name: _side(side) for side in study.sides},
     }
+    return msgspec.convert(found, SpeedupDocument)
 
 
 def exact(ns: Fraction | int) -> str:
