@@ -11,18 +11,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from cyclopts import App
 from msgspec import inspect
 
 import strobe as strobe_package
 from artefacts import FA, VSA, write_guide, write_trace
 from model_traces import write_model_trace
+from strobe.cli.documents.verbs import DOCUMENTS
+from strobe.cli.main import app
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.report.documents.value import Document, table_names, to_json
-from terminal import Strobe
+from terminal import Strobe, check_document
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "benchmarks" / "presets-h200"
@@ -176,3 +179,31 @@ def test_foreign_names_are_escaped() -> None:
     page = html_table("a & b", rows)
     assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page and "a &amp; b" in page
     assert "0.333333" in page and "<td></td>" in page and html_table("x", []) == "<p>x: none.</p>"
+
+
+def leaves(parent: App, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every verb that runs, by its words."""
+    inside = [name for name in parent if not name.startswith("-")]
+    if words and not inside:
+        yield " ".join(words)
+    for name in inside:
+        yield from leaves(parent[name], (*words, name))
+
+
+def test_every_verb_has_its_document_in_the_manual() -> None:
+    assert set(leaves(app)) == set(DOCUMENTS)
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    for verb, kinds in DOCUMENTS.items():
+        assert f"| `strobe {verb}` |" in page and all(f"## {kind.__name__}\n" in page for kind in kinds)
+
+
+def test_a_key_that_the_manual_does_not_have_is_found() -> None:
+    arguments = ("lint", "README.md", "--json")
+    check_document(arguments, '{"v": 1, "files": [], "findings": []}')
+    for wrong in (
+        '{"v": 1, "files": [], "findings": [], "more": 1}',
+        '{"v": 1, "files": []}',
+        '{"v": 1, "files": 3, "findings": []}',
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            check_document(arguments, wrong)
