@@ -29,7 +29,7 @@ from terminal import Strobe, check_document
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "benchmarks" / "presets-h200"
-DOCUMENTS = [TraceDocument, SpeedupDocument, RunDocument]
+VALUES = [TraceDocument, SpeedupDocument, RunDocument]
 LONG = "void very::long::kernel<" + ", ".join(f"int_c<{n}>" for n in range(80)) + ">(int*)"
 
 
@@ -158,7 +158,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("kind", VALUES)
 def test_a_number_has_its_unit_in_its_key(kind: type[Document]) -> None:
     names = set(numbers(inspect.type_info(kind)))
     assert {name for name in names if not re.search(r"_(ns|bytes)$", name)} <= COUNTS
