@@ -87,8 +87,9 @@ def write(
     figures = _figures(built.speedups, runs)
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
     failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles)]
-    if built.speedups:
-        output.show(_table(built.speedups))
+    shown = [each for each in built.speedups if each.candidate not in found.obstacles]
+    if shown:
+        output.show(_table(shown))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),

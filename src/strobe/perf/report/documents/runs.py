@@ -84,6 +84,7 @@ def run_document(
                 saved_ns=each.saved_ns,
             )
             for each in report.speedups
+            if not refusals.get(each.candidate)
         ),
         quality=tuple(row for run in runs for row in _quality(run, measured)),
     )
