@@ -127,6 +127,13 @@ def test_runs() -> None:
     (e2e,) = (row for row in found.speedups if row.level == "e2e")
     assert e2e.low is not None and e2e.high is not None and e2e.low < e2e.ratio < e2e.high
     assert {row["metric"] for row in found.rows("quality")} == {"psnr", "ssim", "flip"} or found.rows("quality")
+    (account,) = found.accounts
+    assert not account.missing and account.explained_time_share is not None
+    kinds = sum(row.baseline_ns - row.candidate_ns for row in found.kinds)
+    assert sum(row.saved_ns for row in found.lines) == pytest.approx(kinds), "both are what a clip saves"
+    assert sum(row.share or 0 for row in found.parts) == pytest.approx(1) == sum(row.share or 0 for row in found.lines)
+    steady = next(row for row in found.kinds if row.kind == "steady")
+    assert sum(row.baseline_ns for row in found.parts) == pytest.approx(steady.baseline_ns / steady.frame_blocks)
     run = strobe_package.read_run(str(RUN))
     assert len(run.rows()) == len(run.spans) and run.rows()[0]["value_ns"] == run.spans[0].value_ns
     assert "<table>" in run._repr_html_() and run.header.machine.device_name in run._repr_html_()
@@ -153,15 +160,15 @@ def numbers(kind: inspect.Type, name: str = "") -> Iterator[str]:
 
 COUNTS = {
     "v", "n", "calls", "events", "lost", "mended", "rank", "world_size", "device", "stream", "unlinked_events", "unlinked_calls",
-    "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "baseline_share",
-    "candidate_share", "share", "realised", "realised_share", "ratio", "low", "high", "value",
+    "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
+    "steady_blocks", "frame_blocks", "ratio", "low", "high", "value",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_number_has_its_unit_in_its_key(kind: type[Document]) -> None:
     names = set(numbers(inspect.type_info(kind)))
-    assert {name for name in names if not re.search(r"_(ns|bytes)$", name)} <= COUNTS
+    assert {name for name in names if not re.search(r"_(ns|bytes|share)$", name)} <= COUNTS
     assert table_names(kind) and kind.MAIN and "v" in names
 
 

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from strobe.cli.console import Output
 from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
+from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -71,17 +72,18 @@ def write(
     """
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.build import build_report
+        from strobe.perf.report.build import answers_of, report_and_findings
         from strobe.perf.report.documents.runs import run_document
         from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.study import only_pair
         from strobe.perf.report.write import write_report
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
-        built = build_report(folders, into=into, pair=pair, allow_different=allow_different)
-        found = run_document(folders, built, pair, allow_different)
+        built, findings = report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)
+        found = run_document(runs, built, findings, allow_different)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
+        answers = answers_of(built)
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
@@ -90,6 +92,7 @@ def write(
     shown = [each for each in built.speedups if each.candidate not in found.obstacles]
     if shown:
         output.show(_table(shown))
+    output.show(*(table_text(table) for table in answers))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from strobe.core.errors import ConfigError
 from strobe.core.spans import span
-from strobe.perf.measure.profile import Capture, trace_blocks
+from strobe.perf.measure.profile import Capture, trace_blocks, trace_clip
 
 CPU = torch.device("cpu")
 
@@ -102,6 +103,58 @@ def test_a_range_that_cannot_be_traced_is_refused(tmp_path: Path, first_block: i
     with pytest.raises(ConfigError):
         trace_blocks(blocks(4, []), device=CPU, first_block=first_block, num_blocks=num_blocks, path=tmp_path / "t.json.gz")
     assert not list(tmp_path.iterdir())
+
+
+def late(count: int, made: list[int]) -> Iterator[int]:
+    """A stream whose frames come one frame block late: block `n` is handed out when `n + 1` has been made."""
+    for block in range(count):
+        with span("frame_block", block), span("denoise_step", 0):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        made.append(block)
+        if block:
+            yield block - 1
+    yield count - 1
+
+
+def test_the_trace_holds_the_blocks_that_were_made_in_it_even_if_their_frames_come_late(tmp_path: Path) -> None:
+    made: list[int] = []
+    path = tmp_path / "t.json.gz"
+    trace_blocks(late(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
+    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#3", "strobe::frame_block#4"]
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_a_late_stream_may_end_with_the_last_block_that_is_traced(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    trace_blocks(late(4, []), device=CPU, first_block=2, num_blocks=2, path=path)
+    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#2", "strobe::frame_block#3"]
+    with pytest.raises(ConfigError, match="the clip has 4 frame blocks, too few"):
+        trace_blocks(late(4, []), device=CPU, first_block=3, num_blocks=2, path=path)
+
+
+def test_a_whole_clip_is_traced_by_its_regions_without_operators(tmp_path: Path) -> None:
+    """All regions are marked, pieces of a pass and those of other threads too; the warm-up is not in the trace."""
+    path = tmp_path / "t.json.gz"
+
+    def clip() -> None:
+        with ThreadPoolExecutor(1) as worker, span("e2e"):
+            for block in range(3):
+                with span("frame_block", block), span("dit_forward"), span("ffn_up"):
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+                worker.submit(decode).result()
+
+    def decode() -> None:
+        with span("vae_decode"):
+            torch.ones(8, 8) + 1
+
+    found = trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    marked = [name for name in names(path) if "strobe" in name]
+    assert sorted(marked) == sorted(
+        f"strobe::{name}" for block in range(3) for name in (f"frame_block#{block}", "dit_forward", "ffn_up", "vae_decode")
+    )
+    assert not names(path, "cpu_op")
+    assert span("x") is span("y")
 
 
 QUIET = """

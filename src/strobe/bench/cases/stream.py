@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -145,6 +146,11 @@ class StreamCase:
         session = self._session(name)
         session.prompt(self._script.prompt)
         yield from session.stream(self._script.num_blocks, switches=self._script.switches)
+
+    def launched(self, name: str) -> AbstractContextManager[None] | None:
+        """In it the variant launches its passes kernel by kernel; None: it always does."""
+        session = self._session(name)
+        return session.launched() if session.config.knobs.cuda_graphs else None
 
     def settings(self, name: str) -> record.Variant:
         """Return what the variant's configuration resolves to here."""

@@ -25,9 +25,11 @@ from strobe.perf.records.record import (
     Excluded,
     Gate,
     Header,
+    LaunchedPasses,
     Memory,
     Quality,
     Record,
+    Regions,
     Span,
     Trace,
     Variant,
@@ -188,6 +190,8 @@ class RunRecords:
     truncated: bool
     bad_lines: tuple[int, ...]
     memory: tuple[Memory, ...] = ()
+    regions: tuple[Regions, ...] = ()
+    passes: tuple[LaunchedPasses, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """Return the settings of a variant.
@@ -298,4 +302,6 @@ def _sort(folder: Path, records: list[Record], *, truncated: bool, bad: list[int
         truncated=truncated,
         bad_lines=tuple(bad),
         memory=_of(records, Memory),
+        regions=_of(records, Regions),
+        passes=_of(records, LaunchedPasses),
     )

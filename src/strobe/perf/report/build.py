@@ -10,7 +10,8 @@ from strobe.perf.analysis.ledger.close import Ledger
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.report.attention_profile import attention_report, is_attention_run
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
+from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Figure, Notes, Report, Section, Table, Text
+from strobe.perf.report.sections.answer import ANSWER, answer_section
 from strobe.perf.report.sections.attention import attention_sections
 from strobe.perf.report.sections.breakdown import breakdown_section
 from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
@@ -51,20 +52,35 @@ def build_report(
         ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
+    return report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)[0]
+
+
+def report_and_findings(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the same report, and return with it what it rests on: each candidate against its reference.
+
+    There are none for attention calls by themselves and for a soak.
+    """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]
     if alone and len(folders) > 1:
         raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
     if alone:
-        return attention_report(alone[0], pair)
+        return attention_report(alone[0], pair), ()
     soaks = [run.folder for run in study.runs if is_soak(run)]
     if soaks and len(folders) > 1:
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
-        return soak_report(soaks[0])
+        return soak_report(soaks[0]), ()
     findings, found_latencies = find(study, allow_different), find_latencies(study)
     sections = (
         headline_section(study, findings),
+        answer_section(findings),
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
@@ -77,9 +93,9 @@ def build_report(
         stages_section(study, findings),
         roofline_section(study),
         settings_section(study),
-        notes_section(study, findings),
+        notes_section(study),
     )
-    return Report(
+    report = Report(
         v=SCHEMA_VERSION,
         speedups=speedups(findings),
         title=_title(study),
@@ -88,6 +104,13 @@ def build_report(
         banners=banners(study),
         sections=tuple(section for section in sections if section is not None),
     )
+    return report, findings
+
+
+def answers_of(report: Report) -> tuple[Table, ...]:
+    """The tables of the answer, one per candidate with an account."""
+    blocks = [block for section in report.sections if section.id == ANSWER for block in section.blocks]
+    return tuple(block.table for block in blocks if isinstance(block, Figure))
 
 
 def _ledger_section(findings: Sequence[Finding]) -> Section:
@@ -95,16 +118,16 @@ def _ledger_section(findings: Sequence[Finding]) -> Section:
     missing = []
     for finding in findings:
         if isinstance(finding.ledger, Ledger):
-            blocks += ledger_blocks(finding, finding.ledger, table_open=len(findings) == 1)
+            blocks += ledger_blocks(finding, finding.ledger)
         else:
             missing.append(f"{finding.candidate.label}: {finding.ledger}")
     if missing:
         blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
     lead = (
-        "Every line is a place where time was spent. What the candidate saves end to end is the sum of what each line saves, "
-        "to the nanosecond."
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
     )
-    return Section("ledger", "Where the time went", lead, tuple(blocks))
+    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
 
 
 def _listed(names: Sequence[str]) -> str:

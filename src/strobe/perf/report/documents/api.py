@@ -10,13 +10,15 @@ from typing import Final, Literal, TypeAlias
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.comparable.checks import given_facts
 from strobe.perf.analysis.structure.sections import parse_section
-from strobe.perf.report.build import build_report
+from strobe.perf.records.store import read_run
+from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.documents.runs import RunDocument, run_document
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.report.documents.trace_tables import trace_document
 from strobe.perf.report.speedup_page.document import speedup_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
+from strobe.perf.report.study import only_pair
 from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
 
 Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -122,7 +124,9 @@ def compare_runs(folders: Paths, *, pair: tuple[str, str] | None = None, allow_d
         ConfigError: a run does not have both of the pair, or there is no such fact.
     """
     listed, allowed = _listed(folders), tuple(allow_different)
-    return run_document(listed, build_report(listed, pair=pair, allow_different=allowed), pair, allowed)
+    report, findings = report_and_findings(listed, pair=pair, allow_different=allowed)
+    runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in listed]
+    return run_document(runs, report, findings, allowed)
 
 
 def _listed(paths: Paths) -> tuple[Path, ...]:
