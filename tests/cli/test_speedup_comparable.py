@@ -126,3 +126,8 @@ def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, t
     )
     assert meant.code == 0 and all(meant.document["comparable"].values())
     assert strobe("report", run, "--into", tmp_path / "page", "--allow-different", "tokns").code == 2
+
+
+def test_compare_refuses_a_wrong_name_before_it_measures(strobe: Strobe, tmp_path: Path) -> None:
+    result = strobe("compare", "baseline", "balanced", "--runs", tmp_path / "runs", "--allow-different", "tokns")
+    assert result.code == 2 and "did you mean 'tokens'" in result.err and not (tmp_path / "runs").exists()

@@ -124,6 +124,17 @@ class Comparability:
         return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
 
 
+def check_allowed(names: Sequence[str]) -> None:
+    """Check that facts may be meant to differ.
+
+    Raises:
+        ConfigError: one of them does not exist, or makes no difference.
+    """
+    for name in names:
+        if name not in ALLOWABLE:
+            raise unknown_choice("fact in --allow-different", name, ALLOWABLE)
+
+
 def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[str] = ()) -> Comparability:
     """Check every fact of two sides.
 
@@ -137,9 +148,7 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
     Raises:
         ConfigError: a fact of that name does not exist, or makes no difference.
     """
-    for name in allow_different:
-        if name not in ALLOWABLE:
-            raise unknown_choice("fact in --allow-different", name, ALLOWABLE)
+    check_allowed(allow_different)
     for name in (*baseline, *candidate):
         if name not in FACTS:
             raise unknown_choice("fact", name, FACTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, compare_facts
+from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, check_allowed, compare_facts
 from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
@@ -179,6 +179,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     if not any(side.log or side.traces for side in (request.baseline, request.candidate)):
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
+    check_allowed(request.allow_different)
     asked = _boundaries(request.baseline), _boundaries(request.candidate)
     unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     baseline, candidate = (_load(request, side, progress) for side in (request.baseline, request.candidate))
