@@ -34,7 +34,13 @@ _OPEN: Final = 2
 """Sections that are not folded: the headline and the answer."""
 
 
-def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tuple[str, str] | None = None) -> Report:
+def build_report(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> Report:
     """Build the report of one or several run folders.
 
     Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
@@ -43,6 +49,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         folders: run folders.
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
 
     A run of attention calls by themselves, as `strobe profile attention` leaves it, and a soak give the page of their command.
 
@@ -51,18 +58,32 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
+    return report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)[0]
+
+
+def report_and_findings(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the same report, and return with it what it rests on: each candidate against its reference.
+
+    There are none for attention calls by themselves and for a soak.
+    """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]
     if alone and len(folders) > 1:
         raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
     if alone:
-        return attention_report(alone[0], pair)
+        return attention_report(alone[0], pair), ()
     soaks = [run.folder for run in study.runs if is_soak(run)]
     if soaks and len(folders) > 1:
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
-        return soak_report(soaks[0])
-    findings, found_latencies = find(study), find_latencies(study)
+        return soak_report(soaks[0]), ()
+    findings, found_latencies = find(study, allow_different), find_latencies(study)
     sections = (
         headline_section(study, findings),
         answer_section(findings),
@@ -80,7 +101,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         settings_section(study),
         notes_section(study),
     )
-    return Report(
+    report = Report(
         v=SCHEMA_VERSION,
         speedups=speedups(findings),
         title=_title(study),
@@ -91,6 +112,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
             msgspec.structs.replace(section, folded=place >= _OPEN) for place, section in enumerate(filter(None, sections))
         ),
     )
+    return report, findings
 
 
 def answers_of(report: Report) -> tuple[Table, ...]:

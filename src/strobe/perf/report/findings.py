@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
+from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.answer import Answer, answer
 from strobe.perf.analysis.ledger.clip import Explained, Kind, block_kinds, coarsened, explain_by_regions, explain_by_trace
 from strobe.perf.analysis.ledger.close import Ledger, clip_ledger
@@ -45,9 +46,13 @@ class Finding:
         return self.stage(E2E)
 
 
-def find(study: Study) -> tuple[Finding, ...]:
-    """Compare every candidate with the reference of its own run."""
-    return tuple(_finding(reference, candidate) for reference, candidate in study.pairs)
+def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Compare every candidate with the reference of its own run.
+
+    Args:
+        allow_different: facts that are meant to differ.
+    """
+    return tuple(_finding(reference, candidate, allow_different) for reference, candidate in study.pairs)
 
 
 def find_latencies(study: Study) -> dict[str, Latencies | str]:
@@ -61,9 +66,13 @@ def find_latencies(study: Study) -> dict[str, Latencies | str]:
     return found
 
 
-def _finding(reference: Subject, candidate: Subject) -> Finding:
+def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
+    comparability = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
+    if comparability.obstacles:
+        why = comparability.refusal
+        return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
     try:
         stages = compare_stages(candidate.run, candidate.name)
     except DataError as error:
