@@ -20,7 +20,7 @@ from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.comparable.checks import Facts
-    from strobe.perf.report.model import Report
+    from strobe.perf.report.model import Block, Report
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
 
 _MB: Final = 1_000_000
@@ -264,17 +264,34 @@ def _figures(report: Report) -> dict[str, Figure | None]:
 
 
 def _show(report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
-    """What fits a terminal: banners, the speedups, the accounts, the anomalies."""
+    """What fits a terminal: the levels, the accounts and the notes; then the banners, and the answer last."""
     from strobe.perf.report import model
+    from strobe.perf.report.sections.answer import ANSWER
 
+    blocks = {section.id: section.blocks for section in report.sections}
+    lead = next(section.lead for section in report.sections if section.id == ANSWER)
+    for name in ("speedups", "ledger"):
+        output.show(*(table_text(block.table) for block in blocks[name] if isinstance(block, model.Figure)))
+        if name == "speedups":
+            open_tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
+            output.show(*map(table_text, open_tables))
+            _show_texts(blocks[name], output)
+    _show_texts(blocks["notes"], output)
     for banner in report.banners:
         output.show(f"[bold {'red' if banner.level == 'stop' else 'yellow'}]{escape(banner.title)}[/]")
         output.show(*(f"  {escape(item)}" for item in banner.items), "")
-    for section in report.sections:
-        if section.id in ("speedups", "ledger"):
-            output.show(*(table_text(block.table) for block in section.blocks if isinstance(block, model.Figure)))
-        if section.id == "speedups":
-            output.show(*(table_text(block) for block in section.blocks if isinstance(block, model.Table)))
-        if section.id in ("speedups", "notes"):
-            output.show(*(escape(item) for block in section.blocks if isinstance(block, model.Notes) for item in block.items), "")
+    output.show(escape(lead), "")
+    tables = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
+    output.show(*(table_text(table) for table in tables if isinstance(table, model.Table)))
+    _show_texts(blocks[ANSWER], output)
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), *([escape(" ".join(written))] if written else []))
+
+
+def _show_texts(blocks: Sequence[Block], output: Output) -> None:
+    """Paragraphs and notes, one line each."""
+    from strobe.perf.report import model
+
+    said = [block.text for block in blocks if isinstance(block, model.Paragraph)]
+    said += [item for block in blocks if isinstance(block, model.Notes) for item in block.items]
+    if said:
+        output.show(*map(escape, said), "")

@@ -78,7 +78,8 @@ def test_the_seven_parts_of_the_guide(guide: dict[str, Path]) -> None:
     report = build_speedup_report(load_speedup(request(guide)))
     check_whole(report)
     assert [section.id for section in report.sections] == [
-        "settings", "stages", "attention", "kernels", "sections", "speedups", "ledger", "timeline", "flame", "notes", "inputs",
+        "answer", "settings", "stages", "attention", "kernels", "sections", "speedups", "ledger", "timeline", "flame", "notes",
+        "inputs",
     ]  # fmt: skip
     stages = next(section for section in report.sections if section.id == "stages").blocks[0]
     assert isinstance(stages, Table)

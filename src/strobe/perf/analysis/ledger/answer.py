@@ -1,4 +1,7 @@
-"""The answer in a few lines: what a steady frame block spends on each part, before and after, and how much of it has a name."""
+"""The answer in a few lines: what a unit spends on each part, before and after, and how much of it has a name.
+
+The unit is a steady frame block of our own runs, or what the account of two foreign traces is for.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from strobe.perf.analysis.device.kernel_kinds import KernelKind
 from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.parts import NAMELESS, Part, part_of
+from strobe.perf.analysis.ledger.close import Line
+from strobe.perf.analysis.ledger.cut import OTHER_KERNELS
+from strobe.perf.analysis.ledger.parts import NAMELESS, Part, part_of, trace_part
+from strobe.perf.analysis.ledger.traces import Account, UnitName
 from strobe.perf.analysis.runs.timeline import Label
 
 MOST_LINES: Final = 8
+_UNITS: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +29,9 @@ class PartLine:
 
     Args:
         parts: what the time was spent on; several in the line of all that is too small for one of its own.
-        baseline_ns, candidate_ns: mean of a steady frame block.
-        share: of what a steady frame block saves; None if it saves nothing.
-        elsewhere_ns: what a clip saves on this part outside its steady frame blocks.
+        baseline_ns, candidate_ns: mean of a unit, such as a steady frame block.
+        share: of what a unit saves; None if it saves nothing.
+        elsewhere_ns: what a clip saves on this part outside its steady frame blocks; 0 for foreign traces.
     """
 
     parts: tuple[Part, ...]
@@ -34,7 +42,7 @@ class PartLine:
 
     @property
     def saved_ns(self) -> Fraction:
-        """What a steady frame block saves."""
+        """What a unit saves."""
         return self.baseline_ns - self.candidate_ns
 
 
@@ -50,35 +58,38 @@ class KindLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Where the difference between two variants comes from.
+    """Where the difference between two sides comes from.
 
     Args:
-        lines: at most `MOST_LINES`, what saved most first; they add up to a steady frame block.
-        kinds: what each kind of frame block adds to a clip; they add up to a clip.
-        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
-        explained_time: share of the clips of the side where it is smaller that has a name.
+        lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
+        unit: what the lines are of, in words: `steady frame block`, `frame block`; of foreign
+            traces `stage`, `step`, `focal call` or `traced window`.
+        explained_time: share of the time of the side where it is smaller that has a name.
         explained_saving: share of the saving that has a name; None if nothing is saved.
+        kinds: what each kind of frame block adds to a clip; they add up to a clip. None for foreign traces.
+        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
         disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
             of the clips that marking regions took.
         traced: whether a trace was used.
     """
 
     lines: tuple[PartLine, ...]
-    kinds: tuple[KindLine, ...]
-    num_steady: int
+    unit: str
     explained_time: float
     explained_saving: float | None
-    disturbed: tuple[float, float]
-    traced: bool
+    kinds: tuple[KindLine, ...] = ()
+    num_steady: int = 0
+    disturbed: tuple[float, float] = (0.0, 0.0)
+    traced: bool = True
 
     @property
     def baseline_ns(self) -> Fraction:
-        """A steady frame block of the baseline."""
+        """One unit of the baseline."""
         return sum((line.baseline_ns for line in self.lines), Fraction(0))
 
     @property
     def candidate_ns(self) -> Fraction:
-        """A steady frame block of the candidate."""
+        """One unit of the candidate."""
         return sum((line.candidate_ns for line in self.lines), Fraction(0))
 
 
@@ -88,15 +99,9 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
     kind = Kind.STEADY if all(side.num_blocks.get(Kind.STEADY) for side in sides) else None
     per_block = [_per_block(side, kind) for side in sides]
     outside = [_elsewhere(side, kind) for side in sides]
-    saved = sum(per_block[0].values()) - sum(per_block[1].values())
-    lines = []
-    for inside in _grouped(per_block, outside):
-        b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_block)
-        beyond = sum((outside[0][each] - outside[1][each] for each in inside), Fraction(0))
-        share = float((b - c) / saved) if saved else None
-        lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond))
     return Answer(
-        lines=tuple(lines),
+        lines=_lines(per_block, outside),
+        unit="steady frame block" if kind else "frame block",
         kinds=tuple(_kinds(baseline, candidate)),
         num_steady=baseline.num_blocks.get(Kind.STEADY, 0) if kind else 0,
         explained_time=min(_explained(side) for side in sides),
@@ -104,6 +109,47 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
         disturbed=(_disturbed(baseline), _disturbed(candidate)),
         traced=bool(baseline.traced_ns or candidate.traced_ns),
     )
+
+
+def account_answer(account: Account) -> Answer:
+    """Sum up the account of two foreign traces by part."""
+    both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
+    nameless = []
+    for line in account.ledger.lines:
+        label, times = Label(line.path, line.activity), _times(account, line)
+        shares = account.kinds if label == OTHER_KERNELS else {KernelKind.OTHER: times}
+        for kind, share in shares.items():
+            for found, ns in zip(both, share, strict=True):
+                found[trace_part(label, kind)] += ns
+        if trace_part(label) in NAMELESS:
+            nameless.append(times)
+    whole = account.per_unit(account.ledger.baseline_ns), account.per_unit(account.ledger.candidate_ns)
+    assert tuple(sum(found.values()) for found in both) == whole, "the parts do not add up to the account"
+    nothing = dict.fromkeys(Part, Fraction(0))
+    named = [1 - sum(abs(times[at]) for times in nameless) / took for at, took in enumerate(whole) if took]
+    saved, moved = whole[0] - whole[1], sum(abs(b - c) for b, c in nameless)
+    return Answer(
+        lines=_lines(both, (nothing, nothing)),
+        unit=_UNITS[account.unit],
+        explained_time=max(0.0, float(min(named, default=Fraction(0)))),
+        explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
+    )
+
+
+def _times(account: Account, line: Line) -> tuple[Fraction, Fraction]:
+    return account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns)
+
+
+def _lines(per_unit: Sequence[Mapping[Part, Fraction]], elsewhere: Sequence[Mapping[Part, Fraction]]) -> tuple[PartLine, ...]:
+    """One line for each group of parts, with its share of what a unit saves."""
+    saved = sum(per_unit[0].values()) - sum(per_unit[1].values())
+    lines = []
+    for inside in _grouped(per_unit, elsewhere):
+        b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_unit)
+        beyond = sum((elsewhere[0][each] - elsewhere[1][each] for each in inside), Fraction(0))
+        share = float((b - c) / saved) if saved else None
+        lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond))
+    return tuple(lines)
 
 
 def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Mapping[Part, Fraction]]) -> list[tuple[Part, ...]]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
+from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import BUSY, Work, device_work
 from strobe.perf.analysis.runs.partition import Tile
@@ -33,6 +34,8 @@ FOCAL_NAME: Final = "focal kernel"
 """The focal kernels of both sides are one name, so that they are compared with each other."""
 _PLACES: Final = ("focal", "section", "step")
 _ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
+OTHER_KERNELS: Final = Label(("step",), "kernel")
+"""The label of kernels that are neither focal nor of a section."""
 LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in _ACTIVITIES)
 
 
@@ -79,6 +82,7 @@ class TracedSide:
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
         inclusive: time that each label covers by itself, whatever else ran, over all tiles.
+        kinds: what kernels of each kind own of `OTHER_KERNELS`, over all tiles; they add up to it.
         focal_names: normalised names of the focal kernels, those with most calls first.
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
@@ -92,6 +96,7 @@ class TracedSide:
     tiles: tuple[Tile, ...]
     calls: Mapping[str, tuple[int, int]]
     inclusive: Mapping[Label, int]
+    kinds: Mapping[KernelKind, int]
     focal_names: tuple[str, ...]
     focal: tuple[tuple[int, ...], ...]
     counted: tuple[int, ...]
@@ -194,6 +199,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
         ),
         calls=calls,
         inclusive=_inclusive(work, _Marks(focal, member & ~focal), areas, tiles),
+        kinds=_kinds(trace, work, pieces),
         focal_names=_focal_names(trace, work, focal),
         focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
         counted=tuple((work.end - work.start)[focal & counted].tolist()),
@@ -279,6 +285,18 @@ def _sums(pieces: Pieces, work: Work, tiles: Intervals) -> tuple[list[Counter[La
     assert (total.sum(axis=1) == tiles.end - tiles.start).all(), "a tile does not add up"
     owned = [Counter({label: ns for label, ns in zip(LABELS, row, strict=True) if ns}) for row in total.tolist()]
     return owned, exclusive
+
+
+def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:
+    """What kernels of each kind own of the other kernels' time."""
+    own = pieces.label == LABELS.index(OTHER_KERNELS)
+    found: Counter[KernelKind] = Counter()
+    ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
+    took = np.zeros(len(ids), np.int64)
+    np.add.at(took, place, (pieces.end - pieces.start)[own])
+    for name, ns in zip(ids.tolist(), took.tolist(), strict=True):
+        found[kernel_kind(trace.device_events.names[name])] += ns
+    return dict(found)
 
 
 def _inclusive(work: Work, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:

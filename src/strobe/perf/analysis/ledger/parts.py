@@ -1,4 +1,7 @@
-"""The parts of a frame block that a reader knows by name. Every label of a ledger belongs to one."""
+"""The parts of a frame block, or of a step of a foreign trace, that a reader knows by name.
+
+Every label of a ledger belongs to one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from enum import StrEnum
 from typing import Final
 
 from strobe.core import spans
-from strobe.perf.analysis.device.idle import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD
+from strobe.perf.analysis.device.idle import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, UNLINKED
+from strobe.perf.analysis.device.kernel_kinds import KernelKind
 from strobe.perf.analysis.runs.replays import UNMATCHED
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
 
@@ -29,6 +33,11 @@ class Part(StrEnum):
     FEED_FORWARD = "feed-forward"
     NORMS = "norms and glue"
     PASS = "transformer pass, not told apart"
+    FOCAL = "focal kernel"
+    SECTION = "section around the focal kernel"
+    OTHER_ATTENTION = "attention kernels"
+    MATRIX = "matrix products"
+    OTHER_KERNELS = "other kernels"
     COPIES = "copies"
     COMMUNICATION = "communication between devices"
     WAITING = "GPU waiting for the host"
@@ -46,6 +55,11 @@ MEANING: Final[dict[Part, str]] = {
     Part.FEED_FORWARD: "both matrices and the activation between them",
     Part.NORMS: "norms, modulation, residuals, embedding, output head, fresh noise mixed in",
     Part.PASS: "kernels of graphs that nothing tells apart",
+    Part.FOCAL: "the kernel that was named as the one the change is about",
+    Part.SECTION: "other kernels inside the section that was asked for",
+    Part.OTHER_ATTENTION: "kernels of attention by their names, but for the focal one",
+    Part.MATRIX: "matrix products and convolutions by the names of their kernels",
+    Part.OTHER_KERNELS: "norms, elementwise operations, reductions and all else",
     Part.COPIES: "memory copies and fills",
     Part.COMMUNICATION: "messages between devices that share a stream",
     Part.WAITING: "no kernel runs, because the host has launched none yet, or a launch is on its way",
@@ -62,6 +76,10 @@ _NORMS: Final = frozenset(
      spans.HEAD, spans.RENOISE}
 )  # fmt: skip
 _COPIES: Final = frozenset({"memcpy", "memset"})
+_WAITING: Final = frozenset({HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD})
+_OF_KIND: Final = {
+    KernelKind.ATTENTION: Part.OTHER_ATTENTION, KernelKind.MATRIX: Part.MATRIX, KernelKind.OTHER: Part.OTHER_KERNELS,
+}  # fmt: skip
 _PASSES: Final = frozenset({spans.DENOISE_STEP, spans.COMMIT, spans.RECACHE})
 _DECODING: Final = frozenset({spans.VAE_DECODE, spans.DECODE_WAIT})
 _REST: Final = frozenset({spans.DRAW, spans.TEXT, spans.TEXT_KV, spans.KV_OPEN, spans.KV_SINK})
@@ -75,7 +93,7 @@ def part_of(label: Label) -> Part:
     if activity == AROUND:
         return Part.ENDS
     if activity in IDLE:
-        return Part.WAITING if activity in (HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD) else Part.GAPS
+        return Part.WAITING if activity in _WAITING else Part.GAPS
     if not path:
         return Part.UNNAMED
     if NOT_APART in path:
@@ -85,6 +103,27 @@ def part_of(label: Label) -> Part:
     if activity in _COPIES and path[0] not in _DECODING:
         return Part.COPIES
     return _by_path(path)
+
+
+def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
+    """Return the part that a label of a foreign trace belongs to.
+
+    Args:
+        label: focal kernel, section or step, and what ran there; without a path, what a log measured beyond the trace.
+        kind: what the kernels compute that are neither focal nor of a section.
+    """
+    path, activity = label
+    if not path or activity == UNLINKED:
+        return Part.UNNAMED
+    if activity in IDLE:
+        return Part.WAITING if activity in _WAITING else Part.GAPS
+    if path == ("focal",):
+        return Part.FOCAL
+    if activity == "comm":
+        return Part.COMMUNICATION
+    if activity in _COPIES:
+        return Part.COPIES
+    return Part.SECTION if path == ("section",) else _OF_KIND[kind]
 
 
 def _by_path(path: tuple[str, ...]) -> Part:

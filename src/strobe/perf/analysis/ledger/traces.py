@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final, Literal, NamedTuple
 
+from strobe.perf.analysis.device.kernel_kinds import KernelKind
 from strobe.perf.analysis.ledger.close import DILATION, OUTSIDE_WINDOW, Anchor, Ledger, Level, Line, Owned, Scale, close_ledger
 from strobe.perf.analysis.ledger.cut import TracedSide
 from strobe.perf.analysis.ledger.intervals import Sampled, Spread, step_spread
@@ -52,6 +53,7 @@ class Account:
         why: why this unit.
         missing: levels that could not be reached, with the reason.
         inclusive: what each label covers by itself in one unit of the baseline and of the candidate, whatever else ran.
+        kinds: what kernels of each kind own of the line of the other kernels, in one unit of both; they add up to it.
     """
 
     ledger: Ledger
@@ -59,6 +61,7 @@ class Account:
     why: str
     missing: Mapping[str, str]
     inclusive: Mapping[Label, tuple[Fraction, Fraction]] = field(default_factory=dict)
+    kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
 
     def per_unit(self, ns: int | Fraction) -> Fraction:
         """A time of the ledger for one unit."""
@@ -173,12 +176,18 @@ def _closed(
         label: (unit.factors[0] * sides[0].inclusive.get(label, 0), unit.factors[1] * sides[1].inclusive.get(label, 0))
         for label in sides[0].inclusive.keys() | sides[1].inclusive.keys()
     }
+    kinds = {
+        kind: (unit.factors[0] * sides[0].kinds.get(kind, 0), unit.factors[1] * sides[1].kinds.get(kind, 0))
+        for kind in KernelKind
+        if kind in sides[0].kinds or kind in sides[1].kinds
+    }
     return Account(
         ledger=close_ledger(owned[0], owned[1], scaled, scale, _spread(sides, unit, timed=bool(anchors))),
         unit=unit.name,
         why=unit.why,
         missing=missing,
         inclusive=inclusive,
+        kinds=kinds,
     )
 
 

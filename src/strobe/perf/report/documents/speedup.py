@@ -111,6 +111,35 @@ class LedgerPart(Part, frozen=True, kw_only=True):
     kernels: Annotated[tuple[EffectPart, ...], Meta(description="every kernel")]
 
 
+class AnswerLine(Part, frozen=True, kw_only=True):
+    """One part of a unit; the parts add up to the account of the slowest ranks exactly."""
+
+    part: Annotated[str, Meta(description="what the time was spent on; several, with commas, that are too small for a row each")]
+    baseline_ns: Exact
+    candidate_ns: Exact
+    saved_ns: Exact
+    share: Annotated[float | None, Meta(description="of what a unit saves; null if it saves nothing or is not comparable")]
+
+
+class AnswerPart(Part, frozen=True, kw_only=True):
+    """The answer in a few lines."""
+
+    headline: Annotated[str, Meta(description="the speedups that count, or why there are none")]
+    levels: Annotated[tuple[str, ...], Meta(description="the levels that the headline is of; empty if there is no speedup")]
+    missing: Annotated[str, Meta(description="why there is no account of the time; empty if there is one")]
+    unit: Annotated[str, Meta(description="what the parts are of: stage, step, focal call or traced window; else empty")]
+    baseline_ns: OrExact
+    candidate_ns: OrExact
+    explained_time_share: Annotated[
+        float | None, Meta(description="share of the time that has a name, of the side where it is less")
+    ]
+    explained_saving_share: Annotated[
+        float | None, Meta(description="share of the saving that has a name; null if nothing is saved or it is not comparable")
+    ]
+    limit: Annotated[str, Meta(description="what limits the candidate now, with the figure")]
+    parts: Annotated[tuple[AnswerLine, ...], Meta(description="at most eight, what saved most first")]
+
+
 class SectionsPart(Part, frozen=True, kw_only=True):
     """The sections of one trace."""
 
@@ -158,11 +187,12 @@ class SidesPart(Part, frozen=True, kw_only=True):
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """How much faster the candidate is, at which level, and where the rest went.
 
-    `rows()` are the lines of the ledgers as numbers; `rows("levels")`, `rows("kernels")` and `rows("facts")` are the others.
+    `rows()` are the lines of the ledgers as numbers; `rows("parts")` is the answer, and `rows("levels")`, `rows("kernels")` and
+    `rows("facts")` are the others.
     """
 
     MAIN: ClassVar[str] = "lines"
-    SHOWN: ClassVar[tuple[str, ...]] = ("levels", "lines")
+    SHOWN: ClassVar[tuple[str, ...]] = ("parts", "levels", "lines")
 
     comparable: Annotated[bool, Meta(description="nothing differs that must not; without it there is no ratio")]
     obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that make the sides not comparable")]
@@ -174,6 +204,8 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     levels: Annotated[dict[str, LevelPart], Meta(description="by level: kernel, section, attention, step, stage, e2e")]
     call_ledger: Annotated[LedgerPart | None, Meta(description="from one kernel to the stage; null without a level of both")]
     ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="of the traces: of the slowest ranks, then of every rank")]
+    answer: Annotated[AnswerPart, Meta(description="where the saving comes from, in a few lines")]
+    contradictions: Annotated[tuple[str, ...], Meta(description="figures that cannot all be right; they are among the anomalies")]
     anomalies: Annotated[tuple[str, ...], Meta(description="what cannot be right, or should not be believed without a look")]
     sides: Annotated[SidesPart, Meta(description="what was read and found of each")]
 
@@ -181,12 +213,18 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.
 
         Args:
-            table: lines, levels, kernels or facts; by default the lines of the ledgers.
+            table: lines, parts, levels, kernels or facts; by default the lines of the ledgers.
 
         Raises:
             ConfigError: there is no such table.
         """
-        tables = {"lines": self._lines, "levels": self._levels, "kernels": self._kernels, "facts": self._facts}
+        tables = {
+            "lines": self._lines,
+            "parts": self._parts,
+            "levels": self._levels,
+            "kernels": self._kernels,
+            "facts": self._facts,
+        }
         chosen = table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
@@ -208,6 +246,19 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
             }
             for ledger in self.ledgers
             for line in ledger.lines
+        ]
+
+    def _parts(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "unit": self.answer.unit,
+                "part": line.part,
+                "baseline_ns": _number(line.baseline_ns),
+                "candidate_ns": _number(line.candidate_ns),
+                "saved_ns": _number(line.saved_ns),
+                "share": line.share,
+            }
+            for line in self.answer.parts
         ]
 
     def _levels(self) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from strobe.perf.report.text import significant
 ANSWER: Final = "answer"
 """Id of the section."""
 REST: Final = "the rest"
+SHORT_NS: Final = 100_000_000
+"""Times below are given with four digits."""
 HOST_BOUND: Final = 0.2
 """Share of a frame block from which on waiting for the host is what limits it."""
 _BOUND: Final[dict[Part, str]] = {
@@ -28,6 +30,11 @@ _BOUND: Final[dict[Part, str]] = {
     Part.CROSS_ATTENTION: "cross-attention",
     Part.FEED_FORWARD: "the matrix products of the feed-forward",
     Part.NORMS: "memory traffic of norms and glue",
+    Part.FOCAL: "the focal kernel",
+    Part.SECTION: "the work around the focal kernel",
+    Part.OTHER_ATTENTION: "attention kernels",
+    Part.MATRIX: "matrix products",
+    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
     Part.COPIES: "memory copies",
     Part.COMMUNICATION: "communication between devices",
     Part.GAPS: "gaps between kernels",
@@ -57,7 +64,7 @@ def _figure(finding: Finding, found: Answer) -> Figure:
     names = finding.reference.label, finding.candidate.label
     drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
     picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
-    title = f"From a {_block(found)} of {names[0]} to one of {names[1]}: bars that go left are time saved."
+    title = f"From a {found.unit} of {names[0]} to one of {names[1]}: bars that go left are time saved."
     alt = f"Waterfall from {names[0]} to {names[1]}; the table says the same."
     return Figure(title, alt, picture, answer_table(finding, found), table_open=True)
 
@@ -67,24 +74,25 @@ def answer_table(finding: Finding, found: Answer) -> Table:
     reference, candidate = finding.reference, finding.candidate
     columns = (
         Column("part"),
-        Column(reference.label, "ms", True, hint=f"of a {_block(found)}"),
-        Column(candidate.label, "ms", True, hint=f"of a {_block(found)}"),
+        Column(reference.label, "ms", True, hint=f"of a {found.unit}"),
+        Column(candidate.label, "ms", True, hint=f"of a {found.unit}"),
         Column("saved", "ms", True),
         Column("share of saving", numeric=True),
         Column("saved in the clip's other blocks", "ms", True, hint="first, filling and switch frame blocks, start and end"),
     )
-    rows = [_row(line) for line in found.lines]
+    rows = [Row((*part_cells(line), Time(float(line.elsewhere_ns)))) for line in found.lines]
     saved = found.baseline_ns - found.candidate_ns
     beyond = sum((line.elsewhere_ns for line in found.lines), Fraction(0))
     total: tuple[Cell, ...] = (Time(float(found.baseline_ns)), Time(float(found.candidate_ns)), Time(float(saved)))
     share: Cell = Share(1.0) if saved else Missing("", "-")
-    rows.append(Row((Text(f"a {_block(found)}"), *total, share, Time(float(beyond))), strong=True))
-    notes = (_kinds(found), limit(candidate, found), *_rest_words(found), disturbance(reference, candidate, found))
+    rows.append(Row((Text(f"a {found.unit}"), *total, share, Time(float(beyond))), strong=True))
+    notes = (
+        _kinds(found),
+        limit(candidate.label, found, _attention_rate(candidate, found)),
+        *rest_words(found),
+        disturbance(reference, candidate, found),
+    )
     return Table(headline(finding, found), columns, tuple(rows), notes)
-
-
-def _block(found: Answer) -> str:
-    return "steady frame block" if found.num_steady else "frame block"
 
 
 def headline(finding: Finding, found: Answer) -> str:
@@ -95,7 +103,7 @@ def headline(finding: Finding, found: Answer) -> str:
         interval = f" [{e2e.interval.low:.2f}, {e2e.interval.high:.2f}]" if e2e.interval else ""
         said += f": {e2e.ratio:.2f}x{interval} end to end"
     times = significant(float(found.candidate_ns) / 1e6), significant(float(found.baseline_ns) / 1e6)
-    return f"{said}. A {_block(found)} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}"
+    return f"{said}. A {found.unit} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}"
 
 
 def explained(found: Answer) -> str:
@@ -106,11 +114,12 @@ def explained(found: Answer) -> str:
     return f"Explained: {100 * found.explained_saving:.1f} % of the saving, {time}."
 
 
-def _row(line: PartLine) -> Row:
+def part_cells(line: PartLine) -> tuple[Cell, ...]:
+    """Part, before, after, saved, and the share of the saving."""
     share: Cell = Missing("", "-") if line.share is None else Share(line.share)
     note = MEANING[line.parts[0]] if len(line.parts) == 1 else ""
     times = (Time(float(line.baseline_ns)), Time(float(line.candidate_ns)), Time(float(line.saved_ns)))
-    return Row((Text(line_name(line), note=note), *times, share, Time(float(line.elsewhere_ns))))
+    return (Text(line_name(line), note=note), *times, share)
 
 
 def _kinds(found: Answer) -> str:
@@ -124,35 +133,51 @@ def _kinds(found: Answer) -> str:
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
 
 
-def _rest_words(found: Answer) -> tuple[str, ...]:
+def rest_words(found: Answer) -> tuple[str, ...]:
+    """Which parts the line of the rest is."""
     several = [line for line in found.lines if len(line.parts) > 1]
     return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
 
 
-def limit(subject: Subject, found: Answer) -> str:
-    """One sentence on what limits a variant now, with the figure."""
+def limit(label: str, found: Answer, attention_rate: str = "") -> str:
+    """One sentence on what limits a side now, with the figure.
+
+    Args:
+        label: of the candidate.
+        found: the answer.
+        attention_rate: what is added if that is the attention kernel.
+    """
     whole = float(found.candidate_ns) or 1.0
     times = {line.parts[0]: float(line.candidate_ns) for line in found.lines if len(line.parts) == 1}
     waiting = times.get(Part.WAITING, 0.0) / whole
     if waiting >= HOST_BOUND:
         return (
-            f"{subject.label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {_block(found)} "
-            f"({times[Part.WAITING] / 1e6:.1f} of {whole / 1e6:.1f} ms)."
+            f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
+            f"({_of(times[Part.WAITING], whole)})."
         )
     largest = max((part for part in times if part in _BOUND), key=lambda part: times[part], default=None)
-    if largest is None:
-        return f"Nothing says what limits {subject.label} now."
-    figure = f"{largest.value} takes {100 * times[largest] / whole:.0f} % of a {_block(found)}"
-    rate = _attention_rate(subject, times[largest]) if largest == Part.ATTENTION_KERNEL and found.num_steady else ""
-    return (
-        f"{subject.label} is bound by {_BOUND[largest]} now: {figure} ({times[largest] / 1e6:.1f} of {whole / 1e6:.1f} ms){rate}."
-    )
+    nameless = times.get(Part.UNNAMED, 0.0)
+    if largest is None or nameless > times[largest]:
+        return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
+    rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
+    share = f"{100 * times[largest] / whole:.0f} % of a {found.unit}"
+    return f"{label} is bound by {_BOUND[largest]} now, {share} ({_of(times[largest], whole)}){rate}."
 
 
-def _attention_rate(subject: Subject, took_ns: float) -> str:
+def _of(part_ns: float, whole_ns: float) -> str:
+    """A part of a whole in milliseconds; short ones with four digits."""
+    short = whole_ns < SHORT_NS
+    part, whole = (significant(ns / 1e6) if short else f"{ns / 1e6:.1f}" for ns in (part_ns, whole_ns))
+    return f"{part} of {whole} ms"
+
+
+def _attention_rate(subject: Subject, found: Answer) -> str:
     """FLOP rate of the attention kernel in a steady frame block, where the records say its FLOPs."""
     costs = {cost.span: cost for cost in subject.settings.costs}
-    if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps or not took_ns:
+    took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
+    if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
+        return ""
+    if not took_ns or not found.num_steady:
         return ""
     flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
     if not flops:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from strobe.perf.report.extract import StageLog, TimerLog, attention_section, input_file, inputs_section, stages_section
-from strobe.perf.report.model import SCHEMA_VERSION, Cell, Fact, Missing, Number, Paragraph, Report, Section
+from strobe.perf.report.model import SCHEMA_VERSION, Fact, Number, Paragraph, Report, Section
+from strobe.perf.report.speedup_page.answer import answer_section
 from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
 from strobe.perf.report.speedup_page.ledger import ledger_section
 from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, levels_section, speedups
@@ -14,8 +17,9 @@ from strobe.perf.report.speedup_page.study import SpeedupStudy
 
 
 def build_speedup_report(study: SpeedupStudy) -> Report:
-    """Lay the study out: settings, stages, attention, kernels, sections, speedups, where the time went, notes."""
+    """Lay the study out: the answer, and folded below it settings, stages, attention, kernels, sections, speedups, the ledger."""
     sections = (
+        answer_section(study),
         settings_section(study),
         _stages(study),
         _attention(study),
@@ -35,7 +39,9 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         subtitle=_subtitle(study),
         facts=_facts(study),
         banners=banners(study),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(
+            msgspec.structs.replace(section, folded=place > 0) for place, section in enumerate(filter(None, sections))
+        ),
     )
 
 
@@ -49,8 +55,9 @@ def _subtitle(study: SpeedupStudy) -> str:
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
     found = []
     for figure in study.levels if study.comparable else ():
-        value: Cell = Missing("", "missing") if figure.ratio is None else Number(float(figure.ratio), 4, "x")
-        found.append(Fact(LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else ""), value))
+        if figure.ratio is not None:
+            name = LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else "")
+            found.append(Fact(name, Number(float(figure.ratio), 4, "x")))
     return tuple(found)
 
 

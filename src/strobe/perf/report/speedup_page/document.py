@@ -15,9 +15,11 @@ from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.measure.stats import Interval
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
-from strobe.perf.report.speedup_page.ledger import line_title
+from strobe.perf.report.sections.answer import limit
+from strobe.perf.report.speedup_page.answer import headline, headline_levels
+from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
-from strobe.perf.report.speedup_page.notes import anomalies
+from strobe.perf.report.speedup_page.notes import anomalies, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
@@ -34,6 +36,8 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         "levels": {figure.level: _level(figure) for figure in study.levels},
         "call_ledger": None if study.call_account is None else _account(study.call_account),
         "ledgers": [{"ranks": name, **_account(account)} for name, account in study.accounts],
+        "answer": _answer(study),
+        "contradictions": list(contradictions(study)),
         "anomalies": list(anomalies(study)),
         "sides": {side.request.name: _side(side) for side in study.sides},
     }
@@ -43,6 +47,35 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
 def exact(ns: Fraction | int) -> str:
     """A time to the last digit: `12345` or `12345/7` nanoseconds."""
     return str(Fraction(ns))
+
+
+def _answer(study: SpeedupStudy) -> dict[str, Any]:
+    found = study.answer
+    figures = headline_levels(study)
+    said = {"headline": headline(study), "levels": [figure.level for figure in figures]}
+    if found is None:
+        nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
+        return {**said, **nothing, "missing": no_account(study), "unit": "", "limit": "", "parts": []}
+    return {
+        **said,
+        "missing": "",
+        "unit": found.unit,
+        "baseline_ns": exact(found.baseline_ns),
+        "candidate_ns": exact(found.candidate_ns),
+        "explained_time_share": found.explained_time,
+        "explained_saving_share": found.explained_saving if study.comparable else None,
+        "limit": limit("candidate", found),
+        "parts": [
+            {
+                "part": ", ".join(part.value for part in line.parts),
+                "baseline_ns": exact(line.baseline_ns),
+                "candidate_ns": exact(line.candidate_ns),
+                "saved_ns": exact(line.saved_ns),
+                "share": line.share if study.comparable else None,
+            }
+            for line in found.lines
+        ],
+    }
 
 
 def _fact(check: Check) -> dict[str, Any]:

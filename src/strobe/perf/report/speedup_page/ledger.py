@@ -31,7 +31,7 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.sections.ledger import INTERVAL, Drop, interval_cell, waterfall, whisker_words
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, loud_units, ms
-from strobe.perf.report.speedup_page.study import SpeedupStudy
+from strobe.perf.report.speedup_page.study import NO_TRACE, SpeedupStudy
 
 MAX_EFFECTS: Final = 20
 FEW_STEPS: Final = (
@@ -69,19 +69,34 @@ def ledger_section(study: SpeedupStudy) -> Section:
     """The account of the slowest ranks in full, and every rank in a table."""
     title = "Where the time went"
     if not study.accounts:
-        lacking = [side.request.name for side in study.sides if not side.traces]
-        return Section("ledger", title, "", (Paragraph(f"No ledger: no trace of the {' and the '.join(lacking)}."),))
+        return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
     name, account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
         f"save. Times are for {UNITS[account.unit]}: {account.why}."
     )
-    blocks: list[Block] = [_figure(study, name, account), _effects(account)]
+    blocks: list[Block] = [_figure(study, name, account), _effects(account), *_unreached(account)]
     if len(study.accounts) > 2:
         blocks.append(_ranks(study))
     if any(side.met for side in study.sides):
         blocks.append(_waiting(study))
     return Section("ledger", title, lead, tuple(blocks))
+
+
+def no_account(study: SpeedupStudy) -> str:
+    """Why there is no account of the traces."""
+    lacking = [(side.request.name, side.side.traced) for side in study.sides if isinstance(side.side.traced, str)]
+    without = [name for name, reason in lacking if reason == NO_TRACE]
+    said = [f"no trace of the {' and the '.join(without)}"] if without else []
+    return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
+
+
+def _unreached(account: Account) -> Iterator[Table]:
+    """The levels that the account does not come to."""
+    if account.missing:
+        rows = tuple(Row((Text(level), Text(reason))) for level, reason in account.missing.items())
+        caption = f"What the ledger does not reach: {', '.join(account.missing)}."
+        yield Table(caption, (Column("level"), Column("why")), rows, collapsed=True)
 
 
 def _figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
@@ -130,7 +145,6 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
         _interval_note(account),
         *([ideal] if study.comparable else []),
         *_other_calls(study),
-        *(f"Missing, {level}: {reason}" for level, reason in account.missing.items()),
     ]
     if account.unit == "stage":
         notes += loud_units(study)

@@ -74,7 +74,7 @@ def levels_section(study: SpeedupStudy) -> Section:
     )
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
-    blocks: list[Block] = [_figure(study)]
+    blocks: list[Block] = [*_figure(study), *_missing(study)]
     account = study.call_account
     if account is not None and len(account.ledger.levels) > 1:
         blocks.append(_account_figure(study, account))
@@ -84,7 +84,22 @@ def levels_section(study: SpeedupStudy) -> Section:
     return Section("speedups", "Speedups", lead, tuple(blocks))
 
 
-def _figure(study: SpeedupStudy) -> Figure | Table:
+def _missing(study: SpeedupStudy) -> Iterator[Table]:
+    """The levels that were not measured on both sides, with what is known of one."""
+    lacking = [figure for figure in study.levels if figure.missing]
+    if lacking:
+        columns = (Column("level"), Column("baseline", "ms", True), Column("candidate", "ms", True), Column("why"))
+        rows = [Row((_level_name(figure), *_level_times(figure), Text(figure.missing))) for figure in lacking]
+        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
+        yield Table(caption, columns, tuple(rows), collapsed=True)
+
+
+def _figure(study: SpeedupStudy) -> Iterator[Block]:
+    """The levels that were measured on both sides."""
+    measured = [figure for figure in study.levels if not figure.missing]
+    if not measured:
+        yield Paragraph("No level was measured on both sides.")
+        return
     whiskers = tuple(
         Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "")
         for figure in study.levels
@@ -109,12 +124,13 @@ def _figure(study: SpeedupStudy) -> Figure | Table:
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
-    rows = tuple(_level_row(figure, len(columns), study.comparable) for figure in study.levels)
-    table = Table("Speedups.", columns, rows, tuple(notes))
+    rows = tuple(_level_row(figure, study.comparable) for figure in measured)
+    table = Table("Speedups." if study.comparable else "Times.", columns, rows, tuple(notes))
     if not whiskers:
-        return table
+        yield table
+        return
     title = "Speedup at each level, with the 95 % interval where there is one."
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", whiskers), table, table_open=True)
+    yield Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", whiskers), table, table_open=True)
 
 
 def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
@@ -130,15 +146,22 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _level_row(figure: LevelFigure, width: int, comparable: bool) -> Row:
-    name = Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
-    b, c, saved = figure.baseline, figure.candidate, figure.saved_ns
-    if isinstance(b, str) or isinstance(c, str) or saved is None:
-        times = (Missing("", "-") if isinstance(each, str) else ExactTime(round(each.mean_ns)) for each in (b, c))
-        return Row(
-            (name, Missing(figure.missing or "no time"), Text(""), Text(""), *times, *(Text("") for _ in range(width - 6)))
-        )
-    times = (ExactTime(round(each)) for each in (b.mean_ns, c.mean_ns, saved))
+def _level_name(figure: LevelFigure) -> Text:
+    return Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
+
+
+def _level_times(figure: LevelFigure) -> tuple[Cell, Cell]:
+    b, c = (
+        Missing("", "-") if isinstance(each, str) else ExactTime(round(each.mean_ns))
+        for each in (figure.baseline, figure.candidate)
+    )
+    return b, c
+
+
+def _level_row(figure: LevelFigure, comparable: bool) -> Row:
+    name, b, c, saved = _level_name(figure), figure.baseline, figure.candidate, figure.saved_ns
+    assert not isinstance(b, str) and not isinstance(c, str) and saved is not None
+    times = (*_level_times(figure), ExactTime(round(saved)))
     source = Text(b.what if b.what == c.what else f"{b.what}; {c.what}")
     if figure.ratio is None:
         reason = "no time on one side" if comparable else "not comparable"

@@ -10,16 +10,15 @@ from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 from strobe.perf.report.extract import unit_notes
 from strobe.perf.report.model import Notes, Section
-from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, ms
+from strobe.perf.report.speedup_page.levels import ms
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
 def notes_section(study: SpeedupStudy) -> Section:
-    """Remarks that belong to every number above."""
-    items = [*_units(study), *anomalies(study)]
+    """Remarks that belong to every number above; what contradicts or looks like a copy is a banner instead."""
+    items = [*_units(study), *_remarks(study)]
     for side in study.sides:
         items += _side_notes(side)
-    items += [f"Missing, {LEVEL_TITLES[figure.level]}: {figure.missing}." for figure in study.levels if figure.missing]
     items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
     return Section("notes", "Notes", "", (Notes(tuple(items)),))
 
@@ -36,8 +35,31 @@ def _units(study: SpeedupStudy) -> Iterator[str]:
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
     """What cannot be right, or should not be believed without a second look."""
+    yield from coincidences(study)
+    yield from contradictions(study)
+    yield from _remarks(study)
+
+
+def contradictions(study: SpeedupStudy) -> Iterator[str]:
+    """Figures that cannot all be right: parts longer than their whole, units that cannot be, timers that did not wait."""
+    yield from _orders(study)
+    yield from _unlike_units(study)
+    for side in study.sides:
+        for timer in side.side.timings.timers:
+            refuted = (choice for choice in timer.resolved.choices if choice.violated)
+            yield from (f"{side.request.name}: {timer.resolved.series.title}: {choice.text}" for choice in refuted)
+    for side in study.sides:
+        yield from (f"{side.request.name}: {remark}" for remark in side.remarks)
+
+
+def coincidences(study: SpeedupStudy) -> Iterator[str]:
+    """Different quantities that are suspiciously equal."""
     for a, b, apart in study.equal:
-        yield f"Anomaly: {a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from."
+        yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
+
+
+def _remarks(study: SpeedupStudy) -> Iterator[str]:
+    """What the calls in a stage would have to be, what was left out, and what profiling added."""
     implied = study.implied
     if implied is not None:
         known = [side.side.timings.calls for side in study.sides]
@@ -45,15 +67,12 @@ def anomalies(study: SpeedupStudy) -> Iterator[str]:
         if None in known:
             said = "is a whole number" if implied.whole else "is no integer"
             yield (
-                f"Anomaly: calls per stage were not recorded. If the attention calls were all that changed in the stage, "
+                f"Calls per stage were not recorded. If the attention calls were all that changed in the stage, "
                 f"N = {float(implied.calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
             )
         elif known[0] == known[1] and implied.calls != known[0]:
             yield f"The attention calls explain the stage's saving if there were {float(implied.calls):.2f} of them: {rests}."
-    yield from _unlike_units(study)
-    yield from _orders(study)
     for side in study.sides:
-        yield from (f"Anomaly, {side.request.name}: {remark}." for remark in side.remarks)
         if side.silent:
             yield f"{side.request.name.capitalize()}, {side.silent}."
     for name, account in study.accounts[:1]:
@@ -73,8 +92,8 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
     for label in sorted(own.keys() & other.keys()):
         if own[label] != other[label]:
             yield (
-                f"Anomaly: attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
-                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit."
+                f"attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
+                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit"
             )
 
 
@@ -89,14 +108,14 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
         for word, got in inner:
             if got.mean_ns > call.mean_ns:
                 yield (
-                    f"Anomaly, {side.request.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
-                    f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait."
+                    f"{side.request.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
+                    f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait"
                 )
         calls = own.timings.calls
         if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
             yield (
-                f"Anomaly, {side.request.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
-                f"({ms(stage.mean_ns)}): the calls overlap, or are not all in the stage."
+                f"{side.request.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
+                f"({ms(stage.mean_ns)}): the calls overlap, or are not all in the stage"
             )
 
 

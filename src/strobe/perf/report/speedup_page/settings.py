@@ -9,6 +9,7 @@ from typing import Final
 from strobe.perf.analysis.comparable.checks import FACTS, Check, Comparability, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
+from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 _HALF: Final = Fraction(1, 2)
@@ -29,9 +30,15 @@ def settings_section(study: SpeedupStudy) -> Section:
         "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
         "--allow-different NAME declares what is meant to differ.",
         "What a trace or a record says of a fact is not replaced by what is stated.",
+        *_unknown(study.comparability),
     )
     lead = "What ran on both sides, as their traces, records and the command line say it."
     return Section("settings", "Experiment settings", lead, (Table("Settings and metadata.", columns, tuple(rows), notes),))
+
+
+def _unknown(found: Comparability) -> Iterator[str]:
+    if found.unknown:
+        yield f"Not recorded on both sides, so nobody knows whether they agree: {', '.join(c.title for c in found.unknown)}."
 
 
 def _row(check: Check) -> Row:
@@ -64,7 +71,7 @@ def _section(side: Loaded) -> Cell:
 
 
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
-    """Why the sides are not comparable, and what weakens the comparison."""
+    """Why the sides are not comparable, which figures contradict each other, and what weakens the comparison."""
     found = study.comparability
     doubts = [f"{check} differ" for check in found.doubts]
     doubts += _unlike_kernels(study)
@@ -74,14 +81,12 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
             "that counts"
             for name, value in side.contradicted.items()
         ]
-    if found.unknown:
-        doubts.append(
-            f"not recorded on both sides, so nobody knows whether they agree: {', '.join(c.title for c in found.unknown)}"
-        )
+    doubts += coincidences(study)
     if study.unlike:
         doubts.append(f"section level, {study.unlike}")
-    loud = [timer for side in study.sides for timer in side.side.timings.timers if timer.resolved.prominent]
-    doubts += dict.fromkeys(note for timer in loud for note in timer.resolved.notes)
+    resolved = [timer.resolved for side in study.sides for timer in side.side.timings.timers]
+    relabelled = (each for each in resolved for choice in each.choices if choice.differs and not choice.violated)
+    doubts += dict.fromkeys(note for each in relabelled for note in each.notes)
     for side in study.sides:
         for trace, label in zip(side.traces, side.labels, strict=True):
             counts = trace.counts
@@ -91,6 +96,7 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     groups = (
         Banner("stop", "Not comparable, so there is no speedup.",
                (*map(str, found.obstacles), *_advice(found))),
+        Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     return tuple(banner for banner in groups if banner.items)

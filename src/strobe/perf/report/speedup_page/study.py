@@ -13,6 +13,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, check_allowed, compare_facts
 from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
+from strobe.perf.analysis.ledger.answer import Answer, account_answer
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
 from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
 from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
@@ -159,6 +160,11 @@ class SpeedupStudy:
     def sides(self) -> tuple[Loaded, Loaded]:
         """Baseline, candidate."""
         return self.baseline, self.candidate
+
+    @property
+    def answer(self) -> Answer | None:
+        """The account of the slowest ranks in a few lines; `None` without an account."""
+        return account_answer(self.accounts[0][1]) if self.accounts else None
 
     def level(self, name: str) -> LevelFigure:
         """One level."""

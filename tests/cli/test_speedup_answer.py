@@ -1,0 +1,207 @@
+"""The answer of `strobe speedup`: last in the terminal, first on the page, and changed by every lie in a copy of a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artefacts import FA, SECTION, VSA, write_guide
+from model_traces import write_model_trace
+from terminal import Result, Strobe
+
+Event = dict[str, Any]
+SPAN = "range:attention:start -> range:attention:end"
+
+
+def against(strobe: Strobe, before: Path, after: Path, *more: object) -> Result:
+    focal = ("--focal-baseline", "flash", "--focal-candidate", "flash")
+    return strobe("speedup", "--baseline-trace", before, "--candidate-trace", after, *focal, *more)
+
+
+def changed(path: Path, name: str, change: Callable[[list[Event]], list[Event]]) -> Path:
+    """A copy of a trace with other events."""
+    document = json.loads(path.read_text())
+    document["traceEvents"] = change(document["traceEvents"])
+    copy = path.with_name(f"{name}.json")
+    copy.write_text(json.dumps(document))
+    return copy
+
+
+def labelled(path: Path) -> Path:
+    """A trace of steps whose attention and matrix product are launched inside a range `attention`."""
+
+    def label(events: list[Event]) -> list[Event]:
+        steps = [each for each in events if each["name"].startswith("ProfilerStep")]
+        return [*events, *({**each, "name": "attention", "ts": each["ts"] + 10, "dur": 100} for each in steps)]
+
+    return changed(write_model_trace(path), f"{path.stem}-labelled", label)
+
+
+def parts(result: Result) -> dict[str, tuple[float, float]]:
+    """Microseconds of each part on both sides, after the sums were checked against the account."""
+    assert result.code == 0, result.err
+    found = result.document
+    answer, ledger = found["answer"], found["ledgers"][0]
+    for key in ("baseline_ns", "candidate_ns", "saved_ns"):
+        assert sum(Fraction(part[key]) for part in answer["parts"]) == Fraction(ledger[key])
+    assert len(answer["parts"]) <= 8
+    return {part["part"]: tuple(float(Fraction(part[key])) / 1e3 for key in ("baseline_ns", "candidate_ns"))
+            for part in answer["parts"]}  # fmt: skip
+
+
+def test_parts_worked_out_by_hand(strobe: Strobe, tmp_path: Path) -> None:
+    sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", faster=3)
+    result = against(strobe, *sides, "--json")
+    assert parts(result) == {"focal kernel": (60, 20), "matrix products": (30, 10), "gaps between kernels": (10, 70)}
+    answer = result.document["answer"]
+    assert answer["unit"] == "step" and answer["levels"] == ["step"] and answer["missing"] == ""
+    assert answer["limit"] == "candidate is bound by gaps between kernels now, 70 % of a step (0.07000 of 0.1000 ms)."
+
+
+def test_a_renamed_kernel_changes_the_account(strobe: Strobe, tmp_path: Path) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+
+    def rename(events: list[Event]) -> list[Event]:
+        return [{**each, "name": "mystery"} if each["name"] == "gemm" else each for each in events]
+
+    found = parts(against(strobe, plain, changed(plain, "b", rename), "--json"))
+    assert (found["matrix products"], found["other kernels"]) == ((30, 0), (0, 30)) and found["focal kernel"] == (60, 60)
+
+
+def test_a_dropped_label_changes_the_account(strobe: Strobe, tmp_path: Path) -> None:
+    whole = labelled(tmp_path / "a.json")
+
+    def drop(events: list[Event]) -> list[Event]:
+        return [each for each in events if each["name"] != "attention"]
+
+    same = parts(against(strobe, whole, whole, "--section", SPAN, "--json"))
+    assert same["section around the focal kernel"] == (30, 30) and "matrix products" not in same
+    result = against(strobe, whole, changed(whole, "b", drop), "--section", SPAN, "--json")
+    assert parts(result)["section around the focal kernel"] == (30, 0) and parts(result)["matrix products"] == (0, 30)
+    assert "none with a section" in result.document["levels"]["section"]["missing"]
+
+
+def test_a_step_that_is_left_out_changes_the_account(strobe: Strobe, tmp_path: Path) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+
+    def leave_out(events: list[Event]) -> list[Event]:
+        """Without what the third step launched, and without its range."""
+        gone = {each["args"]["correlation"] for each in events if each["args"].get("correlation", 0) // 10 == 2}
+        return [each for each in events
+                if each["args"].get("correlation") not in gone and each["name"] != "ProfilerStep#2"]  # fmt: skip
+
+    assert parts(against(strobe, plain, plain, "--json"))["gaps between kernels"] == (10, 10)
+    result = against(strobe, plain, changed(plain, "b", leave_out), "--json")
+    assert parts(result)["gaps between kernels"] == (10, 35), "one of four steps lasts as long as two"
+    assert [side["traces"][0]["steps"] for side in result.document["sides"].values()] == [5, 4]
+    assert Fraction(result.document["answer"]["candidate_ns"]) == 125_000
+
+
+def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe, tmp_path: Path) -> None:
+    sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", faster=3)
+    result = against(strobe, *sides, "-o", tmp_path / "page")
+    at = result.out.index("candidate against baseline: 1.00x")
+    for earlier in ("Speedups.", "Ledger for one step.", "every interval is unpaired"):
+        assert result.out.index(earlier) < at
+    for later in ("focal kernel", "Explained: ", "candidate is bound by", "facts are not recorded on both sides"):
+        assert later in result.out[at:]
+    report = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert [section["id"] for section in report["sections"]][:2] == ["answer", "settings"]
+    assert [bool(section.get("folded")) for section in report["sections"]] == [False] + [True] * (len(report["sections"]) - 1)
+    (figure,) = (block for block in report["sections"][0]["blocks"] if block["type"] == "figure")
+    assert figure["picture"]["type"] == "waterfall"
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert page.index("candidate against baseline: 1.00x") < page.index("Experiment settings")
+
+
+def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_path: Path) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+    result = against(strobe, plain, plain, "-o", tmp_path / "page")
+    facts = against(strobe, plain, plain, "--json").document["facts"]
+    unknown = [fact for fact in facts if (fact["verdict"], fact["weight"]) == ("unknown", "must")]
+    assert f"{len(unknown)} facts are not recorded on both sides" in result.out
+    assert "model checkpoint" not in result.out and result.out.count("not recorded") <= 3
+    line = "Not measured on both sides: section (no section was asked for: give --section); attention, stage, e2e (no log given)."
+    assert result.out.count(line) == 1 and "Missing," not in result.out
+    report = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert "banners" not in report or not any("recorded" in item for each in report["banners"] for item in each["items"])
+    settings = next(section for section in report["sections"] if section["id"] == "settings")
+    assert any("model checkpoint" in note for note in settings["blocks"][0]["notes"])
+
+
+def test_what_contradicts_stands_above_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+    """The log's attention call is 50 microseconds, and the kernel inside it took 60."""
+    plain = write_model_trace(tmp_path / "a.json")
+    log = tmp_path / "a.log"
+    log.write_text(">>>> VSA time: 0.050 ms\n" * 8)
+    more = ("--baseline-log", log, "--unit", "ms")
+    unit = "baseline: VSA: labelled ms; read as ms, as the unit option says, against what is known: 50.0 µs would be shorter"
+    said = "baseline: the traced kernel (0.060000 ms) is longer than the whole attention call of the log (0.050000 ms)"
+    result = against(strobe, plain, plain, *more, "-o", tmp_path / "page")
+    head = "Figures contradict each other"
+    assert result.out.index(head) < result.out.index(said) < result.out.index("candidate against baseline")
+    assert result.out.count(said) == 1, "no late note says it again"
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert page.index(said) < page.index("candidate against baseline: 1.00x")
+    document = against(strobe, plain, plain, *more, "--json").document
+    assert [text.startswith(each) for text, each in zip(document["contradictions"], (said, unit), strict=True)] == [True] * 2
+    assert set(document["contradictions"]) <= set(document["anomalies"])
+
+
+def test_a_coincidence_is_a_caution_above_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+    guide = write_guide(tmp_path)
+    result = strobe(
+        "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--baseline-trace", guide["fa_trace"],
+        "--candidate-trace", guide["vsa_trace"], "--focal-baseline", FA, "--focal-candidate", VSA, "--section", SECTION,
+    )  # fmt: skip
+    said = "the baseline's kernel equals the candidate's attention call to 4e-05: a copy or a coincidence"
+    assert result.out.count(said) == 1 and result.out.index(said) < result.out.index("candidate against baseline: 1.25x")
+    assert "1.25x [1.25, 1.25] for the stage; 1.51x [1.51, 1.51] for the traced step" in result.out
+
+
+def test_sides_that_are_not_comparable_have_two_columns_and_no_headline(strobe: Strobe, tmp_path: Path) -> None:
+    sides = write_model_trace(tmp_path / "a.json", "Bert"), write_model_trace(tmp_path / "b.json", "ViT", faster=2)
+    result = against(strobe, *sides, "-o", tmp_path / "page")
+    answer = result.out[result.out.rindex("Not comparable, so there is no speedup: model: Bert against ViT.") :]
+    head = next(line for line in answer.splitlines() if line.startswith("part "))
+    assert head.split() == ["part", "baseline", "ms", "candidate", "ms"]
+    assert "x [" not in answer and "instead of" not in answer and "of the saving" not in answer
+    report = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert [block["type"] for block in report["sections"][0]["blocks"]] == ["table", "notes"], "no waterfall between them"
+    found = against(strobe, *sides, "--json").document["answer"]
+    assert found["levels"] == [] and found["explained_saving_share"] is None
+    assert {part["share"] for part in found["parts"]} == {None}
+
+
+def test_without_an_account_one_line_says_so(strobe: Strobe, tmp_path: Path) -> None:
+    guide = write_guide(tmp_path)
+    logs = ("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s")
+    said = "No account of the time: no trace of the baseline and the candidate."
+    (line,) = (line for line in strobe(*logs).out.splitlines() if "No account of the time" in line)
+    assert line == f"candidate against baseline: 1.25x [1.25, 1.25] for the stage. {said}"
+    answer = strobe(*logs, "--json").document["answer"]
+    assert (answer["missing"], answer["parts"], answer["unit"]) == ("no trace of the baseline and the candidate", [], "")
+
+
+@pytest.mark.parametrize(
+    ("focal", "unit"), [(True, "a focal call with the time up to the next one"), (False, "the whole traced window")]
+)
+def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path, focal: bool, unit: str) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+
+    def once(events: list[Event]) -> list[Event]:
+        """The first step alone, without its range."""
+        return [each for each in events if each["args"].get("correlation", 99) < 10 or each["cat"] == "cpu_op"]
+
+    alone = changed(plain, "b", once)
+    sides = ("--baseline-trace", alone, "--candidate-trace", alone)
+    result = strobe("speedup", *sides, *(("--focal-baseline", "flash", "--focal-candidate", "flash") if focal else ()))
+    assert result.code == 0, result.err
+    answer = result.out[result.out.rindex("candidate against baseline") :]
+    assert "No step was recognised" in answer and f"so the times are of {unit}." in answer
+    assert ("Nothing says that both windows hold the same work." in answer) is not focal
