@@ -203,5 +203,5 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     result = strobe("speedup", *sides, *(("--focal-baseline", "flash", "--focal-candidate", "flash") if focal else ()))
     assert result.code == 0, result.err
     answer = result.out[result.out.rindex("candidate against baseline") :]
-    assert "No step was recognised" in answer and f"so the times are of {unit}." in answer
+    assert "No step was recognised on both sides (" in answer and f"so the times are of {unit}." in answer
     assert ("Nothing says that both windows hold the same work." in answer) is not focal

@@ -118,7 +118,7 @@ def unit_notes(account: Account) -> Iterator[str]:
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")
         what = "the whole traced window" if account.unit == "window" else "a focal call with the time up to the next one"
-        yield f"No step was recognised ({reason}), so the times are of {what}."
+        yield f"No step was recognised on both sides ({reason}), so the times are of {what}."
     if account.unit == "window":
         yield "Nothing says that both windows hold the same work."
     if "profiler dilation" in account.missing or account.unit in ("call", "window"):
