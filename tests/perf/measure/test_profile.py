@@ -14,7 +14,7 @@ import torch
 
 from strobe.core.errors import ConfigError
 from strobe.core.spans import span
-from strobe.perf.measure.profile import Capture, trace_blocks, trace_clip
+from strobe.perf.measure.profile import Capture, _save_slim, trace_blocks, trace_clip
 
 CPU = torch.device("cpu")
 
@@ -172,3 +172,33 @@ def test_nothing_is_written_to_the_terminal(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", QUIET, tmp_path / "t.json.gz"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "t.json.gz").stat().st_size > 0
+
+
+class Result:
+    """What the profiler hands over: it writes these events."""
+
+    def __init__(self, events: list[dict[str, object]]) -> None:
+        self.events = events
+
+    def save(self, path: str) -> None:
+        Path(path).write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
+
+
+def test_a_slim_trace_keeps_what_an_account_reads(tmp_path: Path) -> None:
+    def event(category: str, name: str, **args: object) -> dict[str, object]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": 1.25, "dur": 2.5, "args": args}
+
+    kernel = event("kernel", "k", correlation=7, device=0, stream=3, grid=[1, 2, 3], registers=32)
+    launch, other = (
+        event("cuda_runtime", "cudaLaunchKernel", correlation=7, cbid=1),
+        event("cuda_runtime", "cudaPointer", correlation=8),
+    )
+    mark = event("user_annotation", "strobe::frame_block#0", extra=1)
+    arrows = [{"ph": "s", "cat": "ac2g", "id": 7}, event("gpu_user_annotation", "strobe::frame_block#0")]
+    path = tmp_path / "t.json"
+    _save_slim(Result([mark, launch, other, *arrows, kernel]), str(path))
+    trace = json.loads(path.read_text())
+    assert trace["schemaVersion"] == 1
+    assert [each["name"] for each in trace["traceEvents"]] == ["strobe::frame_block#0", "cudaLaunchKernel", "k"]
+    assert trace["traceEvents"][0] == mark
+    assert trace["traceEvents"][2] == {**kernel, "args": {"correlation": 7, "device": 0, "stream": 3, "grid": [1, 2, 3]}}
