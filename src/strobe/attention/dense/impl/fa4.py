@@ -1,4 +1,4 @@
-"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 9.0; gradients through the lse are exact.
+"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 8.0 and later; gradients through the lse are exact.
 
 Eager calls go to its public function. Under `torch.compile` the same kernels are reached through custom operators. Where its last
 wave of programs would be nearly empty, the queries of that wave attend to parts of the keys, which are merged by lse (`waves`).
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.impl.waves import Split, split_last_wave
-from strobe.attention.gates import untested
-from strobe.attention.impls import Impl
-from strobe.attention.libraries import MISSING, not_hopper, short, silence_fa4
+from strobe.attention.impls import MISSING, Impl, hash_of, no_card_for, short, silence_fa4
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
@@ -109,8 +107,10 @@ fa4_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _refuses(spec: AttentionSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["fa4"]:
+    if reason := no_card_for(spec, "dense", "fa4") or MISSING["fa4"]:
         return reason
+    if spec.needs_grad and spec.card.capability < (9, 0):
+        return f"its backward runs on compute capability 9.0 and later, {spec.device} has {spec.card}"
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
     if spec.head_dim not in (64, 96, 128):
@@ -122,4 +122,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="fa4", refuses=_refuses, run=run, untested=partial(untested, "dense", "fa4"))
+IMPL = Impl(name="fa4", refuses=_refuses, run=run, operator="dense", kernel=hash_of("dense/impl/fa4.py", "dense/impl/waves.py"))
