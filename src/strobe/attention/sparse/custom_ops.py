@@ -6,16 +6,16 @@ operators, straight to the impl: their dispatch costs more host time than some k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from strobe.attention.ambient import ambient
+from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.sparse.entries import check_entries, sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
@@ -135,13 +135,17 @@ def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object)
     return dq, dk, dv
 
 
+_first = first_derivatives_only("block_sparse_attention", ["reference"])
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, indices, counts, q_sizes, kv_sizes, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, *output, indices, counts, q_sizes, kv_sizes)
 
 
-def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
+@_first
+def _differentiate(ctx: Any, saved: Sequence[Tensor], d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv = block_sparse_backward(d_out, d_lse, *saved, *ctx.options)
     return dq, dk, dv, *(None,) * 10
 
 
@@ -160,9 +164,9 @@ class _Eager(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+    @_first
+    def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *tensors = saved
         selection = _selection(tuple(tensors), ctx.options)
         found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
         return *found, None, None, None

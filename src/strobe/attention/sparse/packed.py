@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.entries import check_entries, looks
@@ -203,10 +202,9 @@ class _Moved(torch.autograd.Function):
         return _gathered(rows, table)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        _, back = ctx.saved_tensors
-        return _gathered(grads[0], back), None, None
+        table, back = ctx.saved_tensors
+        return _moved(grads[0], back, table), None, None
 
 
 def _gathered(rows: Tensor, table: Tensor) -> Tensor:
