@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from strobe.attention.gates import FILE, Gate, parse_gates
 
 HERE = Path(__file__).resolve().parent

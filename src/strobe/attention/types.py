@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from strobe.core.device import NO_GPU, Card, card_of
 from strobe.core.errors import ShapeError
 
 
@@ -16,7 +17,7 @@ class AttentionSpec:
     """One attention call, checked once at the api and then handed inward.
 
     Layout is `[B, S, H, D]`; `num_heads` is a multiple of `num_kv_heads` (grouped queries).
-    `needs_grad`: a gradient may be asked for.
+    `needs_grad`: a gradient may be asked for. `card`: what the device is.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class AttentionSpec:
     softmax_scale: float
     return_lse: bool
     needs_grad: bool
+    card: Card = NO_GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,4 +96,11 @@ def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: f
         softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale),
         return_lse=return_lse,
         needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)),
+        card=_card(q.device),
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _card(device: torch.device) -> Card:
+    """As `card_of`; a compiler that traces a call asks the device then and there."""
+    return card_of(device)

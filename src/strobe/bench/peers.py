@@ -17,6 +17,7 @@ from torch import Tensor
 
 from strobe.bench.attention.contestant import Contestant, Found, Kind
 from strobe.bench.attention.inputs import Inputs
+from strobe.core.device import card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 
@@ -131,7 +132,7 @@ def _fastvideo_whole(name: str, inputs: Inputs, module: Any) -> Contestant:
 
 
 def _refuses_cudnn(inputs: Inputs) -> str | None:
-    if torch.cuda.get_device_capability(inputs.device)[0] != 9:
+    if card_of(inputs.device).capability[0] != 9:
         return "this adapter is written for compute capability 9"
     if inputs.tiles.block not in (64, 128):
         return f"it has blocks of 64 and 128, not {inputs.tiles.block}"

@@ -230,8 +230,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Ask which implementation would run the bundled model's self-attention with a full window, and what the others are here."""
     import torch
 
-    from strobe.attention.explain import explain
-    from strobe.attention.survey import survey
+    from strobe.attention.explain import explain, survey
     from strobe.engine.load import shapes_defaults
     from strobe.models.shapes.config import WAN
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,15 @@ def forgo_cublaslt_workspace() -> None:
     transformer with 4,680 and with 1,170 rows (benchmarks/engine-h200). What it is for are products of few rows and a long sum.
     """
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
+
+
+def data_folder() -> Path | None:
+    """Where programs keep what belongs to a user and no cache: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
+    given = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(given):  # the specification ignores any other
+        return Path(given)
+    home = os.path.expanduser("~")
+    return Path(home) / ".local" / "share" if os.path.isabs(home) else None
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
 from strobe.attention.dense.impl import fa3, fa4, reference, sdpa
-from strobe.attention.impls import Choice, Impl, select
+from strobe.attention.impls import Choice, Impl, ambient, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 
 IMPLS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, reference.IMPL)

@@ -7,8 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
-from strobe.attention.impls import Choice
+from strobe.attention.impls import Choice, ambient, announce
 from strobe.attention.sparse.entries import check_entries
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose
@@ -53,6 +52,7 @@ def block_sparse_attention(
     spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
     check_entries(selection, spec.kv_len // spec.block)
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    announce(choice)
     run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
     with ambient(q):
         return run(q, k, v, selection, spec)

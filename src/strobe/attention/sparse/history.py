@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
 from strobe.attention.dense import dense_attention
+from strobe.attention.impls import ambient
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, budget, pool, pooled_scores, select_blocks
 from strobe.attention.sparse.layout import TileLayout, held

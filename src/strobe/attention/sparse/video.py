@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
+from strobe.attention.impls import ambient, announce
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import RUN, choose
@@ -283,7 +283,7 @@ def _planned(call: _Call) -> _Plan:
         uniform_count=per_head[0] if sparse.uniform else None,
         wish=wish,
         spec=sparse,
-        impl=choose(sparse, call.impl).impl.name if spec.batch else reference_impl.IMPL.name,
+        impl=announce(choose(sparse, call.impl)).impl.name if spec.batch else reference_impl.IMPL.name,
         fused=not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim),
     )
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
+from strobe.attention.impls import ambient
 from strobe.attention.state.impl import reference
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice

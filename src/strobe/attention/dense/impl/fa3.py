@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strobe.attention.double_backward import first_derivatives_only
-from strobe.attention.gates import untested
-from strobe.attention.impls import Impl
-from strobe.attention.libraries import MISSING, not_hopper, short
+from strobe.attention.impls import MISSING, Impl, hash_of, no_card_for, short
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
 
@@ -57,7 +54,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _refuses(spec: AttentionSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["fa3"]:
+    if reason := no_card_for(spec, "dense", "fa3") or MISSING["fa3"]:
         return reason
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
@@ -72,4 +69,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="fa3", refuses=_refuses, run=run, untested=partial(untested, "dense", "fa3"))
+IMPL = Impl(name="fa3", refuses=_refuses, run=run, operator="dense", kernel=hash_of("dense/impl/fa3.py"))

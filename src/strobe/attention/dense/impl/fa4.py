@@ -1,4 +1,4 @@
-"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 9.0; gradients through the lse are exact.
+"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 8.0 and later; gradients through the lse are exact.
 
 Calls without gradients go to its public function. With gradients its two kernels are called, because the function's own gradients
 would be cut off from q, k and v in a second backward. Under `torch.compile` they are reached through custom operators. Where the
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from strobe.attention.dense.impl.waves import Split, split_last_wave
 from strobe.attention.double_backward import first_derivatives_only
-from strobe.attention.gates import untested
-from strobe.attention.impls import Impl
-from strobe.attention.libraries import MISSING, not_hopper, short, silence_fa4
+from strobe.attention.impls import MISSING, Impl, hash_of, no_card_for, short, silence_fa4
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
@@ -143,8 +141,10 @@ class _Eager(torch.autograd.Function):
 
 
 def _refuses(spec: AttentionSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["fa4"]:
+    if reason := no_card_for(spec, "dense", "fa4") or MISSING["fa4"]:
         return reason
+    if spec.needs_grad and spec.card.capability < (9, 0):
+        return f"its backward runs on compute capability 9.0 and later, {spec.device} has {spec.card}"
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
     if spec.head_dim not in (64, 96, 128):
@@ -156,4 +156,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="fa4", refuses=_refuses, run=run, untested=partial(untested, "dense", "fa4"))
+IMPL = Impl(name="fa4", refuses=_refuses, run=run, operator="dense", kernel=hash_of("dense/impl/fa4.py", "dense/impl/waves.py"))

@@ -54,4 +54,4 @@ def _refuses(spec: SparseSpec) -> str | None:
     return None
 
 
-IMPL: Final[Impl[SparseSpec]] = Impl(name="reference", refuses=_refuses, run=run)
+IMPL: Final[Impl[SparseSpec]] = Impl(name="reference", refuses=_refuses, run=run, operator="sparse", slow=True)
