@@ -89,8 +89,8 @@ OPERATORS: dict[str, tuple[Operator, tuple[str, ...]]] = {
     "video_sparse_attention": (_video, ("reference", "cpu")),
     "history_attention": (_history, ("reference", "cpu")),
     "dense_attention": (_dense, ("reference", "sdpa")),
-    "dense_attention with lse": (_dense_with_lse, ("reference",)),
-    "merge": (_merged, ("reference",)),
+    "dense_attention with lse": (_dense_with_lse, ("reference", "cpu")),
+    "merge": (_merged, ("reference", "cpu")),
 }
 THROUGH_LSE = ("block_sparse_attention", "dense_attention with lse", "merge")
 """The lse is float32, and so are its differences."""

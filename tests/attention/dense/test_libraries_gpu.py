@@ -1,4 +1,4 @@
-"""The libraries' dense kernels on a GPU, against the reference in float32 on the same rounded inputs."""
+"""The dense kernels on a GPU, against the reference in float32 on the same rounded inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strobe.core.errors import ImplUnavailableError
 
 pytestmark = pytest.mark.gpu
 
-IMPLS = ("fa4", "fa3", "sdpa")
+IMPLS = ("fa4", "fa3", "sdpa", "triton")
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000), (2000, 129)]
 HEADS = [(3, 3), (4, 2), (5, 1)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from strobe.attention.dense import dense_attention
 from strobe.attention.sparse import entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.entries import kept
@@ -113,6 +114,23 @@ def check_settled(device: str) -> None:
             settle_on_gpu_(given[0], given[1], None if sizes is None else sizes.to(device), 64, seen)
             assert torch.equal(given[0].cpu(), expected[0]), (sizes, hides)
             torch.testing.assert_close(given[1].cpu(), expected[1], equal_nan=True, atol=0, rtol=0)
+
+
+def check_dense(device: str) -> None:
+    """Dense attention by the kernels over all blocks, with gradients through the lse, at widths and lengths that need padding."""
+    generator = torch.Generator().manual_seed(4)
+    for q_len, kv_len, heads, width in ((70, 130, (4, 2), 24), (64, 64, (1, 1), 32), (1, 65, (2, 2), 40)):
+        shapes = ((1, q_len, heads[0], width), (1, kv_len, heads[1], width), (1, kv_len, heads[1], width))
+        inputs = [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+        results = []
+        for impl in ("triton", "reference"):
+            found = dense_attention(*inputs, impl=impl, return_lse=True)
+            assert found.lse is not None
+            loss = (found.out * torch.linspace(-1, 1, width, device=device)).sum() + found.lse.square().sum()
+            results.append((found.out, found.lse, *torch.autograd.grad(loss, inputs)))
+        for mine, theirs in zip(*results, strict=True):
+            limit = 2e-5 * max(1.0, theirs.abs().max().item())
+            torch.testing.assert_close(mine, theirs, atol=limit, rtol=2e-5)
 
 
 def check_outside(shape: Shape, device: str) -> None:
@@ -254,4 +272,5 @@ if __name__ == "__main__":
     check_settled(place)
     for shape in CASES if place == "cpu" else CASES + ON_A_GPU + UNIFORM:
         check(shape, place)
+    check_dense(place)
     check_what_is_outside(place)
