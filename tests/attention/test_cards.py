@@ -152,7 +152,7 @@ def test_an_mi250_does_not_pass_as_hopper(monkeypatch: pytest.MonkeyPatch) -> No
     assert states["triton"] is states["flex"] is None
     assert select(call, SPARSE_IMPLS, gates=impls.GATES).note  # the record that ships is of an H200
     dense = next(spec for impl, spec in plain_calls(GPU, card) if impl.operator == "dense")
-    assert [impl.name for impl in DENSE_IMPLS if impl.refuses(dense) is None] == ["sdpa", "reference"]
+    assert [impl.name for impl in DENSE_IMPLS if impl.refuses(dense) is None] == ["sdpa", "triton", "reference"]
 
 
 def test_an_nvidia_card_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,18 @@ from torch import Tensor
 
 from strobe.attention.gates import dense, run, sparse
 from strobe.attention.gates.case import Case, GateError, RefusedError
+from strobe.attention.gates.operands import outside
 from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
 from strobe.attention.impls import Gate, parse_gates
-from strobe.attention.sparse import custom_ops
+from strobe.attention.sparse import custom_ops, entries
+from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impl import cpu
 from strobe.attention.sparse.impls import IMPLS as SPARSE_IMPLS
 from strobe.core.device import Card
+from strobe.core.errors import ImplUnavailableError, ShapeError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-GATED = [(operator, name) for operator, names in run.GATED.items() for name in names]
+GATED = [(operator, name) for operator, names in run.GATED.items() for name in names] + [("dense", "triton")]
 ON_GPU = [(*whose, case) for whose in GATED for case in run.CASES[whose[0]](whose[1], GPU)]
 
 
@@ -37,6 +40,21 @@ def test_an_implementation_on_a_gpu(operator: str, impl: str, case: Case) -> Non
         pytest.skip(f"{impl}: {refused}")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", sparse.IMPLS)
+@pytest.mark.parametrize("block", [64, 128])
+def test_an_index_outside_is_refused_where_it_is_checked(impl: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, _ = outside(block, GPU)
+    monkeypatch.setenv("STROBE_CHECK", "1")
+    entries._everywhere.cache_clear()
+    try:
+        with pytest.raises((ShapeError, ImplUnavailableError), match="names key block [0-9]+, expected 0 to 6|cannot run"):
+            block_sparse_attention(*operands, impl=impl)
+    finally:
+        monkeypatch.undo()
+        entries._everywhere.cache_clear()
+
+
 FEW = {
     ("sparse", "cpu"): [
         case
@@ -44,6 +62,7 @@ FEW = {
         if "128" not in case.name.split(",")[-1] and "256x" not in case.name and "block 128" not in case.name
     ][::2],
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
+    ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }
 TWINS = [(*whose, case) for whose, some in FEW.items() for case in some]
 

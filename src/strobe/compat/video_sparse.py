@@ -64,7 +64,13 @@ def video_sparse_attn(
     chosen = budget(min(topk, len(kv_sizes)), None, q.shape[1], len(kv_sizes))
     indices, counts = select_blocks(scores, chosen, None)
     selection = BlockSelection(
-        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, known_count=chosen[0]
+        indices=indices,
+        counts=counts,
+        block=block,
+        q_sizes=q_sizes,
+        kv_sizes=kv_sizes,
+        known_count=chosen[0],
+        known_bound=len(kv_sizes),
     )
     fine = block_sparse_attention(queries, keys, values, selection, softmax_scale=scale).out.transpose(1, 2)
     coarse = coarse_attention(scores, values, kv_sizes, block).to(fine.dtype).repeat_interleave(block, dim=2)

@@ -94,3 +94,16 @@ def upstream(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     d_out = torch.randn(out.shape, generator=generator).to(dtype)
     d_lse = torch.randn(out.shape[0], out.shape[2], out.shape[1], generator=generator)
     return d_out.to(out.device), d_lse.to(out.device)
+
+
+def outside(block: int, device: torch.device) -> tuple[Operands, BlockSelection]:
+    """Operands whose selection names key blocks that there are not, and what it selects without those; unseen keys are poison."""
+    q, k, v, selection = draw(Shape(block=block, ragged=False), device)
+    some = torch.rand(2, 4, 5, 7, generator=torch.Generator().manual_seed(1)) < 0.6
+    kept = selection.mask(7) & some.to(device)
+    seen = kept.gather(-1, selection.indices.clamp(0, 6).long())
+    named = torch.where(seen, selection.indices, selection.indices + 7)
+    for number in range(7):
+        if not kept[..., number].any():
+            k[:, number * block : (number + 1) * block] = float("nan")
+    return (q, k, v, replace(selection, indices=named)), BlockSelection.from_mask(kept, block=block)

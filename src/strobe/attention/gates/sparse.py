@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.attention.explain import explain
 from strobe.attention.gates.case import TOLERANCES, Case, RefusedError, hold, near, room_for, same_bits
-from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, Shape, draw, upstream
+from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, Shape, draw, outside, upstream
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
@@ -90,6 +90,9 @@ def cases(impl: str, device: torch.device) -> Iterator[Case]:
         what = f"block {block}, ragged: {ragged}"
         yield Case(name=f"nothing waits for the device, {what}", check=partial(_no_wait, of, block, ragged), needs_gpu=True)
         yield Case(name=f"a graph follows changed indices, {what}", check=partial(_graph, of, block, ragged), needs_gpu=True)
+    for block in blocks:
+        name = f"an index that names no key block reads nothing, block {block}"
+        yield Case(name=name, check=partial(_outside, of, block), needs_gpu=True)  # a CPU refuses it
     yield Case(name="offsets beyond two gigabytes", check=partial(_far, of), needs_gpu=True)
 
 
@@ -283,6 +286,16 @@ def _compiles(of: _Of) -> None:
     of.takes((q, k, v, selection))
     compiled = torch.compile(block_sparse_attention, fullgraph=True, backend="aot_eager")
     near(compiled(q, k, v, selection, impl=of.impl).out, of((q, k, v, selection)).out, _HALF, "out")
+
+
+def _outside(of: _Of, block: int) -> None:
+    operands, inside = outside(block, of.device)
+    of.takes(operands)
+    found = of(operands, return_lse=True)
+    expected = _reference((*operands[:3], inside), return_lse=True)
+    near(found.out, expected.out, _HALF, "out")
+    hold(found.lse is not None and expected.lse is not None, "the lse was asked for")
+    near(found.lse.nan_to_num(neginf=0), expected.lse.nan_to_num(neginf=0), _HALF, "lse")  # type: ignore[union-attr]
 
 
 def _far(of: _Of) -> None:

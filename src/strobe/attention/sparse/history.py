@@ -164,6 +164,7 @@ def _selected(
         kv_sizes=None if history.whole else history.sizes,
         finite_padding=True,
         known_count=per_head[0],
+        known_bound=history.sizes.shape[0],
     )
 
 

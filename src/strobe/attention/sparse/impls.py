@@ -112,8 +112,8 @@ def _operator(name: str, refuses: Callable[[SparseSpec], str | None], *beside: s
 
 
 IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
-    _operator("cudnn", _refuses_cudnn, "impl/padding_triton"),
-    _operator("fa4", _refuses_fa4, "lists", "impl/padding_triton"),
+    _operator("cudnn", _refuses_cudnn, "entries", "impl/entries_triton", "impl/padding_triton"),
+    _operator("fa4", _refuses_fa4, "entries", "lists", "impl/entries_triton", "impl/padding_triton"),
     _operator("triton", _refuses_triton, "launch", portable=True),
     Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu"), operator="sparse"),
     Impl(
@@ -121,7 +121,7 @@ IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
         refuses=_refuses_flex,
         run=_run_flex,
         operator="sparse",
-        kernel=hash_of("sparse/impl/flex.py", "sparse/lists.py", "sparse/padding.py"),
+        kernel=hash_of("sparse/impl/flex.py", "sparse/entries.py", "sparse/lists.py", "sparse/padding.py"),
         slow=True,
     ),
     reference.IMPL,

@@ -191,6 +191,7 @@ def _selection(plan: _Plan, chosen: Selected, q_sizes: Tensor | None) -> BlockSe
         kv_sizes=plan.kv_rows.ragged_sizes,
         finite_padding=True,
         known_count=plan.uniform_count,
+        known_bound=plan.kv_tiles.num_tiles,
     )
 
 
