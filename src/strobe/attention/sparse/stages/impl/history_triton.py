@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse.launch import precision_of
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.stages.impl.triton import _RUN, _SCORE, _STEP, _TILE, take
 from strobe.attention.sparse.stages.types import Wish
+from strobe.core.device import card_of
 
 
 def tile(q: Tensor, tiles: TileLayout) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,7 @@ def select(queries: Tensor, keys: Tensor, kv_sizes: Tensor, wish: Wish) -> Tenso
         (-(-num_q // 64), -(-num_kv // 64), batch * heads),
         (queries, keys.contiguous(), scores, kv_sizes),
         (heads, heads // kv_heads, num_q, num_kv, scores.shape[3]),
-        (64, 64, width, "tf32x3" if queries.is_cuda else "ieee"),
+        (64, 64, width, precision_of(torch.float32, card_of(queries.device))),
         num_warps=4,
         floats=(wish.softmax_scale,),
     )
