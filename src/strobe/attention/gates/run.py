@@ -12,6 +12,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,7 @@ def run_gates(
         if reason := impl.refuses(spec):
             yield Outcome(operator=impl.operator, impl=impl.name, gate=None, refused=reason)
             continue
-        passed, refused, failed = run_gate(impl, device, lambda *said, name=name: advance(*said[:2], f"{name}, {said[2]}"), find)
+        passed, refused, failed = run_gate(impl, device, partial(_named, advance, name), find)
         if passed == 0 and not failed:
             yield Outcome(operator=impl.operator, impl=impl.name, gate=None, refused="it takes none of the cases")
             continue
@@ -113,6 +114,10 @@ def run_gates(
             failed=failed,
         )
         yield Outcome(operator=impl.operator, impl=impl.name, gate=gate, refused=f"{refused} cases that it does not take")
+
+
+def _named(advance: Advance, name: str, done: int, total: int, what: str) -> None:
+    advance(done, total, f"{name}, {what}")
 
 
 def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find = find_cases) -> tuple[int, int, str]:

@@ -338,8 +338,9 @@ def _packed(of: _Of, block: int) -> None:
     results = []
     for name, tensors in ((of.impl, (q, k, v)), ("reference", (q.float(), k.float(), v.float()))):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-        found = block_sparse_attention_varlen(*leaves, indices, counts, cu_q, cu_kv, block=block, impl=name).out
+        mine, keys, values = leaves
+        found = block_sparse_attention_varlen(mine, keys, values, indices, counts, cu_q, cu_kv, block=block, impl=name).out
         d_out = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(found.dtype)
         results.append((found, *torch.autograd.grad(found, leaves, d_out.to(of.device))))
-    for name, mine, theirs in zip(("out", "dq", "dk", "dv"), *results, strict=True):
-        near(mine, theirs, _HALF, name)
+    for name, own, theirs in zip(("out", "dq", "dk", "dv"), *results, strict=True):
+        near(own, theirs, _HALF, name)
