@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Gate
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.impls import IMPLS
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench import gate, peers
+from strobe.bench import peers
 from strobe.bench.attention import laps, oracle, ours
 from strobe.bench.attention import run as running
 from strobe.bench.attention.attempt import Attempt
@@ -22,7 +20,6 @@ from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.grid import Cell, Shape, cells, layout_of, scenario_cells, shape_named
 from strobe.bench.attention.inputs import Inputs, draw
 from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
-from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.perf.records.store import read_run
 
@@ -384,21 +381,3 @@ def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
-
-
-def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="A100")
-    inputs = draw(GRID[0], tile="auto", data="normal", dtype=torch.float32, device=torch.device("cpu"), seed=0)
-    assert ours.build("fine:flex", inputs).impl == "flex"
-    monkeypatch.setattr(gate, "card_of", lambda _: card)
-    for name in ("fine:flex", "tiled:flex"):
-        with pytest.raises(ImplUnavailableError, match="no number is taken of it here: its gate has not been run on compute cap"):
-            ours.build(name, inputs)
-    assert ours.build("fine:cpu", inputs).impl == "cpu"  # it has no gate
-    flex = next(impl for impl in IMPLS if impl.name == "flex")
-    green = Gate(
-        operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
-        kernel=flex.kernel,
-    )  # fmt: skip
-    monkeypatch.setattr(gate, "GATES", (green,))
-    assert ours.build("fine:flex", inputs).impl == "flex"
