@@ -7,7 +7,7 @@ import torch
 
 from strobe.attention.impls import Gate
 from strobe.attention.sparse.impls import IMPLS
-from strobe.bench import gate
+from strobe.bench import gate, peers
 from strobe.bench.attention import ours
 from strobe.bench.attention.grid import Cell, Shape
 from strobe.bench.attention.inputs import draw
@@ -33,3 +33,11 @@ def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -
     )  # fmt: skip
     monkeypatch.setattr(gate, "GATES", (green,))
     assert ours.build("fine:flex", inputs).impl == "flex"
+
+
+def test_peers_name_the_cards_that_they_run_on() -> None:
+    mi250, b200 = Card(vendor="amd", architecture="gfx90a"), Card(vendor="nvidia", architecture="sm_100", capability=(10, 0))
+    assert peers.PEERS["cudnn-bsa"].no_card(b200) == "it runs on compute capability 9.x, not on compute capability 10.0"
+    assert peers.PEERS["flashinfer"].no_card(A100) is peers.PEERS["fa4-sparse"].no_card(b200) is None
+    assert peers.PEERS["fa4-sparse"].no_card(A100) is not None
+    assert all(str(peer.no_card(mi250)).endswith("not on gfx90a") for peer in peers.PEERS.values())

@@ -164,7 +164,7 @@ def turned_by_time(dtype: torch.dtype, layers: int, tokens: int) -> None:
 
 if __name__ == "__main__":
     driver.set_active(Driver())
-    choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
+    choice = SimpleNamespace(impl=SimpleNamespace(name="triton"), note="")
     for place, name, instead in (
         (JITFunction, "_do_compile", front_end),
         (video, "fuses", lambda *_: True),
