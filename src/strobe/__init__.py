@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from strobe.attention.explain import explain
     from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
+    from strobe.attention.sparse.history import History, history_attention
     from strobe.attention.sparse.layout import TileLayout, tile_layout
     from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
+    from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
     from strobe.attention.sparse.selection import BlockSelection
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
@@ -62,6 +64,7 @@ __all__ = [
     "EngineConfig",
     "Estimator",
     "Forced",
+    "History",
     "ImplUnavailableError",
     "KVShards",
     "Knobs",
@@ -83,6 +86,7 @@ __all__ = [
     "create_run",
     "dense_attention",
     "explain",
+    "history_attention",
     "merge",
     "preset",
     "read_run",
@@ -91,6 +95,7 @@ __all__ = [
     "tile_layout",
     "tree_attention",
     "video_sparse_attention",
+    "video_sparse_attention_varlen",
 ]
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
@@ -99,8 +104,10 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.api": ("block_sparse_attention",),
     "strobe.attention.sparse.video": ("video_sparse_attention",),
     "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
+    "strobe.attention.sparse.history": ("History", "history_attention"),
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
     "strobe.attention.sparse.packed": ("PackedLayout", "block_sparse_attention_varlen"),
+    "strobe.attention.sparse.packed_video": ("video_sparse_attention_varlen",),
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
     "strobe.attention.tree.api": ("tree_attention",),

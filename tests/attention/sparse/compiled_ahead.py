@@ -20,13 +20,11 @@ from triton.compiler.compiler import ir
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from strobe.attention.sparse import history, video
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.stages.impl import triton as stages
-from strobe.attention.state import api as state_api
 from strobe.attention.tree.impl import triton as messages
 from strobe.core.device import Card
 from strobe.eightbit.impl import triton as eightbit
@@ -153,21 +151,11 @@ def layers(card: Card, dtype: str) -> None:
 
 def main(name: str, *kernels: str) -> None:
     target, card = CARDS[name]
-    driver.set_active(
-        SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda _: 0, get_current_target=lambda: target)
-    )
-    choice = SimpleNamespace(impl=SimpleNamespace(name="triton"), note="")
-    for place, what, instead in (
-        (JITFunction, "_do_compile", compile_for(target, card, "whole" in kernels)),
-        (fine, "card_of", lambda _: card),
-        (stages, "card_of", lambda _: card),
-        (video, "fuses", lambda *_: True),
-        (history, "fuses", lambda *_: True),
-        (history, "block_sparse_attention", lambda q, *_, **__: launches.AttentionOutput(out=q, lse=q[..., 0].mT.float())),
-        (state_api, "_runs", lambda *_: True),
-        (video, "choose", lambda *_: choice),
-    ):
-        setattr(place, what, instead)
+    here = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: target}
+    driver.set_active(SimpleNamespace(**here))
+    launches.pretend(compile_for(target, card, "whole" in kernels))
+    for place in (fine, stages):
+        place.card_of = lambda _: card  # type: ignore[attr-defined]
     for each in kernels:
         what, *options = each.split(":")
         if what == "fine":

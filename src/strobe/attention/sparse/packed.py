@@ -166,11 +166,13 @@ def block_sparse_attention_varlen(
         return_lse=return_lse,
         deterministic=deterministic,
     )
-    lse = None
-    if found.lse is not None:
-        nowhere = queries.rows < 0
-        lse = _moved(found.lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
-    return AttentionOutput(out=queries.to_packed(found.out), lse=lse)
+    return AttentionOutput(out=queries.to_packed(found.out), lse=None if found.lse is None else to_packed_lse(found.lse, queries))
+
+
+def to_packed_lse(lse: Tensor, queries: PackedLayout) -> Tensor:
+    """The lse of rows of blocks, `[1, H, N * block]`, as that of tokens, `[H, T]`; -inf for a token that no sequence has."""
+    nowhere = queries.rows < 0
+    return _moved(lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
 
 
 def _among_all(selection: BlockSelection, queries: PackedLayout, keys: PackedLayout) -> Tensor:

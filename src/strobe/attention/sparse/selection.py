@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.layout import check_block
+from strobe.attention.types import expect
 from strobe.core.errors import ShapeError
 
 
@@ -95,6 +96,9 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
     Raises:
         ShapeError: names the argument, what was given and what is allowed.
     """
+    expect(
+        "selection", selection, BlockSelection, "a strobe.BlockSelection; BlockSelection.from_mask makes one of a boolean mask"
+    )
     check_block(selection.block)
     block, batch, heads = selection.block, q.shape[0], q.shape[2]
     counts = []

@@ -32,7 +32,7 @@ def _sparse(name: str, spec: AttentionSpec) -> SparseSpec:
         spec,
         q_len=num_q * block,
         kv_len=num_kv * block,
-        head_dim=min((width for width in _WIDTHS.get(name, ()) if width >= spec.head_dim), default=spec.head_dim),
+        head_dim=next((width for width in _WIDTHS.get(name, ()) if width >= spec.head_dim), spec.head_dim),
         block=block,
         most_selected=num_kv,
         ragged=num_kv * block != spec.kv_len,

@@ -29,7 +29,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
     groups = spec.num_heads // spec.num_kv_heads
     kernel = kernel_of(spec)
     if not kernel:
-        out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, enable_gqa=groups > 1)
+        options = {"enable_gqa": True} if groups > 1 else {}  # a comparison of symbolic numbers of heads is no bool
+        out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, **options)
         return AttentionOutput(out=out.transpose(1, 2), lse=None)
     if groups > 1:
         keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))

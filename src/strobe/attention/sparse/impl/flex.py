@@ -33,7 +33,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: Sparse
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         block_mask=_block_mask(selection, spec.kv_len // spec.block),
         scale=spec.softmax_scale,
-        enable_gqa=spec.num_heads != spec.num_kv_heads,
+        enable_gqa=True if spec.num_heads != spec.num_kv_heads else False,  # noqa: SIM210 (of symbolic numbers it is no bool)
         kernel_options=_TILES if q.is_cuda else None,
         return_aux=AuxRequest(lse=True),
     )
