@@ -128,7 +128,7 @@ def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(theirs, impl.operator, impl.name, str(device), find), daemon=True)
+    process = context.Process(target=serve, args=(theirs, impl.operator, impl.name, str(device), find))
     process.start()
     theirs.close()
     passed = refused = 0
@@ -146,7 +146,9 @@ def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find
         process.join()
         failed = f"{at}: the process ended with code {process.exitcode}"
     finally:
-        process.kill() if failed else process.join()
+        if not ended:  # it hangs, or whoever waits was interrupted
+            process.kill()
+        process.join()
         ours.close()
     return passed, refused, failed
 
