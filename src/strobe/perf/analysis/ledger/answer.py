@@ -60,6 +60,8 @@ class Answer:
         explained_saving: share of the saving that has a name; None if nothing is saved.
         disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
             of the clips that marking regions took.
+        varied: by how much of their mean the busy times of the traced steady frame blocks differ, of the baseline and the
+            candidate; 0 on a CPU.
         traced: whether a trace was used.
     """
 
@@ -69,6 +71,7 @@ class Answer:
     explained_time: float
     explained_saving: float | None
     disturbed: tuple[float, float]
+    varied: tuple[float, float]
     traced: bool
 
     @property
@@ -102,6 +105,7 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
         explained_time=min(_explained(side) for side in sides),
         explained_saving=_explained_saving(baseline, candidate),
         disturbed=(_disturbed(baseline), _disturbed(candidate)),
+        varied=(_varied(baseline), _varied(candidate)),
         traced=bool(baseline.traced_ns or candidate.traced_ns),
     )
 
@@ -173,3 +177,8 @@ def _disturbed(side: Explained) -> float:
     if side.timed_ns:
         return side.traced_ns / side.timed_ns - 1
     return side.marking_ns / (sum(side.labels.values()) or 1)
+
+
+def _varied(side: Explained) -> float:
+    busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in side.units] if side.traced_ns else []
+    return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0

@@ -171,6 +171,7 @@ def disturbance(reference: Subject, candidate: Subject, found: Answer) -> str:
         return (
             f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
             "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
-            "causes and places only."
+            f"causes and places only. Kernel times differ by {100 * found.varied[0]:.1f} % and {100 * found.varied[1]:.1f} % "
+            "between the traced steady frame blocks, as the GPU's clock does."
         )
     return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."
