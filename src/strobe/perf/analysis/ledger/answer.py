@@ -62,6 +62,8 @@ class Answer:
             of the clips that marking regions took.
         varied: by how much of their mean the busy times of the traced steady frame blocks differ, of the baseline and the
             candidate; 0 on a CPU.
+        stood_for: frame blocks that the traces lack, of the baseline and the candidate; others of their kind stand for them.
+        merged: regions that one side does not show, each with what its time counts as instead.
         traced: whether a trace was used.
     """
 
@@ -72,6 +74,8 @@ class Answer:
     explained_saving: float | None
     disturbed: tuple[float, float]
     varied: tuple[float, float]
+    stood_for: tuple[tuple[int, ...], tuple[int, ...]]
+    merged: tuple[tuple[str, str], ...]
     traced: bool
 
     @property
@@ -106,6 +110,8 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
         explained_saving=_explained_saving(baseline, candidate),
         disturbed=(_disturbed(baseline), _disturbed(candidate)),
         varied=(_varied(baseline), _varied(candidate)),
+        stood_for=(baseline.stood_for, candidate.stood_for),
+        merged=baseline.merged,
         traced=bool(baseline.traced_ns or candidate.traced_ns),
     )
 

@@ -79,7 +79,13 @@ def answer_table(finding: Finding, found: Answer) -> Table:
     total: tuple[Cell, ...] = (Time(float(found.baseline_ns)), Time(float(found.candidate_ns)), Time(float(saved)))
     share: Cell = Share(1.0) if saved else Missing("", "-")
     rows.append(Row((Text(f"a {_block(found)}"), *total, share, Time(float(beyond))), strong=True))
-    notes = (_kinds(found), limit(candidate, found), *_rest_words(found), disturbance(reference, candidate, found))
+    notes = (
+        _kinds(found),
+        limit(candidate, found),
+        *_rest_words(found),
+        *_gaps_in_evidence(reference, candidate, found),
+        disturbance(reference, candidate, found),
+    )
     return Table(headline(finding, found), columns, tuple(rows), notes)
 
 
@@ -127,6 +133,16 @@ def _kinds(found: Answer) -> str:
 def _rest_words(found: Answer) -> tuple[str, ...]:
     several = [line for line in found.lines if len(line.parts) > 1]
     return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
+
+
+def _gaps_in_evidence(reference: Subject, candidate: Subject, found: Answer) -> tuple[str, ...]:
+    """What a trace lacks, and what was done about it."""
+    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
+    for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
+        if blocks:
+            listed = ", ".join(map(str, blocks))
+            said.append(f"The trace of {subject.label} lacks frame blocks {listed}: the others of their kind stand for them.")
+    return tuple(said)
 
 
 def limit(subject: Subject, found: Answer) -> str:
