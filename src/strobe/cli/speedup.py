@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figure, Requirement, failures, parse_requirement
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report.model import Report
@@ -261,12 +260,10 @@ def _show(report: Report, failed: Sequence[str], written: Sequence[str], output:
     """What fits a terminal: banners, the speedups, the accounts, the anomalies."""
     from strobe.perf.report import model
 
-    for banner in report.banners:
-        output.show(f"[bold {'red' if banner.level == 'stop' else 'yellow'}]{escape(banner.title)}[/]")
-        output.show(*(f"  {escape(item)}" for item in banner.items), "")
+    output.show(*banner_texts(report.banners))
     for section in report.sections:
         if section.id in ("speedups", "ledger"):
             output.show(*(table_text(block.table) for block in section.blocks if isinstance(block, model.Figure)))
         if section.id in ("speedups", "notes"):
-            output.show(*(escape(item) for block in section.blocks if isinstance(block, model.Notes) for item in block.items), "")
-    output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), *([escape(" ".join(written))] if written else []))
+            output.show(*(item for block in section.blocks if isinstance(block, model.Notes) for item in block.items), "")
+    output.show(*(styled(("not met", "red"), " ", line) for line in failed), *([" ".join(written)] if written else []))

@@ -13,7 +13,8 @@ import pytest
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
-from strobe.perf.records.record import End, Header, Span
+from strobe.perf.records.record import End, Gate, Header, Span
+from strobe.perf.records.seal import seal
 from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run, rotate
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
@@ -109,11 +110,14 @@ def test_lines_that_are_no_records_are_counted_and_skipped(tmp_path: Path, heade
         writer.append(header, span)
     file = writer.folder / RECORDS
     bad = [b"", b"\0\0\0", b"\xff\xfe", b'{"record":"span"}', b'{"record":"span","v":1,"variant":3}', b"[1]"]
-    good = msgspec.json.encode(span)
-    file.write_bytes(file.read_bytes() + b"\n".join([*bad, good]) + b"\n")
-    run = read_run(tmp_path / "run")
-    assert run.bad_lines == (3, 4, 5, 6, 7, 8)
-    assert run.spans == (span, span)
+    gate = Gate(variant="turbo", reference="baseline", rule="same latents", passed=True, detail="equal")
+    for lines in ([*file.read_bytes().splitlines(), *bad, seal(msgspec.json.encode(gate), 9)],
+                  [msgspec.json.encode(header), msgspec.json.encode(span), *bad, msgspec.json.encode(gate)]):  # fmt: skip
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        run = read_run(tmp_path / "run")
+        assert run.bad_lines == (3, 4, 5, 6, 7, 8) and run.missing_lines == 0
+        assert run.gates == (gate,)
+        assert run.damage[0] == "lines 3, 4, 5, 6, 7, 8 are damaged in records.jsonl and not read"
 
 
 def test_another_schema_version_names_those_that_are_readable(tmp_path: Path, header: Header, span: Span) -> None:

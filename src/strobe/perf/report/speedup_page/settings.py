@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.perf.analysis.ledger.comparable import Check, Verdict
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Table, Text, Tone
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
@@ -75,4 +76,5 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
                tuple(map(str, found.obstacles))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
-    return tuple(banner for banner in groups if banner.items)
+    damage = damage_banners((f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log)
+    return (*damage, *(banner for banner in groups if banner.items))
