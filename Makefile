@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt lint type bench docs lock clean
+.PHONY: setup demo test hunt faults lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,10 @@ test: setup
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
 	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+
+# kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
+faults: setup
+	PYTHONPATH=tests/faults $(BIN)/python tests/faults/run_faults.py
 
 lint: setup
 	$(BIN)/ruff check .

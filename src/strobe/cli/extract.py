@@ -344,6 +344,7 @@ def _finish(
     output: Output,
 ) -> None:
     """Write the Markdown, print the tables, emit the JSON."""
+    from strobe.core.files import write_whole
     from strobe.perf.report.extract import extract_report, inputs_section
     from strobe.perf.report.extract_json import log_document
     from strobe.perf.report.markdown import render_markdown
@@ -355,7 +356,7 @@ def _finish(
     report = extract_report(title, subtitle, sections, logs)
     if into is not None:
         into.parent.mkdir(parents=True, exist_ok=True)
-        into.write_text(render_markdown(report), encoding="utf-8")
+        write_whole(into, render_markdown(report))
         document["written"] = str(into)
     tables = [block for each in sections for block in each.blocks if isinstance(block, Table) and not block.collapsed]
     output.show(*banner_texts(report.banners), *map(table_text, tables), *([str(into)] if into else []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -107,6 +108,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
             return USAGE, f"{error.filename}: {there} is in the way; name another"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return MISSING, f"the disk is full{f': {error.filename}' if error.filename else ''}; free some space"
         case OSError():
             return MISSING, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         case MemoryError():

@@ -231,6 +231,8 @@ def _side(
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
     """Write the page, its twins, the exact figures and what they were made from."""
+    from strobe.core.files import write_whole
+    from strobe.core.printable import clean_lines
     from strobe.perf.report.speedup_page.inputs import write_inputs
     from strobe.perf.report.write import write_report
 
@@ -239,7 +241,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     folder.mkdir(parents=True, exist_ok=True)
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
     exact = folder / "speedup.json"
-    exact.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(exact, clean_lines(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
     return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder, store=result.store))}
 
 

@@ -18,6 +18,7 @@ from strobe.bench.attention.laps import Run, Speed, Stopwatch, matmul_peak, plan
 from strobe.bench.clips import ClipNumbers
 from strobe.core.device import synchronize
 from strobe.core.errors import StrobeError
+from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
 from strobe.perf.measure.clocks import ClockSampler, read_clocks
 from strobe.perf.measure.memory import peak_bytes, reset_peak
@@ -254,7 +255,7 @@ class _Measurement:
         after = _summary(self._device)
         summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
         summary.parent.mkdir(exist_ok=True)
-        summary.write_text(f"before {calls} calls\n{before}\nafter\n{after}\n", encoding="utf-8")
+        write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
         trace = record.Trace(
             variant=name,

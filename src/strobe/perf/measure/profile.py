@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError
+from strobe.core.files import not_written, writing_whole
 from strobe.core.spans import FRAME_BLOCK, PIECES, check_regions
 from strobe.perf.measure.timing import recording
 
@@ -23,6 +25,7 @@ PREFIX: Final = "strobe::"
 """Regions stand in a trace as `strobe::<name>` or `strobe::<name>#<index>`."""
 
 _SILENT: Final = "99"
+_LITTLE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,19 +143,40 @@ def trace_blocks(
 
 def _export(profiler: torch.profiler.profile, path: Path) -> TraceFile:
     """Write the trace under another name, compress it and rename it, so that `path` is whole or absent."""
-    plain, packed = path.with_name(path.name + ".plain"), path.with_name(path.name + ".part")
+    plain = path.with_name(path.name + ".plain")
+    begun = plain.with_name(plain.name + ".tmp")  # as the profiler names what it has not finished
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(plain))
-        with plain.open("rb") as source, packed.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
+        if not _is_whole(plain):  # the profiler does not say why, nor that it failed
+            full = shutil.disk_usage(path.parent).free < _LITTLE_BYTES
+            raise OSError(errno.ENOSPC if full else errno.EIO, "the profiler did not come to the end of it")
+        with plain.open("rb") as source, writing_whole(path) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
-        os.replace(packed, path)
         return TraceFile(path=path, sha256=file_sha256(path), size_bytes=path.stat().st_size)
     except OSError as error:
-        raise StrobeError(f"cannot write the trace {path}: {error.strerror or error}") from error
+        raise not_written(path, error, _removed(plain, begun)) from error
     finally:
-        plain.unlink(missing_ok=True)
-        packed.unlink(missing_ok=True)
+        _removed(plain, begun)
+
+
+def _removed(*files: Path) -> int:
+    """Remove files and return the bytes they had; the profiler may hold one open, so they are emptied first."""
+    there = [file for file in files if file.exists()]
+    size_bytes = sum(file.stat().st_size for file in there)
+    for file in there:
+        os.truncate(file, 0)
+        file.unlink()
+    return size_bytes
+
+
+def _is_whole(plain: Path) -> bool:
+    """Whether the profiler wrote the trace to its end."""
+    if not plain.exists():
+        return False
+    with plain.open("rb") as file:
+        file.seek(max(0, plain.stat().st_size - 64))
+        return file.read().rstrip().endswith(b"}")
 
 
 def file_sha256(path: Path) -> str:

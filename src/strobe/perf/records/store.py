@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
+from strobe.core.files import file_inside, not_written
 from strobe.perf.records.record import (
     READABLE_VERSIONS,
     Clip,
@@ -80,7 +81,7 @@ class RunWriter:
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"run folder {folder} cannot be used: {error.strerror}; name another folder") from error
         except OSError as error:
-            raise StrobeError(f"run folder {folder} cannot be written: {error.strerror}") from error
+            raise not_written(folder, error) from error
 
     def append(self, *records: Record) -> None:
         """Write the records, one line each, all or none.
@@ -91,11 +92,12 @@ class RunWriter:
         lines = (seal(_encoder.encode(record), number) for number, record in enumerate(records, start=self._count + 1))
         data = b"".join(line + b"\n" for line in lines)
         try:
-            if os.write(self._fd, data) < len(data):
-                raise OSError(0, "the disk took only a part of the record")
+            rest = memoryview(data)
+            while rest:  # a disk that is nearly full takes a part, and says at the next that it is
+                rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             os.ftruncate(self._fd, self._length)
-            raise self._failed(error) from error
+            raise self._failed(error, len(data)) from error
         self._length += len(data)
         self._count += len(records)
 
@@ -122,11 +124,8 @@ class RunWriter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _failed(self, error: OSError) -> StrobeError:
-        return StrobeError(
-            f"cannot write {self.folder / RECORDS}: {error.strerror}; the {self._count} records written before are kept, "
-            f"make room or run again with another output folder"
-        )
+    def _failed(self, error: OSError, size_bytes: int = 0) -> StrobeError:
+        return not_written(self.folder / RECORDS, error, size_bytes, f"the {self._count} records written before are kept; ")
 
 
 def create_run(root: Path, slug: str) -> RunWriter:
@@ -235,7 +234,7 @@ def read_run(path: Path) -> RunRecords:
     """
     file = path / RECORDS if path.is_dir() else path
     try:
-        data = file.read_bytes()
+        data = file_inside(file.parent, file.name).read_bytes()
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = data.split(b"\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, unknown_choice
+from strobe.core.files import file_inside
 from strobe.perf.analysis.runs.partition import Partition, partition
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.record import Variant
@@ -145,6 +146,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     record = records[-1]
     path = run.folder / record.path
     try:
+        path = file_inside(run.folder, record.path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         trace = read_trace(path)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError
+from strobe.core.files import found_inside
 from strobe.perf.analysis.lint.document import CodeLine, Document, Section
 from strobe.perf.analysis.lint.finding import Claim, Finding, Rule
 from strobe.perf.analysis.lint.lines import lines_table
@@ -88,7 +89,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         return (path,)
-    found = tuple(file for name in (RECORDS, "report.json", "report.md") if (file := path / name).is_file())
+    found = tuple(file for name in (RECORDS, "report.json", "report.md") if (file := found_inside(path, name)))
     if not found:
         raise DataError(f"{path}: holds neither {RECORDS} nor a report; name the files to lint")
     return found
