@@ -41,19 +41,31 @@ def row(kind: Kind, failed: int) -> str:
     return f"| {kind.name} | {kind.tries} | {kind.tries - failed} | {kind.survived} |\n"
 
 
+def written(rows: dict[str, str]) -> str:
+    """The page with these rows, by kind; of the kinds that were not tried now, those it has."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if PAGE.exists() else []
+    kept = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
+    known = kept | rows
+    return HEAD + "".join(known[kind.name] for kind in KINDS if kind.name in known)
+
+
 def main() -> int:
-    """Try the kinds named, or all; only all of them make the page."""
-    wanted = [kind for kind in KINDS if not sys.argv[1:] or kind.name in sys.argv[1:]]
-    rows = []
-    for kind in wanted:
+    """Try the kinds named, or all, and write their rows."""
+    unknown = set(sys.argv[1:]) - {kind.name for kind in KINDS}
+    if unknown:
+        sys.stderr.write(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(kind.name for kind in KINDS)}\n")
+        return 2
+    all_survived = True
+    for kind in KINDS:
+        if sys.argv[1:] and kind.name not in sys.argv[1:]:
+            continue
         began = time.monotonic()
         failed = attempts(kind, kind.tries)
-        rows.append(row(kind, len(failed)))
         sys.stderr.write(f"{kind.name}: {kind.tries - len(failed)} of {kind.tries} in {time.monotonic() - began:.0f} s\n")
         sys.stderr.writelines(f"  seed {seed}: {why[:300]}\n" for seed, why in failed.items())
-    if len(wanted) == len(KINDS):
-        PAGE.write_text(HEAD + "".join(rows), encoding="utf-8")
-    return int(any(f"| {kind.tries} | {kind.tries} |" not in line for kind, line in zip(wanted, rows, strict=True)))
+        PAGE.write_text(written({kind.name: row(kind, len(failed))}), encoding="utf-8")
+        all_survived = all_survived and not failed
+    return 0 if all_survived else 1
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from torch import Tensor
 from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 
 pytestmark = pytest.mark.gpu
 
 IMPLS = ("fa4", "fa3", "sdpa")
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000), (2000, 129)]
 HEADS = [(3, 3), (4, 2), (5, 1)]
 
@@ -32,13 +33,15 @@ def usable(inputs: list[Tensor], impl: str, *, return_lse: bool, needs_grad: boo
 
 
 def near(found: Tensor, expected: Tensor, dtype: torch.dtype, name: str) -> None:
-    limit = TOLERANCES[dtype] * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(found.float(), expected, atol=limit, rtol=TOLERANCES[dtype], msg=lambda text: f"{name}: {text}")
+    limit = tolerance("element of a library", dtype) * max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(
+        found.float(), expected, atol=limit, rtol=tolerance("element of a library", dtype), msg=lambda text: f"{name}: {text}"
+    )
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_output_and_lse(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, width: int, impl: str) -> None:

@@ -14,11 +14,11 @@ from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 
 pytestmark = pytest.mark.gpu
 
 IMPLS = ("cudnn", "fa4", "triton", "flex")
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def same(found: Tensor, expected: Tensor, limit: float, name: str) -> None:
 
 def same_result(found: AttentionOutput, expected: AttentionOutput, dtype: torch.dtype) -> None:
     assert found.out.dtype == dtype
-    same(found.out, expected.out, TOLERANCES[dtype], "out")
+    same(found.out, expected.out, tolerance("element of a library", dtype), "out")
     if found.lse is not None:
         assert expected.lse is not None and found.lse.dtype == torch.float32 and found.lse.shape == expected.lse.shape
         assert torch.equal(found.lse.isneginf(), expected.lse.isneginf()), "lse: -inf for empty rows and only for them"
@@ -163,7 +163,7 @@ def test_gradients_are_the_reference_s(shape: Shape, through_lse: bool, impl: st
     same_result(found, expected, shape.dtype)
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted, strict=True):
         assert got.dtype == shape.dtype and got.shape == want.shape
-        same(got, want, TOLERANCES[shape.dtype], name)
+        same(got, want, tolerance("element of a library", shape.dtype), name)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -177,7 +177,7 @@ def test_finite_padding_need_not_be_cleared(block: int, impl: str) -> None:
     expected, wanted = gradients((*wide((q, k, v, selection))[:3], selection), "reference", through_lse=False)
     same_result(found, expected, torch.bfloat16)
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted, strict=True):
-        same(got, want, TOLERANCES[torch.bfloat16], name)
+        same(got, want, tolerance("element of a library", torch.bfloat16), name)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -218,7 +218,7 @@ def test_gradients_for_one_count_that_the_host_knows(block: int, impl: str) -> N
     expected, wanted = gradients((*wide((q, k, v, told))[:3], replace(told, known_count=None)), "reference", through_lse=False)
     same_result(found, expected, torch.bfloat16)
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted, strict=True):
-        same(got, want, TOLERANCES[torch.bfloat16], name)
+        same(got, want, tolerance("element of a library", torch.bfloat16), name)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -289,7 +289,11 @@ def test_a_run_killed_in_its_first_clip_still_makes_a_report(make_run: MakeRun) 
     folder = make_run()
     text = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(text[:1]))
-    write_report(build_report([folder]), folder)
+    report = build_report([folder])
+    assert report.speedups == () and report.title == "run-a"
+    assert [banner.items for banner in report.banners] == [("run-a: the run was cut short: it has no last line",)]
+    pages = write_report(report, folder)
+    assert all("it has no last line" in page.read_text() for page in pages) and len(pages) == 3
 
 
 def test_red_gates_and_dirty_checkouts_come_before_the_numbers(make_run: MakeRun) -> None:
