@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += _tables(page, ": advice.")
-    output.show(*(table_text(table, _SHOWN) for table in shown))
+    output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     failed = () if outcome is None else outcome.failed
     measured = () if outcome is None else outcome.measured
     _show_traces([cell for cell in runs if cell.name in measured], output)

@@ -304,9 +304,10 @@ def test_nothing_waits_for_the_device(block: int, ragged: bool, impl: str) -> No
         torch.cuda.set_sync_debug_mode(strict)
         try:
             out = block_sparse_attention(*case, impl=impl).out
-            torch.autograd.grad(out, case[:3], d_out)
+            gradients = torch.autograd.grad(out, case[:3], d_out)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    assert all(tensor.isfinite().all() for tensor in (out, *gradients))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
