@@ -128,7 +128,7 @@ def generate(
         mode: how prompts switch: recache (hard), soft or interpolate.
         seconds: length of the clip, 10 unless --blocks is given.
         blocks: length of the clip in frame blocks.
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations.
+        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:

@@ -45,7 +45,8 @@ class Format:
     muxer_options: dict[str, str] = field(default_factory=dict)
 
 
-H264 = {"preset": "veryfast", "crf": "18"}
+H264 = {"preset": "veryfast", "crf": "18", "x264-params": "sliced-threads=1:rc-lookahead=3:sync-lookahead=0"}
+"""The encoder looks 4 frames ahead, not 11: at a killed process no more are lost; a file is as large."""
 FORMATS: dict[str, Format] = {
     ".mp4": Format(
         codec="libx264",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import subprocess
@@ -88,6 +90,29 @@ def test_a_full_disk_is_one_clear_error_and_what_was_written_stays(tmp_path: Pat
     assert f"the {int(number) + 1} records written before are kept" in message
 
 
+def test_a_disk_that_takes_a_part_and_then_nothing_is_full(
+    tmp_path: Path, header: Header, span: Span, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nearly full disk takes what fits, and says that it is full at the next write."""
+    writer = RunWriter(tmp_path / "run")
+    writer.append(header, span)
+    whole, write, calls = writer.folder.joinpath(RECORDS).read_bytes(), os.write, []
+
+    def part(file: int, data: bytes) -> int:
+        calls.append(len(data))
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, bytes(data)[:10])
+
+    monkeypatch.setattr(os, "write", part)
+    with pytest.raises(StrobeError, match=r"disk is full, it takes \d+ bytes or more, .* the 2 records written before are kept"):
+        writer.append(span)
+    monkeypatch.undo()
+    assert writer.folder.joinpath(RECORDS).read_bytes() == whole and calls[1] == calls[0] - 10
+    writer.append(END)
+    assert read_run(writer.folder).end == END and read_run(writer.folder).damage == ()
+
+
 def test_every_cut_of_a_file_reads_back_its_whole_lines(tmp_path: Path, header: Header, span: Span) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.append(header, span, span, END)
@@ -156,6 +181,19 @@ def test_run_folders_say_when_and_what_and_differ(tmp_path: Path) -> None:
 def test_an_absent_run_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=RECORDS):
         read_run(tmp_path)
+
+
+def test_records_named_by_themselves_may_be_a_link_and_no_device(tmp_path: Path, header: Header) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header)
+    (tmp_path / "link.jsonl").symlink_to(writer.folder / RECORDS)
+    assert read_run(tmp_path / "link.jsonl").header == header
+    with pytest.raises(DataError, match="not a plain file"):
+        read_run(Path("/dev/zero"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / RECORDS).symlink_to(writer.folder / RECORDS)
+    with pytest.raises(DataError, match="is a link, and is not followed"):
+        read_run(tmp_path / "other")
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:

@@ -234,7 +234,11 @@ def read_run(path: Path) -> RunRecords:
     """
     file = path / RECORDS if path.is_dir() else path
     try:
-        data = file_inside(file.parent, file.name).read_bytes()
+        if path.is_dir():
+            file = file_inside(path, RECORDS)
+        elif file.exists() and not file.is_file():
+            raise DataError(f"{file} is not a plain file, and is not opened")
+        data = file.read_bytes()
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = data.split(b"\n")
