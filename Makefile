@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt layouts lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts faults lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -58,6 +58,11 @@ hunt: setup
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup
 	$(BIN)/python tests/attention/tree/random_layouts.py
+
+# kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
+# KINDS="'kill -9' 'damaged records'" tries some.
+faults: setup
+	PYTHONPATH=tests/faults $(BIN)/python tests/faults/run_faults.py $(KINDS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += _tables(page, ": advice.")
-    output.show(*(table_text(table, _SHOWN) for table in shown))
+    output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     failed = () if outcome is None else outcome.failed
     measured = () if outcome is None else outcome.measured
     _show_traces([cell for cell in runs if cell.name in measured], output)
@@ -211,6 +212,7 @@ def _tables(report: Report, *endings: str) -> list[Table]:
 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
     """The kernel table of every trace (operators on a CPU), and memory before and after."""
+    from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
     from strobe.perf.report.trace_page.kernels import kernels_section
     from strobe.perf.report.trace_page.operators import operators_section
@@ -218,13 +220,13 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
 
     for cell in runs:
         for trace in cell.run.traces:
-            study = load_trace_study([cell.run.folder / trace.path])
+            study = load_trace_study([file_inside(cell.run.folder, trace.path)])
             section = kernels_section(study) or operators_section(study)
             tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
             calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
             output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))
-            summary = cell.run.folder / "memory" / f"{trace.variant.replace(':', '-')}.txt"
-            if summary.exists():
+            with suppress(FileNotFoundError):
+                summary = file_inside(cell.run.folder, f"memory/{trace.variant.replace(':', '-')}.txt")
                 output.write(summary.read_text(encoding="utf-8"))
 
 

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Column, Table
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.model import at_least, parse_size
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
@@ -303,30 +302,28 @@ def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...]
 def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     """The document for a reader."""
     for check in document["checks"]:
-        yield f"{'[green]ok[/]     ' if check['ok'] else '[red]missing[/]'}  {check['name']}: {escape(check['detail'])}"
+        yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
-            yield f"         {escape(check['fix'])}"
+            yield f"         {check['fix']}"
     if "machine" not in document:
         return
     machine = Table(box=None, show_header=False)
     for key, value in document["machine"].items():
         if value not in (None, False) and not isinstance(value, dict):
             machine.add_row(key, str(value))
-    yield from ("", "[bold]machine[/]", machine)
+    yield from ("", styled(("machine", "bold")), machine)
     if "gate" in document:
         yield from _gate_lines(document["gate"])
     attention = document["attention"]
-    yield from ("", f"[bold]attention[/]  runs: {attention['runs']}")
-    yield from (f"  not {name}: {escape(reason)}" for name, reason in attention["passed_over"].items())
+    yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
+    yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
     yield _impl_table(attention["impls"])
-    yield from ("", "[bold]optimisations[/] on this device", _knob_table(document["presets"]))
+    yield from ("", styled(("optimisations", "bold"), " on this device"), _knob_table(document["presets"]))
     reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
-    yield from (f"  {name} is off: {escape(reason)}" for name, reason in reasons.items())
-    yield from (
-        f"  not here: {escape(reason)}; --simulate computes what it would give" for reason in document["lacking"].values()
-    )
-    yield from ("", "[bold]quality metrics[/]")
-    yield from (f"  {name}: {escape(state)}" for name, state in document["metrics"].items())
+    yield from (f"  {name} is off: {reason}" for name, reason in reasons.items())
+    yield from (f"  not here: {reason}; --simulate computes what it would give" for reason in document["lacking"].values())
+    yield from ("", styled(("quality metrics", "bold")))
+    yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
     if "memory" in document:
         yield from _memory_table(document["memory"])
     if "devices" in document:
@@ -335,13 +332,13 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
     """What came of each gate, and where it is recorded."""
-    yield from ("", "[bold]gates[/]" + (f"  not run: {escape(gate['reason'])}" if gate["reason"] else ""))
+    yield from ("", styled(("gates", "bold"), f"  not run: {gate['reason']}" if gate["reason"] else ""))
     for each in gate["gates"]:
         what = f"{each['tests']} cases passed, {each['refused']}" if each["ran"] else f"not run: {each['refused']}"
-        what = f"[red]failed[/] at {escape(each['failed'])}" if each["failed"] else escape(what)
-        yield f"  {each['operator']} {each['impl']}: {what}"
+        said = (("failed", "red"), f" at {each['failed']}") if each["failed"] else (what,)
+        yield styled(f"  {each['operator']} {each['impl']}: ", *said)
     if gate["record"]:
-        yield f"  recorded in {escape(gate['record'])}"
+        yield f"  recorded in {gate['record']}"
 
 
 def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
@@ -349,7 +346,7 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     height, width = memory["frame_size"]
     yield ""
     what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
-    yield f"[bold]memory[/] of {memory['preset']}, {memory['model']}, {what}, in GiB"
+    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in GiB")
     table = Table("", Column("", justify="right"), "", box=None, show_header=False)
     for part in memory["parts"]:
         table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
@@ -361,18 +358,18 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
     if memory["lacking"]:
-        yield f"  [red]does not run here[/]: {escape(memory['lacking'])}; --simulate computes what it would give"
+        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}; --simulate computes what it would give")
 
 
 def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
     """Numbers of devices, and what the fullest ranks of each hold."""
-    yield from ("", "[bold]devices[/] that share it, in GiB each; rank 0 decodes")
+    yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
     numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
     table = Table(*numbers, "", box=None, header_style="")
     for each in devices:
         grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
         held = [f"{rank['total_bytes'] / 2**30:.2f}" for rank in each["ranks"]]
-        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), escape(each["reason"]))
+        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
     yield table
 
 
@@ -380,7 +377,7 @@ def _impl_table(impls: list[dict[str, str]]) -> Table:
     """Every implementation: gated and where, or untested or missing and why."""
     table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
     for impl in impls:
-        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], escape(impl["detail"]))
+        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], impl["detail"])
     return table
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from strobe.attention.dense import api, dense_attention
 from strobe.attention.explain import explain
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
 
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000)]
 HEADS = [(3, 3), (4, 2), (5, 1)]
 
@@ -32,11 +33,13 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None
 
 
 def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(
+        found.double(), expected.double(), rtol=tolerance("element", dtype), atol=tolerance("element", dtype)
+    )
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
@@ -47,7 +50,7 @@ def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, in
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_lse_is_the_log_of_the_denominator(

@@ -21,8 +21,9 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
 
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[Tensor, Tensor, Tensor, BlockSelection]
 
 
@@ -66,7 +67,7 @@ def _gradients(case: Case, impl: str, **options: object) -> tuple[AttentionOutpu
 
 
 def _same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    limit = _TOLERANCES[dtype]
+    limit = tolerance("sparse element", dtype)
     torch.testing.assert_close(found, expected, atol=limit * max(1.0, expected.abs().max().item()), rtol=limit)
 
 
@@ -89,7 +90,7 @@ def test_the_reference_is_dense_attention_over_the_selected_tokens() -> None:
                 assert not found.out[b, padding, h].any() and found.lse[b, h, padding].isneginf().all()
 
 
-@pytest.mark.parametrize("dtype", list(_TOLERANCES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("block", [64, 128, 256])
 def test_impl_cpu_against_the_reference(dtype: torch.dtype, ragged: bool, block: int) -> None:

@@ -26,6 +26,10 @@ from strobe.attention.sparse.coarse import Estimator, pool
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 SCRIPT = Path(__file__).with_name("history_on_cpu.py")
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -151,7 +155,7 @@ def test_the_operator_is_its_definition(case: Case, sparsity: float, impl: str) 
     limit = LIMITS[case.dtype]
     assert found.out.dtype == case.dtype and found.lse.dtype == torch.float32
     torch.testing.assert_close(found.out.double(), out, atol=limit, rtol=limit)
-    torch.testing.assert_close(found.lse.double(), lse, atol=max(limit, 1e-5), rtol=1e-5)
+    torch.testing.assert_close(found.lse.double(), lse, atol=max(limit, 1e-5), rtol=ELEMENT)
 
 
 @given(
@@ -171,8 +175,8 @@ def test_all_tiles_are_dense_attention(
     keys, values = (torch.cat([drawn.sink[i], drawn.new[i], drawn.past[i][:, rows]], dim=1) for i in (0, 1))
     dense = dense_attention(drawn.q, keys, values, impl="reference", return_lse=True)
     found = run(drawn, 0.0)
-    torch.testing.assert_close(found.out, dense.out, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.lse, dense.lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(found.lse, dense.lse, atol=ELEMENT, rtol=ELEMENT)
 
 
 def test_without_history_it_is_the_dense_operator() -> None:
@@ -208,7 +212,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     found = torch.autograd.grad((run(other, 0.5).out * weights).sum(), inputs)
     expected = torch.autograd.grad((by_definition(other, topk)[0] * weights).sum(), inputs)
     for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, want, atol=ELEMENT, rtol=ELEMENT)
 
 
 @pytest.mark.parametrize(

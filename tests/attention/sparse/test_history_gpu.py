@@ -25,10 +25,10 @@ def test_nothing_waits_for_the_device() -> None:
     call(drawn)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call(drawn)
-        call(drawn, 0.6)  # a number of tiles that was not asked for before
+        found = call(drawn), call(drawn, 0.6)  # a number of tiles that was not asked for before
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(each.out.shape == drawn.q.shape and each.out.isfinite().all() for each in found)
 
 
 def test_a_number_of_tiles_first_seen_in_a_recording_is_right_in_and_outside_of_it() -> None:

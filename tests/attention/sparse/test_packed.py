@@ -12,6 +12,9 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
 
 
 def bounds(lengths: list[int]) -> Tensor:
@@ -120,7 +123,7 @@ def test_it_equals_separate_calls(lengths: tuple[list[int], list[int]], heads: t
         if theirs is None or mine is None:  # no token at all
             assert mine is None or not mine.any()
         else:
-            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(mine, theirs, atol=ELEMENT, rtol=ELEMENT)
 
 
 @settings(max_examples=30)
@@ -129,8 +132,8 @@ def test_any_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
     case = draw([q for q, _ in pairs], [kv for _, kv in pairs], 2, 1, seed)
     found = block_sparse_attention_varlen(**case, block=64, impl="cpu", return_lse=True)
     out, lse = one_by_one(case)
-    torch.testing.assert_close(found.out, out, atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(found.lse, lse, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(found.out, out, atol=ELEMENT, rtol=ELEMENT)
+    torch.testing.assert_close(found.lse, lse, atol=ELEMENT, rtol=ELEMENT)
 
 
 def test_tokens_that_no_sequence_has_are_empty_rows() -> None:

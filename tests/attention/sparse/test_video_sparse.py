@@ -17,6 +17,10 @@ from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, sele
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 GRID = (3, 5, 6)
 
@@ -67,7 +71,7 @@ def test_the_operator_is_its_definition(impl: str, tile: Any, gated: bool) -> No
     topk = max(1, layout.num_tiles // 2)
     gate = _draw(math.prod(GRID), 4, 3) if gated else None
     found = video_sparse_attention(q, k, v, grid=GRID, tile=tile, topk=topk, gate=gate, impl=impl)
-    torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=ROUNDING, rtol=ROUNDING)
     assert (found.selection.counts == topk).all() and found.lse is None and found.recall is None
     assert found.selection.uniform_count == topk and found.q_tiles == found.kv_tiles == layout
 
@@ -77,10 +81,10 @@ def test_all_tiles_are_dense_attention(grid: tuple[int, int, int], tile: Any) ->
     q, k, v = _qkv(grid)
     found = video_sparse_attention(q, k, v, grid=grid, tile=tile, sparsity=0, return_lse=True, probe=5)
     dense = dense_attention(q, k, v, impl="reference", return_lse=True)
-    torch.testing.assert_close(found.out, dense.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
     torch.testing.assert_close(found.lse, dense.lse)
     assert found.recall is not None
-    torch.testing.assert_close(found.recall, torch.ones(2, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.recall, torch.ones(2, 4), atol=ELEMENT, rtol=0)
 
 
 def test_a_short_chunk_over_a_ring_of_frames() -> None:
@@ -88,14 +92,14 @@ def test_a_short_chunk_over_a_ring_of_frames() -> None:
     q, k, v = _qkv(grid, ring)
     dense = dense_attention(q, k, v, impl="reference")
     every = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, sparsity=0)
-    torch.testing.assert_close(every.out, dense.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(every.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
     sink = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, topk=2, forced=Forced(first_frames=1, last_frames=1))
     assert sink.selection.indices.flatten(0, 2).unique(dim=0).tolist() == [[0, 6]]  # a key tile is one frame here
     moved = torch.tensor([4, 5, 6, 0, 1, 2, 3])  # a ring's frames lie in any order: nothing but the indices changes
     rows = (moved[:, None] * 30 + torch.arange(30)).flatten()
     topk = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, topk=3)
     turned = video_sparse_attention(q, k[:, rows], v[:, rows], grid=grid, kv_grid=ring, topk=3)
-    torch.testing.assert_close(turned.out, topk.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(turned.out, topk.out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_tokens_may_stay_in_tile_order() -> None:
@@ -108,7 +112,7 @@ def test_tokens_may_stay_in_tile_order() -> None:
         tensor[:, padding] = float("nan")
     options: dict[str, Any] = {"q_layout": "tiled", "kv_layout": "tiled", "gate": poisoned[3], "return_lse": True}
     tiled = video_sparse_attention(*poisoned[:3], grid=GRID, topk=2, **options)
-    torch.testing.assert_close(layout.to_raster(tiled.out), raster.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(layout.to_raster(tiled.out), raster.out, atol=ROUNDING, rtol=ROUNDING)
     assert tiled.lse is not None and raster.lse is not None
     torch.testing.assert_close(tiled.lse[:, :, layout.rows()], raster.lse)
 
@@ -122,7 +126,7 @@ def test_rope_is_a_rotation_of_channel_pairs() -> None:
     ]
     expected = video_sparse_attention(*rotated, v, grid=GRID, topk=2)
     found = video_sparse_attention(q, k, v, grid=GRID, topk=2, rope=(angles.cos(), angles.sin()))
-    torch.testing.assert_close(found.out, expected.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, expected.out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_gradients_pass_through_both_stages() -> None:
@@ -135,7 +139,7 @@ def test_gradients_pass_through_both_stages() -> None:
         return torch.autograd.grad((out * torch.arange(8)).sum(), inputs)
 
     for found, expected in zip(gradients("cpu"), gradients("reference"), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT)
     step = 1e-4 * torch.randn_like(v)  # v is not in the selection, so the output is linear in it
     difference = video_sparse_attention(q, k, v + step, grid=GRID, topk=2, gate=gate).out
     difference = difference - video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=gate).out

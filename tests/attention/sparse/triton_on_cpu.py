@@ -24,8 +24,7 @@ from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.padding import settle_
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.device import Card, card_of
-
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+from strobe.core.tolerances import tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +86,10 @@ def check(shape: Shape, device: str) -> None:
         results[impl] = (found.out, found.lse, *gradients)
     assert torch.equal(results["triton"][1].isneginf(), results["reference"][1].isneginf()), shape
     for found, expected in zip(results["triton"], results["reference"], strict=True):
-        limit = TOLERANCES[shape.dtype] * max(1.0, expected.nan_to_num(neginf=0).abs().max().item())
-        torch.testing.assert_close(found.to(expected.dtype), expected, atol=limit, rtol=TOLERANCES[shape.dtype], msg=str(shape))
+        limit = tolerance("sparse element", shape.dtype) * max(1.0, expected.nan_to_num(neginf=0).abs().max().item())
+        torch.testing.assert_close(
+            found.to(expected.dtype), expected, atol=limit, rtol=tolerance("sparse element", shape.dtype), msg=str(shape)
+        )
 
 
 def check_turned(device: str) -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from strobe.core.files import writing_whole
 from strobe.perf.analysis.device.views import all_work, parts_of
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.trace_page.study import TraceStudy
@@ -31,7 +32,7 @@ def write_events(study: TraceStudy, path: Path) -> int:
         how many events were written.
     """
     num_rows = 0
-    with path.open("wb") as file, gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+    with writing_whole(path) as file, gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
         packed.write(",".join(COLUMNS).encode() + b"\n")
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
             rows = _device_rows(trace, window) if len(trace.device_events) else _operator_rows(trace, window)

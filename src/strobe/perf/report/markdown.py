@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, assert_never
 
+from strobe.core.printable import clean
 from strobe.perf.report.model import (
     Banner,
     Block,
@@ -21,7 +22,7 @@ from strobe.perf.report.model import (
     Videos,
 )
 from strobe.perf.report.model import Text as TextCell
-from strobe.perf.report.text import cell_note, cell_text, clean
+from strobe.perf.report.text import cell_note, cell_text
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$#])")
 

@@ -211,4 +211,5 @@ def test_nothing_crashes_the_linter(lines: list[str]) -> None:
 
 @given(st.text())
 def test_any_text_is_a_document(text: str) -> None:
-    lint_text(text, "p.md")
+    for finding in lint_text(text, "p.md"):
+        assert 0 < finding.place.line <= len(text.splitlines()) and finding.said and finding.corrected
