@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,8 +17,10 @@ from strobe.attention.sparse.api import explain_block_sparse
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.video import explain_video
 from strobe.attention.types import AttentionSpec
 from strobe.core.device import Card, card_of
+from strobe.core.errors import ConfigError
 
 
 def explain(
@@ -31,6 +33,8 @@ def explain(
     impl: str = "auto",
     return_lse: bool = False,
     deterministic: bool = False,
+    grid: Iterable[int] | None = None,
+    **video: Any,
 ) -> Choice[AttentionSpec] | Choice[SparseSpec]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
@@ -43,11 +47,20 @@ def explain(
         impl: the name that would be given.
         return_lse: whether the lse would be asked for.
         deterministic: as in `block_sparse_attention`.
+        grid: of `video_sparse_attention`; the call is that operator, and `video` its other arguments, such as `sparsity=0.9`.
 
     Raises:
         ShapeError: the arguments do not fit together.
+        ConfigError: arguments of `video_sparse_attention` without a grid, or a selection beside it.
         ImplUnavailableError: the named impl cannot run this call.
     """
+    if grid is not None:
+        if selection is not None:
+            raise ConfigError("selection: got one beside grid; video_sparse_attention makes its own")
+        given = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
+        return explain_video(q, k, v, grid=grid, **given, **video)
+    if video:
+        raise ConfigError(f"{', '.join(video)}: an argument of video_sparse_attention; give its grid=(T, H, W) too")
     if selection is None:
         return explain_dense(q, k, v, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse)
     return explain_block_sparse(

@@ -148,7 +148,7 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
     fine = fine_spec(spec, tiles, (selected,), needs_grad=spec.needs_grad, deterministic=deterministic)
     wish = Wish(
         softmax_scale=scale,
-        parts=history.estimator.parts,
+        parts=index(history.estimator.parts),
         per_head=(selected,),
         counts=filled(selected, (spec.batch, spec.num_heads, q_tiles.num_tiles), q.device),
         forced=None,

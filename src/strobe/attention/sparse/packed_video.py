@@ -1,7 +1,7 @@
 """Video-sparse attention of packed sequences: the coarse stage, the selection and the fine stage stay inside each sequence.
 
-As `video_sparse_attention` of every sequence by itself, over blocks of consecutive tokens. How many blocks a sequence has is known
-to the device alone; nothing waits for it. All blocks of all sequences are scored, and the scores between two sequences hidden.
+As `video_sparse_attention` of every sequence by itself, over blocks of consecutive tokens. How many blocks a sequence has is
+known to the device alone; nothing waits for it. All blocks are scored against all, and the scores between two sequences hidden.
 """
 
 from __future__ import annotations
