@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -32,9 +32,7 @@ def explain(
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
-    deterministic: bool = False,
-    grid: Iterable[int] | None = None,
-    **video: Any,
+    **options: Any,
 ) -> Choice[AttentionSpec] | Choice[SparseSpec]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
@@ -46,26 +44,25 @@ def explain(
         softmax_scale: as it would be given.
         impl: the name that would be given.
         return_lse: whether the lse would be asked for.
-        deterministic: as in `block_sparse_attention`.
-        grid: of `video_sparse_attention`; the call is that operator, and `video` its other arguments, such as `sparsity=0.9`.
+        options: the other arguments of the operator: `deterministic=` of `block_sparse_attention`; `grid=`, which makes the call
+            one of `video_sparse_attention`, and its arguments, such as `sparsity=0.9`.
 
     Raises:
         ShapeError: the arguments do not fit together.
         ConfigError: arguments of `video_sparse_attention` without a grid, or a selection beside it.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    if grid is not None:
+    given: dict[str, Any] = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
+    if "grid" in options:
         if selection is not None:
             raise ConfigError("selection: got one beside grid; video_sparse_attention makes its own")
-        given = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
-        return explain_video(q, k, v, grid=grid, **given, **video)
-    if video:
-        raise ConfigError(f"{', '.join(video)}: an argument of video_sparse_attention; give its grid=(T, H, W) too")
+        return explain_video(q, k, v, **given, **options)
+    unknown = [name for name in options if name != "deterministic"]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)}: an argument of video_sparse_attention alone; give its grid=(T, H, W) too")
     if selection is None:
-        return explain_dense(q, k, v, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse)
-    return explain_block_sparse(
-        q, k, v, selection, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse, deterministic=deterministic
-    )
+        return explain_dense(q, k, v, **given)
+    return explain_block_sparse(q, k, v, selection, **given, **options)
 
 
 State = Literal["gated", "runs", "untested", "failed", "missing"]

@@ -296,7 +296,7 @@ def test_explain_tells_of_the_call_itself() -> None:
     assert explain(q, k, v, grid=GRID, topk=2, impl="reference").impl.name == "reference"
     with pytest.raises(ConfigError, match="topk: got 9, expected 1 to 4"):
         explain(q, k, v, grid=GRID, topk=9)
-    with pytest.raises(ConfigError, match="topk: an argument of video_sparse_attention; give its grid"):
+    with pytest.raises(ConfigError, match="topk: an argument of video_sparse_attention alone; give its grid"):
         explain(q, k, v, topk=2)
     with pytest.raises(ConfigError, match="selection: got one beside grid"):
         explain(q, k, v, video_sparse_attention(q, k, v, grid=GRID, topk=2).selection, grid=GRID, topk=2)
