@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -51,9 +51,13 @@ test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Property tests on new random examples, 5,000 each, until one fails (minutes).
+# Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests) tests/attention/sparse/test_compiled_ahead.py
+
+# Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
+layouts: setup
+	$(BIN)/python tests/attention/tree/random_layouts.py
 
 lint: setup
 	$(BIN)/ruff check .

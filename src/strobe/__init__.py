@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from strobe.perf.measure.compare_calls import compare_calls
     from strobe.perf.measure.timing import TimingRecorder, recording
     from strobe.perf.records.store import RunWriter, create_run, read_run
+    from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
 
 __version__ = "0.1.0"
 
@@ -83,6 +84,8 @@ __all__ = [
     "block_sparse_attention",
     "block_sparse_attention_varlen",
     "compare_calls",
+    "compare_runs",
+    "compare_traces",
     "create_run",
     "dense_attention",
     "explain",
@@ -90,6 +93,7 @@ __all__ = [
     "merge",
     "preset",
     "read_run",
+    "read_trace",
     "recording",
     "span",
     "tile_layout",
@@ -133,6 +137,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.perf.measure.compare_calls": ("compare_calls",),
     "strobe.perf.measure.timing": ("TimingRecorder", "recording"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
+    "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

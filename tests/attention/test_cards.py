@@ -306,3 +306,34 @@ def test_where_the_record_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for given in ("", "relative/folder"):
         monkeypatch.setenv("XDG_DATA_HOME", given)
         assert impls.gate_file() == tmp_path / ".local" / "share" / "strobe" / "gates.json"
+
+
+# ------------------------------------------------------------------------------------------------------------------ the table
+
+COLUMNS = {
+    "A100": (A100,), "RTX 4090": (RTX_4090,), "H100, H200": (H200,), "B200": (B200,), "RTX 5090": (RTX_5090,),
+    "MI250, MI300": (MI250, MI300), "T4": (T4,),
+}  # fmt: skip
+SHIPPED = parse_gates(Path(impls.__file__).with_name(impls.FILE).read_bytes())[0]
+
+
+def cell(impl: Impl, spec: AttentionSpec) -> str:
+    """What the table says of an implementation on a card."""
+    if impl.refuses(spec):
+        return ""
+    standing = impl.standing(spec.card, SHIPPED)
+    return "auto" if standing in ("free", "green") else "auto, says so" if impl.portable else "gate"
+
+
+def test_the_table_of_cards_is_what_the_code_decides() -> None:
+    rows = ["| impl | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for number, (impl, _) in enumerate(plain_calls(GPU, H200)):
+        if impl.name in ("cpu", "reference"):
+            continue
+        found = []
+        for cards in COLUMNS.values():
+            (what,) = {cell(*plain_calls(GPU, card)[number]) for card in cards}
+            found.append(f" {what} |" if what else " |")
+        rows.append(f"| {impl.operator} `{impl.name}` |" + "".join(found))
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text("utf-8")
+    assert "\n".join(rows) in page, "docs/attention.md, Which card runs what:\n" + "\n".join(rows)

@@ -56,6 +56,9 @@ class FakeCase:
                 self.at_block(name, self.clips[name], block)
             yield block
 
+    def launched(self, name: str) -> None:
+        return None
+
     def settings(self, name: str) -> Variant:
         return Variant(name=name, preset="custom", window=12)
 

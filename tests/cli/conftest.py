@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strobe.cli.main import main
-from terminal import Result, Strobe
+from terminal import Result, Strobe, check_document
 
 
 @pytest.fixture
@@ -16,6 +16,8 @@ def strobe(capfd: pytest.CaptureFixture[str]) -> Strobe:
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capfd.readouterr()
+        if "--json" in arguments and code in (0, 1):
+            check_document(tuple(map(str, arguments)), captured.out)
         return Result(code=code, out=captured.out, err=captured.err)
 
     return run

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from strobe.cli.documents.verbs import DOCUMENTS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -20,6 +24,17 @@ class Result:
     def document(self) -> Any:
         """The JSON on stdout, which must be all there is."""
         return json.loads(self.out)
+
+
+def check_document(arguments: tuple[str, ...], out: str) -> None:
+    """What a verb prints with `--json` is the document that the manual describes for it: every key of it and no other."""
+    verb = next(
+        verb for verb in sorted(DOCUMENTS, key=len, reverse=True) if arguments[: verb.count(" ") + 1] == tuple(verb.split())
+    )
+    printed = json.loads(out)
+    kinds = DOCUMENTS[verb]
+    kind = kinds[-1] if "runs" in printed else kinds[0]
+    msgspec.convert(printed, kind)
 
 
 Strobe = Callable[..., Result]

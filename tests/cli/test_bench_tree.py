@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from terminal import Strobe
 
@@ -43,6 +44,9 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
         (("tree", "--delay", 2, 20), "no such rank; give 0 to 1"),
         (("tree", "--delay", 2, 0.5), "no such rank; give 0 to 1"),
         (("scaling", "--world-sizes", 1, 2, "--delay", 2, 20), "no such rank; give 0 to 1"),
+        (("tree", "--world-size", 3000), "; give fewer, or say --max-ranks 3000"),
+        (("scaling", "--world-sizes", 1, 3000), "world_size: got 3000, this machine holds "),
+        (("tree", "--world-size", 3, "--max-ranks", 2), "expected at most 2, as --max-ranks says"),
         (("tree", "--profile-iterations", 0), "one iteration"),
         (("tree", "--render"), "no cells at"),
         (("scaling", "--seq-lens", 0), "seq_len: got 0"),
@@ -52,4 +56,14 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
 def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, line: tuple[object, ...], words: str) -> None:
     found = strobe("bench", *line, "--out", tmp_path / "b")
     assert found.code == 2 and words in found.err and found.err.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_ranks_without_a_gpu_are_not_started(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    found = strobe("bench", "tree", "--use-cuda", "--world-size", 4, "--out", tmp_path / "b")
+    sees = "2 CUDA devices" if there else "no CUDA device"
+    assert found.code == 3 and f"each rank takes a GPU, 4 in all, and torch sees {sees} here" in found.err
+    assert found.err.count("\n") == 1 and ("--world-size 2" in found.err) == (there == 2)
     assert not (tmp_path / "b").exists()

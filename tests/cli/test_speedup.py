@@ -185,10 +185,15 @@ def test_what_differs_is_not_comparable_unless_it_is_meant_to(strobe: Strobe, gu
     plain = strobe(*flags(guide, *facts, "--json")).document
     assert plain["not_comparable_because"] == ["sparsity: 0 against 0.7"] and not plain["comparable"]
     assert "Not comparable" in strobe(*flags(guide, *facts)).out
-    meant = strobe(*flags(guide, *facts, "--vary", "sparsity", "--json")).document
+    meant = strobe(*flags(guide, *facts, "--allow-different", "sparsity", "--json")).document
     assert meant["comparable"]
     verdicts = {each["name"]: each["verdict"] for each in meant["facts"]}
-    assert (verdicts["sparsity"], verdicts["frames"], verdicts["gpu"], verdicts["dtype"]) == ("varied", "same", "same", "unknown")
+    assert (verdicts["sparsity"], verdicts["frames"], verdicts["device"], verdicts["dtype"]) == (
+        "allowed",
+        "same",
+        "same",
+        "unknown",
+    )
 
 
 def test_the_gate(strobe: Strobe, guide: dict[str, Path]) -> None:
@@ -241,7 +246,7 @@ def test_a_counted_log_knows_its_calls(strobe: Strobe, guide: dict[str, Path], t
     [
         (("--focal-baseline", "flush"), "flush"),
         (("--section", "memcpy -> gather:end"), "must end with :start or :end"),
-        (("--vary", "sparsty"), "did you mean 'sparsity'"),
+        (("--allow-different", "model,sparsty"), "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
         (("--fact", "frames"), "NAME=VALUE"),
         (("--priority", "focal,comm"), "name each of"),
         (("--require", "fast"), "--require"),

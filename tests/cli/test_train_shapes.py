@@ -23,6 +23,7 @@ def test_every_stage_is_told(strobe: Strobe, tmp_path: Path, monkeypatch: pytest
     result = strobe("train-shapes", "--out", tmp_path, "--scale", 0.1, "--seed", 3, "--device", "cpu", "--json")
     assert result.code == 0
     assert result.document == {
+        "v": 1,
         "folder": str(tmp_path),
         "stages": {
             "teacher": {"step": 100, "seconds": 1.5, "loss": 0.25},

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import tree_work as work
 from strobe.compat import tree_attn_decode
 from strobe.compat.assert_tree_attn import Timer, perturbation, profiled_tree_attn_decode, render, shares, skew
-from strobe.core.errors import DataError
-from tree_ranks import threads
+from strobe.core.errors import DataError, ShapeError
+from tree_ranks import Processes, threads
 
 LEAVES = [
     "comp_shard_kv",
@@ -65,6 +66,17 @@ def test_the_blocks_and_the_values(serialised: bool, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert printed.startswith("[Rank 0] Profiling Results (all times in ms; ")
     assert re.search(r"AROUND OTHERS \(not summed\):\n  total_tree_attn +: ", printed)
+
+
+def test_ranks_in_processes_of_their_own_add_what_belongs_together() -> None:
+    with Processes(2) as two:
+        for out, value in two.run(work.profiled_decode):
+            torch.testing.assert_close(out, value.expand(1, 4, 8, 8))
+
+
+def test_tensors_that_do_not_fit_are_named_in_the_layout_of_the_guide() -> None:
+    with pytest.raises(ShapeError, match=r"k: got 3 heads, .*\[B, H, S, D\]"):
+        profiled_tree_attn_decode(draw(4, 1, 0), draw(3, 9, 1), draw(3, 9, 2), Timer())
 
 
 def test_a_parent_is_not_summed_with_its_children() -> None:

@@ -18,12 +18,14 @@ COMMANDS = {
         "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1", "--strategies", "allgather",
     ),
     "custom_profiling.py": ("--seq-len", "64", "--calls", "2"),
+    "tree_decode.py": ("--world-size", "2", "--seq-len", "31"),
     "vsa_calls.py": ("--grid", "5x6x7", "--heads", "2", "--head-dim", "16", "--rounds", "2", "--device", "cpu"),
 }  # fmt: skip
 SAYS = {
     "assert_tree_attn.py": "1 cells measured, 0 were there, 0 failed",
     "profile_examples.py": "$ strobe bench scaling --world-sizes 1 --seq-lens 64",
     "custom_profiling.py": "my_attention",
+    "tree_decode.py": "2 ranks and one process are the same: largest error ",
     "vsa_calls.py": "time of the operator / time of the foreign call: ",
 }
 
@@ -41,5 +43,5 @@ def test_an_example_runs(example: str, tmp_path: Path) -> None:
         summaries = [line for line in done.stdout.splitlines() if line.startswith("  Total ")]
         shares = [float(line.rpartition("(")[2].rstrip("%)")) for line in summaries if line.endswith("%)")]
         assert len(shares) == 5 and abs(sum(shares) - 200) < 0.5, "leaves alone, once free-running and once serialised"
-    else:
+    elif example != "tree_decode.py":
         assert list(tmp_path.rglob("report.html")), "what it measured is on a page"

@@ -71,7 +71,6 @@ CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("sparse", "fa4"): (9,),
     ("sparse", "triton"): (8, 9, 10, 11, 12),
     ("sparse", "flex"): (8, 9, 10, 11, 12),
-    ("peer", "flashinfer"): (8, 9, 10, 11, 12),
 }
 """Compute capabilities, by their first number, for which the kernels of an operator's implementation are built: no gate is run
 elsewhere. FA4 4.0.0b36 and cuDNN's frontend 1.32 name theirs; the sparse adapters to both are written for the kernels of 9.x."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ class Plan:
         warmup: untimed clips of each variant before the first round, recorded as warm-up.
         traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
         traced_from: the first of them, and then as many as were asked for; None: where caches are full and no prompt switches.
+        whole_clip: on a GPU, trace a whole clip without operators instead, so that frame blocks of every kind are in the trace.
         capture: what that trace records; without options that distort times.
         attribution: one more trace of each variant, of one frame block, with such options; None for none.
         review: judge the quality of each variant, and keep a clip of it.
@@ -40,6 +42,7 @@ class Plan:
     warmup: int = 1
     traced_blocks: int = 3
     traced_from: int | None = None
+    whole_clip: bool = True
     capture: Capture = field(default_factory=Capture)
     attribution: Capture | None = None
     review: bool = True
@@ -102,6 +105,10 @@ class Case(Protocol):
 
     def blocks(self, name: str) -> Iterator[object]:
         """Make the clip, one frame block per item. Timed."""
+        ...
+
+    def launched(self, name: str) -> AbstractContextManager[None] | None:
+        """In it a variant launches kernel by kernel what it otherwise replays as graphs; None: it has no graphs."""
         ...
 
     def settings(self, name: str) -> Variant:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from strobe.attention.impls import GATES, Choice
+from strobe.core.device import card_of
 
 TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Largest relative error of latents over a few frame blocks, by dtype. Each block feeds on those before it, so rounding grows."""
@@ -56,6 +59,16 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
     """
     error, limit = relative_error(found, expected), CALL_TOLERANCES[dtype]
     return error <= limit, f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})", f"{error:.3g}"
+
+
+def recorded(choice: Choice[Any], device: torch.device) -> tuple[bool, str, str]:
+    """Check that the implementation of attention that would run passed its gate on such a card, where it has one.
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    doubt = choice.impl.untested(card_of(device), GATES)
+    return not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none"
 
 
 def finite(latents: Sequence[Tensor]) -> tuple[bool, str, str]:

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,16 +18,20 @@ from strobe.bench.case import Case, Plan, Progress
 from strobe.bench.clips import ClipNumbers
 from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.spans import E2E, span
+from strobe.core.spans import E2E, TRACEABLE, span
+from strobe.perf.analysis.runs.replays import encode_passes, passes_of
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
-from strobe.perf.measure.profile import Capture, trace_blocks
-from strobe.perf.measure.timing import Region, TimingRecorder, recording, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Gate, Phase, Status, Trace, Workload
+from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
+from strobe.perf.measure.timing import Region, TimingRecorder, recording, region_records, span_records
+from strobe.perf.records.record import Clip, End, Excluded, Gate, LaunchedPasses, Phase, Status, Trace, Workload
 from strobe.perf.records.store import RunWriter, create_run
+from strobe.perf.trace import read_trace
+
+_WARM_UP_BLOCKS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +138,8 @@ class _Run:
         self._plan = plan
         self._writer = writer
         self._progress = progress
-        self._recorder = TimingRecorder(case.device)
+        self._recorder = TimingRecorder(case.device, inside=True)
+        self._region_ns = self._recorder.region_ns()
         self._waiting = WaitingRecorder(case.device)
         self._clips = ClipNumbers(case.device)
         self._done = 0
@@ -196,7 +203,8 @@ class _Run:
                     pass
             regions = recorder.finish_clip()
         clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
-        self._writer.append(*span_records(clip, regions), clip)
+        inside = region_records(clip, recorder.inside(), self._region_ns) if phase == "timed" else ()
+        self._writer.append(*span_records(clip, regions), *inside, clip)
         if phase == "timed" and num_compiles() > compiled:
             self._exclude(clip, "compilation")
         if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
@@ -211,16 +219,24 @@ class _Run:
             self._writer.append(Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), cause=cause))
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
-        """Run one clip under the profiler, as far as it is recorded."""
+        """Run one clip under the profiler: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
         if not traced:
             return
+        case, whole = self._case, self._whole_clip and not capture.options
         self._say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
-        case = self._case
-        case.prepare(name)
         path = self._writer.folder / folder / f"{name}.json.gz"
-        file = trace_blocks(
-            case.blocks(name), device=case.device, first_block=traced.start, num_blocks=len(traced), path=path, capture=capture
-        )
+        if whole:
+            traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path)
+        else:
+            case.prepare(name)
+            file = trace_blocks(
+                case.blocks(name),
+                device=case.device,
+                first_block=traced.start,
+                num_blocks=len(traced),
+                path=path,
+                capture=capture,
+            )
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
         trace = Trace(
             variant=name,
@@ -230,11 +246,47 @@ class _Run:
             size_bytes=file.size_bytes,
             first_block=traced.start,
             num_blocks=len(traced),
-            regions=capture.regions,
+            regions=TRACEABLE if whole else capture.regions,
             options=capture.options,
         )
-        self._writer.append(trace, clip)
+        self._writer.append(trace, *(() if capture.options else self._launched(name)), clip)
         self._writer.sync()
+
+    @property
+    def _whole_clip(self) -> bool:
+        return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
+
+    def _trace_clip(self, name: str, path: Path) -> TraceFile:
+        """Trace a whole clip; the frame blocks before it, which warm the profiler up, are those of another."""
+        case = self._case
+
+        def warm_up() -> None:
+            case.prepare(name)
+            for _ in islice(case.blocks(name), _WARM_UP_BLOCKS):
+                pass
+            case.prepare(name)
+
+        def clip() -> None:
+            for _ in case.blocks(name):
+                pass
+
+        return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
+
+    def _launched(self, name: str) -> tuple[LaunchedPasses, ...]:
+        """Keep the passes of a variant with graphs as they are launched without, so that its kernels can be labelled."""
+        launched = self._case.launched(name)
+        if launched is None:
+            return ()
+        folder = self._writer.folder / "traces"
+        scratch, path = folder / f"{name}.launched.json.gz", folder / f"{name}.passes.json.gz"
+        try:
+            with launched:
+                self._trace_clip(name, scratch)
+            passes = passes_of(read_trace(scratch))
+        finally:
+            scratch.unlink(missing_ok=True)
+        path.write_bytes(encode_passes(passes))
+        return (LaunchedPasses(variant=name, path=str(path.relative_to(self._writer.folder)), sha256=file_sha256(path)),)
 
     def _review(self, name: str) -> None:
         if not self._plan.review:

@@ -55,7 +55,7 @@ class Measurement:
     """How a cell is measured. A folder holds cells of one such request.
 
     Args:
-        strategies: allgather, allreduce3, allreduce2, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
+        strategies: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
             symmetric and auto (with the links measured here) by name. Ratios are against the first.
         enable_profiling: also take calls apart, free-running and serialised, and time the guide's blocks.
         profile_iterations: timed calls of each strategy; three palindromes at least, whatever it says.
@@ -63,6 +63,8 @@ class Measurement:
         threads: of each rank on a CPU.
         timeout: of a wait for another rank, seconds.
         cell_timeout: of a whole cell, seconds.
+        max_ranks: most ranks of a cell on the CPU of this machine; by default 8 for each core, and one for each 0.5 GiB of free
+            memory. With --use-cuda each rank takes a GPU of its own.
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
@@ -77,6 +79,7 @@ class Measurement:
     threads: int = 1
     timeout: float = 30.0
     cell_timeout: float = 600.0
+    max_ranks: int | None = None
     what_if: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (2.0, 10.0)
     delay: tuple[int, float] | None = None
     executor: Literal["local", "ray"] = "local"
@@ -198,7 +201,15 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
 
         executor = open_executor(flags.executor, flags.address)
         with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
-            return run_cells(shapes, _how(flags), out, progress, cell_timeout_s=flags.cell_timeout, executor=executor)
+            return run_cells(
+                shapes,
+                _how(flags),
+                out,
+                progress,
+                cell_timeout_s=flags.cell_timeout,
+                executor=executor,
+                max_ranks=flags.max_ranks,
+            )
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:

@@ -14,7 +14,7 @@ from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Requirement, parse_requirement
+from strobe.cli.require import Requirement, listed, parse_requirement
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -76,6 +76,7 @@ def compare(
     rounds: int = 4,
     runs: Path = Path("runs"),
     require: tuple[str, ...] = (),
+    allow_different: tuple[str, ...] = (),
     clip: ClipFlags = ClipFlags(),
     output: Output = Output(),
 ) -> int:
@@ -92,8 +93,12 @@ def compare(
         rounds: palindromes B C1 C2 C2 C1 B; each gives one pair per candidate, an interval needs two.
         runs: the folder that the run's own folder is made in.
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
+        allow_different: what is meant to differ between the presets, such as tokens; see `strobe report --help`.
     """
+    from strobe.perf.analysis.comparable.checks import check_allowed
+
     requirements = [parse_requirement(text) for text in require]
+    check_allowed(listed(allow_different))  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
     with output.progress("compare"):
         from strobe.bench.case import Plan
@@ -103,13 +108,18 @@ def compare(
         model = clip.load()
         script = clip.script(model.defaults)
         case = StreamCase(configs, script=script, model=model, device=clip.device)
-    code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output)
+    code, document = measure(case, Plan(palindromes=rounds), runs, requirements, output, listed(allow_different))
     output.emit(document)
     return code
 
 
 def measure(
-    case: StreamCase, plan: Plan, runs: Path, requirements: Sequence[Requirement], output: Output
+    case: StreamCase,
+    plan: Plan,
+    runs: Path,
+    requirements: Sequence[Requirement],
+    output: Output,
+    allow_different: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any]]:
     """Run a comparison with a progress bar and write its report.
 
@@ -124,6 +134,6 @@ def measure(
         outcome = run_case(case, root=runs, plan=plan, progress=advance)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
-    code, document = write([outcome.folder], outcome.folder, requirements, output)
+    code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
     red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
     return GATE_FAILED if red else code, document | {"red": red}

@@ -55,9 +55,12 @@ class Output:
             sys.stdout.write(text)
 
     def emit(self, document: dict[str, Any]) -> None:
-        """Print the JSON document, if it was asked for. Numbers that JSON has no word for are an error, not `NaN`."""
+        """Print the JSON document with its version, if it was asked for. Numbers that JSON has no word for are an error."""
         if self.json:
-            sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            from strobe.perf.report.documents.value import SCHEMA_VERSION
+
+            versioned = {"v": SCHEMA_VERSION, **document}
+            sys.stdout.write(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Advance]:

@@ -18,6 +18,7 @@ from strobe.core.errors import ConfigError, StrobeError
 if TYPE_CHECKING:
     import torch
 
+    from strobe.attention.impls import Gate
     from strobe.engine.config import ResolvedConfig
     from strobe.engine.load import Parts
     from strobe.engine.memory import MemoryPart
@@ -48,6 +49,7 @@ def doctor(
     size: str | None = None,
     samples: int = 1,
     devices: int | None = None,
+    gate: bool = False,
     output: Output = Output(),
 ) -> int:
     """Say what this machine has, which implementation would run and why the others would not.
@@ -57,9 +59,10 @@ def doctor(
     strobe doctor --device cpu --json
     strobe doctor --preset balanced --model wan-1.3b --size 480x832
     strobe doctor --preset balanced --model wan-1.3b --devices 8
+    strobe doctor --gate
     ```
 
-    Exit code 3 if something that every stream needs is missing.
+    Exit code 3 if something that every stream needs is missing, or a GPU to run the gates on; 1 if a gate failed.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -69,6 +72,8 @@ def doctor(
         samples: streams in lockstep.
         devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
             why they cannot.
+        gate: first hold every implementation of attention on this GPU against the reference (minutes), and record in your data
+            folder which passed: `auto` reads it.
     """
     if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
         raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
@@ -77,8 +82,11 @@ def doctor(
     if checks[0].ok:
         checks += [check_weights(), check_video()]
     document: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
+    gates: tuple[Gate, ...] = ()
+    if checks[0].ok and gate:
+        document["gate"], gates = run_gate(device, output)
     if checks[0].ok:
-        document |= look(device)
+        document |= look(device, gates)
         if preset is not None:
             stream = _asked(preset, model, size, samples, device)
             document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
@@ -86,7 +94,10 @@ def doctor(
                 document["devices"] = predict_devices(stream, devices)
     output.show(*_tables(document))
     output.emit(document)
-    return 0 if all(check.ok for check in checks) else MISSING
+    gated = document.get("gate", {})
+    if gated.get("reason") or not all(check.ok for check in checks):
+        return MISSING
+    return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
 
 
 def check_torch() -> Check:
@@ -119,8 +130,47 @@ def check_video() -> Check:
     return Check(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
 
 
-def look(device: str) -> dict[str, Any]:
-    """Describe the machine, and what attention, the presets' optimisations and the quality metrics are on it."""
+def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, ...]]:
+    """Run the gates of a GPU and record each as it ends; or say why none can be run."""
+    from strobe.attention.gates.run import record, run_gates
+    from strobe.attention.impls import gate_file
+    from strobe.core.device import resolve_device
+    from strobe.perf.measure.machine import describe_machine
+
+    where, place = resolve_device(device), gate_file()
+    if where.type != "cuda":
+        reason = "there is no GPU to run the gates on; what auto takes on a CPU needs none"
+        return {"reason": reason, "record": "", "gates": []}, ()
+    if place is None:
+        return {"reason": "there is no folder to record gates in; set XDG_DATA_HOME", "record": "", "gates": []}, ()
+    record([], place)  # a folder that cannot be written is told before the work
+    done: list[Gate] = []
+    told = []
+    with output.progress("gate") as advance:
+        for outcome in run_gates(where, describe_machine(where).driver, advance):
+            if outcome.gate is not None:
+                record([outcome.gate], place)
+                done.append(outcome.gate)
+            tests, failed = (outcome.gate.tests, outcome.gate.failed) if outcome.gate is not None else (0, "")
+            told.append(
+                {
+                    "operator": outcome.operator,
+                    "impl": outcome.impl,
+                    "ran": outcome.gate is not None,
+                    "tests": tests,
+                    "failed": failed,
+                    "refused": outcome.refused,
+                }
+            )
+    return {"reason": "", "record": str(place), "gates": told}, tuple(done)
+
+
+def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
+    """Describe the machine, and what attention, the presets' optimisations and the quality metrics are on it.
+
+    Args:
+        gates: that were run just now.
+    """
     import msgspec
 
     from strobe.core.device import resolve_device
@@ -132,9 +182,10 @@ def look(device: str) -> dict[str, Any]:
 
     where = resolve_device(device)
     presets = {name: make() for name, make in PRESETS.items()}
+    machine = describe_machine(where)
     return {
-        "machine": msgspec.to_builtins(describe_machine(where)),
-        "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"]),
+        "machine": msgspec.to_builtins(machine),
+        "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"], gates, machine.driver),
         "presets": {
             name: {
                 state.name: {"on": state.on, "reason": state.reason} for state in knob_states(config, shapes_defaults(), where)
@@ -226,11 +277,13 @@ def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
     return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...], driver: str | None) -> dict[str, Any]:
     """Ask which implementation would run the bundled model's self-attention with a full window, and what the others are here."""
     import torch
 
     from strobe.attention.explain import explain, survey
+    from strobe.attention.gates.run import LIBRARIES, versions_here
+    from strobe.attention.impls import GATES
     from strobe.engine.load import shapes_defaults
     from strobe.models.shapes.config import WAN
 
@@ -240,7 +293,10 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     q = torch.empty(1, defaults.frame_block * tokens, WAN.num_heads, WAN.head_dim, dtype=dtype, device=device)
     kv = q.repeat(1, 4, 1, 1)
     choice = explain(q, kv, kv)
-    states = [asdict(state) for state in survey(device)]
+    here: dict[str, str] = {}
+    for impl in LIBRARIES:
+        here |= versions_here(impl, driver)
+    states = [asdict(state) for state in survey(device, gates=(*gates, *GATES), versions=here)]
     return {"runs": choice.impl.name, "passed_over": dict(choice.passed_over), "impls": states}
 
 
@@ -257,6 +313,8 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         if value not in (None, False) and not isinstance(value, dict):
             machine.add_row(key, str(value))
     yield from ("", "[bold]machine[/]", machine)
+    if "gate" in document:
+        yield from _gate_lines(document["gate"])
     attention = document["attention"]
     yield from ("", f"[bold]attention[/]  runs: {attention['runs']}")
     yield from (f"  not {name}: {escape(reason)}" for name, reason in attention["passed_over"].items())
@@ -273,6 +331,17 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield from _memory_table(document["memory"])
     if "devices" in document:
         yield from _devices_table(document["devices"])
+
+
+def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
+    """What came of each gate, and where it is recorded."""
+    yield from ("", "[bold]gates[/]" + (f"  not run: {escape(gate['reason'])}" if gate["reason"] else ""))
+    for each in gate["gates"]:
+        what = f"{each['tests']} cases passed, {each['refused']}" if each["ran"] else f"not run: {each['refused']}"
+        what = f"[red]failed[/] at {escape(each['failed'])}" if each["failed"] else escape(what)
+        yield f"  {each['operator']} {each['impl']}: {what}"
+    if gate["record"]:
+        yield f"  recorded in {escape(gate['record'])}"
 
 
 def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:

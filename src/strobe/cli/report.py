@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from strobe.cli.console import Output
-from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
+from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -24,6 +25,7 @@ GATE_FAILED = 1
 def report(
     *folders: Annotated[Path, Parameter(name="RUN_DIR")],
     require: tuple[str, ...] = (),
+    allow_different: tuple[str, ...] = (),
     into: Path | None = None,
     output: Output = Output(),
 ) -> int:
@@ -40,6 +42,8 @@ def report(
             given several times. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
             if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate alone, for a smoke test of one round.
             Exit code 1 if it does not hold.
+        allow_different: what is meant to differ between the variants of a run, such as tokens; anything else that differs and
+            must not leaves a candidate without a speedup, and no --require holds for it.
         into: the folder to write to, made if absent; by default the first run's own.
     """
     from strobe.core.errors import ConfigError
@@ -47,7 +51,8 @@ def report(
     if not folders:
         raise ConfigError("name at least one run folder; `strobe compare` and `strobe demo` make them")
     requirements = [parse_requirement(text) for text in require]
-    code, document = write(folders, folders[0] if into is None else into, requirements, output)
+    into = folders[0] if into is None else into
+    code, document = write(folders, into, requirements, output, allow_different=listed(allow_different))
     output.emit(document)
     return code
 
@@ -58,6 +63,7 @@ def write(
     requirements: Sequence[Requirement],
     output: Output,
     pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any]]:
     """Write the report of some runs (of two variants only, if a pair is given), say what it found, hold it to the requirements.
 
@@ -66,30 +72,35 @@ def write(
     """
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.build import build_report
+        from strobe.perf.report.build import answers_of, report_and_findings
+        from strobe.perf.report.documents.runs import run_document
+        from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.study import only_pair
         from strobe.perf.report.write import write_report
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
-        built = build_report(folders, into=into, pair=pair)
+        built, findings = report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)
+        found = run_document(runs, built, findings, allow_different)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)
+        answers = answers_of(built)
     for run in runs:
         _warn(run, output)
     figures = _figures(built.speedups, runs)
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
-    failed = [line for requirement in requirements for line in failures(requirement, figures, cut=cut)]
-    if built.speedups:
-        output.show(_table(built.speedups))
+    failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles)]
+    shown = [each for each in built.speedups if each.candidate not in found.obstacles]
+    if shown:
+        output.show(_table(shown))
+    output.show(*(table_text(table) for table in answers))
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
-        "runs": [str(folder) for folder in folders],
+        **to_json(found),
         "report": {path.suffix[1:]: str(path) for path in paths},
         "figures": {
             name: {key: None if each is None or each.value == math.inf else each.value for key, each in row.items()}
             for name, row in figures.items()
         },
-        "speedups": [_speedup(each) for each in built.speedups],
         "not_met": failed,
     }
 
@@ -130,18 +141,6 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
 def _ratio_figure(each: Speedup) -> Figure:
     ratio = each.ratio
     return Figure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
-
-
-def _speedup(each: Speedup) -> dict[str, Any]:
-    ratio = each.ratio
-    return {
-        "candidate": each.candidate,
-        "reference": each.reference,
-        "level": each.level,
-        "ratio": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-    }
 
 
 def _table(speedups: Sequence[Speedup]) -> Table:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 from strobe.core.errors import ConfigError, unknown_choice
@@ -84,12 +85,15 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text=text, variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
 
 
-def failures(requirement: Requirement, figures: Figures, *, cut: bool = False) -> list[str]:
+def failures(
+    requirement: Requirement, figures: Figures, *, cut: bool = False, obstacles: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Say which candidates do not hold the requirement; nothing if all do. A figure that could not be measured does not hold.
 
     Args:
         requirement: the condition.
         figures: what was measured.
+        obstacles: by candidate, why it is not comparable with its baseline: no requirement holds for it.
         cut: a run ended early, so a figure that is missing may be one that it did not come to.
 
     Raises:
@@ -102,10 +106,16 @@ def failures(requirement: Requirement, figures: Figures, *, cut: bool = False) -
     for variant in chosen:
         if requirement.name not in figures[variant] and not cut:
             raise unknown_choice("figure in --require", requirement.name, figures[variant])
-        reason = _failure(requirement, figures[variant].get(requirement.name))
+        why = obstacles.get(variant)
+        reason = f"does not count: {why}" if why else _failure(requirement, figures[variant].get(requirement.name))
         if reason:
             failed.append(f"{variant}: {requirement.name} {reason}")
     return failed
+
+
+def listed(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a flag that may be given several times, each time with several words and commas between them."""
+    return tuple(word.strip() for text in words for word in text.split(",") if word.strip())
 
 
 def _failure(requirement: Requirement, figure: Figure | None) -> str:

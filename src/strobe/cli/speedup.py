@@ -15,10 +15,11 @@ from rich.markup import escape
 from strobe.cli.console import Output
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
 from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:
+    from strobe.perf.analysis.comparable.checks import Facts
     from strobe.perf.report.model import Report
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
 
@@ -37,7 +38,8 @@ class Comparing:
         allow_unlike: compare sections that are not cut alike (or a section with a kernel), and say so everywhere.
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
         priority: who owns time where work overlaps, in order: focal,section,compute,memset,comm,memcpy.
-        vary: what is meant to differ, such as sparsity; anything else that differs is reported as not comparable.
+        allow_different: what is meant to differ, such as device,model; anything else that differs and must not makes the
+            sides not comparable: there is no speedup, and no --require holds.
         fact: NAME=VALUE known of both sides, such as frames=121.
         baseline_fact: NAME=VALUE known of the baseline.
         candidate_fact: NAME=VALUE known of the candidate.
@@ -51,7 +53,7 @@ class Comparing:
     allow_unlike: bool = False
     steps: str | None = None
     priority: str | None = None
-    vary: tuple[str, ...] = ()
+    allow_different: tuple[str, ...] = ()
     fact: tuple[str, ...] = ()
     baseline_fact: tuple[str, ...] = ()
     candidate_fact: tuple[str, ...] = ()
@@ -130,12 +132,15 @@ def speedup(
 
         study = load_speedup(request, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
     with output.progress("report"):
+        from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.speedup_page.build import build_speedup_report
         from strobe.perf.report.speedup_page.document import speedup_document
 
-        report, document = build_speedup_report(study), speedup_document(study)
+        report, document = build_speedup_report(study), to_json(speedup_document(study))
         written = _write(study, report, document, result) if result.into else {}
-    failed = [line for requirement in requirements for line in failures(requirement, {"candidate": _figures(report)})]
+    refusal = study.comparability.refusal
+    figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
+    failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
     _show(report, failed, list(written.values()), output)
     output.emit({**document, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
@@ -148,18 +153,19 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     pair = comparing.baseline, comparing.candidate
     if len(run) > 1 or pair[0] is None or pair[1] is None:
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
-    if replace(comparing, baseline=None, candidate=None) != _COMPARING:
+    if replace(comparing, baseline=None, candidate=None, allow_different=()) != _COMPARING:
         raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
     requirements, into = wanted
     own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
-    code, document = write(list(run), into or run[0] / own, requirements, output, (pair[0], pair[1]))
+    allowed = listed(comparing.allow_different)
+    code, document = write(list(run), into or run[0] / own, requirements, output, (pair[0], pair[1]), allowed)
     output.emit(document)
     return code
 
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
     """The flags as one request."""
-    from strobe.perf.analysis.ledger.comparable import given_facts
+    from strobe.perf.analysis.comparable.checks import given_facts
     from strobe.perf.analysis.ledger.cut import PRIORITY
     from strobe.perf.analysis.runs.log_rounds import STAGE
     from strobe.perf.logs import parse_unit
@@ -192,7 +198,7 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Wi
         calls=evidence.calls,
         steps=comparing.steps,
         priority=PRIORITY if comparing.priority is None else tuple(word.strip() for word in comparing.priority.split(",")),
-        vary=comparing.vary,
+        allow_different=listed(comparing.allow_different),
         allow_unlike=comparing.allow_unlike,
     )
 
@@ -204,7 +210,7 @@ def _side(
     focal: str | None,
     section: str | None,
     window: tuple[str | None, str | None],
-    facts: dict[str, str],
+    facts: Facts,
 ) -> SideRequest:
     from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.sections import parse_section
@@ -267,6 +273,8 @@ def _show(report: Report, failed: Sequence[str], written: Sequence[str], output:
     for section in report.sections:
         if section.id in ("speedups", "ledger"):
             output.show(*(table_text(block.table) for block in section.blocks if isinstance(block, model.Figure)))
+        if section.id == "speedups":
+            output.show(*(table_text(block) for block in section.blocks if isinstance(block, model.Table)))
         if section.id in ("speedups", "notes"):
             output.show(*(escape(item) for block in section.blocks if isinstance(block, model.Notes) for item in block.items), "")
     output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), *([escape(" ".join(written))] if written else []))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.markup import escape
@@ -109,8 +109,8 @@ def trace(
 
     Args:
         files: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some; one per rank.
-        into: folder for report.html, report.md, report.json and events.csv.gz (every event, exactly), made if absent;
-            without it, the report is only printed.
+        into: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
+            event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs strobe[perfetto].
     """
@@ -139,10 +139,7 @@ def trace(
     else:
         output.show(*_summary(report), *([escape(" ".join(written.values()))] if written else []))
     if output.json:
-        from strobe.perf.report.model import encode_report
-
-        data = json.loads(encode_report(report))
-        output.emit({"files": [str(one.path) for one in study.traces], "written": written, "report": data})
+        output.emit({**_data(study), "written": written})
 
 
 def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: Output) -> TraceStudy:
@@ -182,7 +179,19 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
         paths = {path.suffix[1:]: str(path) for path in write_report(report, folder, formats or FORMATS)}
         events = folder / "events.csv.gz"
         write_events(study, events)
+        if not formats or "json" in formats:
+            data = folder / "trace.json"
+            data.write_text(json.dumps(_data(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            paths["data"] = str(data)
     return {**paths, "events": str(events)}
+
+
+def _data(study: TraceStudy) -> dict[str, Any]:
+    """Every row of every table."""
+    from strobe.perf.report.documents.trace_tables import trace_document
+    from strobe.perf.report.documents.value import to_json
+
+    return to_json(trace_document(study))
 
 
 def _summary(report: model.Report) -> Iterator[str]:

@@ -23,7 +23,8 @@ from strobe.attention.tree.agreement import Agreement
 from strobe.attention.tree.comm import Call, Comm, comm_of
 from strobe.attention.tree.local import Shard, empty_state, local_attention
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.compat.tree_attn import shard_keys
+from strobe.attention.tree.spec import check_heads, check_tensors
+from strobe.compat.tree_attn import LAYOUT, shard_keys
 from strobe.core.device import synchronize
 from strobe.core.errors import DataError
 from strobe.perf.measure.stats import percentile, tail
@@ -219,8 +220,11 @@ def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, war
         `[B, H, S_q, Dv]` in the dtype of q.
 
     Raises:
+        ShapeError: the tensors do not fit together.
         CollectiveError: ranks disagree, or one is gone or does not answer within 30 s.
     """
+    check_tensors(q, k, v, LAYOUT)
+    check_heads(q.shape[1], k.shape[1], LAYOUT)
     timer = Timer(timer.use_cuda, serialised=timer.serialised) if warmup else timer
     comm = comm_of(None) if dist.is_initialized() else Comm(None)
     text = f"profiled q {list(q.shape)} k {list(k.shape)} v {list(v.shape)} {q.dtype}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch.distributed as dist
 from torch import Tensor
 
 from strobe.attention.tree.api import tree_attention
 from strobe.attention.tree.local import Shard, local_attention
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.attention.tree.spec import check_tensors
+from strobe.attention.tree.spec import check_heads, check_tensors
 from strobe.core.errors import ImplUnavailableError, ShapeError
+
+LAYOUT: Final = "[B, H, S, D]"
 
 
 def tree_attn_decode(
@@ -41,7 +45,9 @@ def tree_attn_decode(
 
     Source: the signature of ring-attention-pytorch 0.5; the sequence of arguments is kept.
     """
-    check_tensors(_rows_first(q), None if k is None else _rows_first(k), None if v is None else _rows_first(v))
+    check_tensors(q, k, v, LAYOUT)
+    if k is not None:
+        check_heads(q.shape[1], k.shape[1], LAYOUT)
     if use_triton and not q.is_cuda:
         raise ImplUnavailableError("triton", f"the tensors are on {q.device}", ["use_triton=False"])
     number = dist.get_world_size() if dist.is_initialized() else 1
@@ -57,10 +63,6 @@ def tree_attn_decode(
         raise ShapeError("k and v: got None in a process without other ranks, expected tensors")
     shard = Shard(k=keys, v=values, segments=(Segment(start=0, length=keys.shape[1]),))
     return local_attention(queries, shard, Mask(), (0, queries.shape[1]), q.shape[3] ** -0.5).out.transpose(1, 2)
-
-
-def _rows_first(tensor: Tensor) -> Tensor:
-    return tensor.transpose(1, 2) if tensor.dim() == 4 else tensor
 
 
 def shard_keys(k: Tensor, v: Tensor, rank: int, num_ranks: int) -> tuple[Tensor, Tensor]:

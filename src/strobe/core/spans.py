@@ -22,6 +22,7 @@ DENOISE_STEP: Final = "denoise_step"
 COMMIT: Final = "commit"
 DIT_FORWARD: Final = "dit_forward"
 VAE_DECODE: Final = "vae_decode"
+DECODE_WAIT: Final = "decode_wait"
 ATTENTION: Final = "attention"
 ATTENTION_KERNEL: Final = "attention_kernel"
 ATTENTION_TILE: Final = "attention_tile"
@@ -97,6 +98,7 @@ NAMES: Final[dict[str, str]] = {
     COMMIT: "the clean-context pass that writes a finished block's keys and values",
     DIT_FORWARD: "all layers of one transformer pass, without embedding and output head",
     VAE_DECODE: "latents of one frame block to uint8 pixel frames",
+    DECODE_WAIT: "the stream waits for frames that are decoded beside it",
     ATTENTION: "self-attention section: norm, QKV, RoPE, cache write, kernel, output projection, gated residual",
     ATTENTION_KERNEL: "the attention kernel (operator on CPU) alone; of video-sparse attention its fine stage",
     ATTENTION_TILE: "video-sparse attention: RoPE, tokens into tiles, tiles pooled",

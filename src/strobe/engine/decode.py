@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import SessionError
-from strobe.core.spans import VAE_DECODE, span
+from strobe.core.spans import DECODE_WAIT, VAE_DECODE, span
 from strobe.engine.arena import Anywhere, Arena, decode_stream
 from strobe.engine.config import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
@@ -200,4 +200,6 @@ class FrameDecoder:
 
 
 def _waited(finish: Callable[[], Decoded]) -> Iterator[Decoded]:
-    yield finish()
+    with span(DECODE_WAIT):
+        decoded = finish()
+    yield decoded

@@ -254,6 +254,14 @@ class Session:
             with self._prompting:
                 self._pending, self._open_block = snapshot.pending, snapshot.state.next_block
 
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Run passes kernel by kernel meanwhile, not as recorded graphs: the same frames, slower. For a profiler, which sees no
+        regions inside a graph."""
+        self._check_open()
+        with self._stream.launched():
+            yield
+
     def fork(self) -> Session:
         """Return a second session that goes on from here on its own; weights are shared.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
@@ -22,6 +23,7 @@ from strobe.engine.config import ModelDefaults, ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit, denoise
 from strobe.engine.frame_block import FrameBlock
+from strobe.engine.graphs import Eager
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.share import Share
@@ -274,6 +276,15 @@ class Stream:
         what = "no LoRA" if lora is None else f"{lora.weights_hash} at {strength}"
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
         self._text, self._stale = None, True
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Launch passes kernel by kernel meanwhile; recorded passes are kept for afterwards."""
+        runner, self._dit.runner = self._dit.runner, Eager()
+        try:
+            yield
+        finally:
+            self._dit.runner = runner
 
     def fork(self) -> Stream:
         """Return a second stream that goes on from here on its own; weights are shared.

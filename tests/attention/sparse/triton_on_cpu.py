@@ -23,6 +23,7 @@ from strobe.attention.sparse.impl.triton import queries_of_keys
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.padding import settle_
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.core.device import Card, card_of
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -246,6 +247,7 @@ CASES = (
     Shape(block=128, heads=(1, 1), finite=True, strided=True),
     Shape(block=256, heads=(1, 1), scale=0.0),
 )
+IN_REGISTERS = (CASES[0], Shape(dtype=torch.float16, scale=0.7), Shape(block=128, heads=(1, 1), finite=True))
 ON_A_GPU = tuple(
     Shape(block=block, dtype=dtype, width=width, ragged=ragged, finite=finite, heads=heads, strided=strided)
     for block, dtype, widths in (
@@ -272,5 +274,10 @@ if __name__ == "__main__":
     check_settled(place)
     for shape in CASES if place == "cpu" else CASES + ON_A_GPU + UNIFORM:
         check(shape, place)
+    if place == "cpu":  # the smaller tiles of cards whose matrix units work on registers
+        triton.card_of = lambda _: Card(vendor="nvidia", architecture="sm_89", capability=(8, 9))
+        for shape in IN_REGISTERS:
+            check(shape, place)
+        triton.card_of = card_of
     check_dense(place)
     check_what_is_outside(place)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tree_work as work
+from strobe.attention.tree.agreement import fingerprint
 from tree_ranks import Outcome, Processes
 
 LIMIT_S = work.PATIENT_S / 5
@@ -99,6 +100,7 @@ def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: st
         ({"options": {"strategy": "ring"}}, ("auto q", "ring q")),
         ({"options": {"softmax_scale": 0.5}}, ("scale 0.5",)),
         ({"value": 2.0}, ("queries, which are replicated: the same values on every rank",)),
+        ({"flip": [3]}, ("queries, which are replicated: the same values on every rank",)),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )
@@ -106,6 +108,25 @@ def test_a_rank_that_disagrees(three: Processes, change: dict[str, object], word
     three.start(work.patient, {1: change})
     blames(three.outcomes(), 1, "disagrees on the ", *words)  # it is told at once, not at the timeout
     assert three.run(work.patient) == [1.0, 1.0, 1.0]  # nothing is under way: the group goes on
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_fingerprint_of_queries(dtype: torch.dtype) -> None:
+    """It sees every bit and its place, and not how the values lie in memory."""
+    q = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q[0, 0, 0, 0], q[0, 0, 0, 1], q[0, 0, 0, 2] = 0.0, float("nan"), float("-inf")
+    bits = q.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    swapped = q.clone()
+    swapped[0, 0, 0, 0] = -0.0
+    others = [bits.clone() for _ in range(2)]
+    others[0][0, 0, 0, 1] ^= 1  # another NaN
+    others[1][1, 4, 2, 3] ^= 1
+    mirrored = q[:, [0, 4, 2, 3, 1]]
+    pair = q[:, [1, 0, 0, 1, 2]], q[:, [0, 1, 1, 0, 2]]  # the same rows, and the same sum of their places
+    found = [fingerprint(each) for each in (q, swapped, *(each.view(dtype) for each in others), mirrored, q.flip(0), *pair)]
+    assert len(set(found)) == len(found)
+    assert fingerprint(q.transpose(1, 2).contiguous().transpose(1, 2)) == fingerprint(q.clone()) == found[0]
+    assert fingerprint(q[:, :0]) == fingerprint(q[:0])
 
 
 def test_calls_in_another_order(three: Processes) -> None:

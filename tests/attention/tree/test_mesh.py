@@ -67,7 +67,7 @@ def test_a_mesh_of_tree_and_heads(ranks: Runner, tree: int, columns: int, call: 
     number = tree * columns
     buffers = number if kv_placement == "sequence" else tree
     shards = KVShards.contiguous([(5 * rank + 3) % 7 for rank in range(buffers)], replicated=2, owner=buffers - 1)
-    for strategy in ("allgather", "alltoall", "allreduce2", "ring"):
+    for strategy in ("allgather", "alltoall", "allreduce3", "ring"):
         case = Case(
             shards=shards,
             heads=12,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, plan, tree_attention
-from strobe.attention.tree.clock import Clock
+from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, legal_grid, plan, tree_attention
 from strobe.attention.tree.links import assumed_links, fit
 from strobe.attention.tree.placement import Mask, Piece, pieces
+from strobe.attention.tree.plan import Clock
 from strobe.attention.tree.request import round_up
 from strobe.attention.tree.spec import Placement
+from strobe.compat import tree_attn_decode
 from strobe.core.errors import ConfigError, ShapeError
 from tree_ranks import Runner
 
@@ -43,7 +45,7 @@ def test_bytes_are_those_of_the_formulas() -> None:
     found = sent(plan(q_len=100, lengths=[50] * num, num_heads=12, head_dim=128))
     assert found["allgather"] == (num - 1) * rows * 260
     assert found["alltoall"] == 2 * 3 / 4 * rows * 260
-    assert found["allreduce3"] == found["allreduce2"] == 2 * 3 / 4 * rows * (4 * 128 + 8)
+    assert found["allreduce3"] == 2 * 3 / 4 * rows * (4 * 128 + 8)
     assert found["ring"] == 3 * keys + 3 / 4 * rows * 260
     assert found["ulysses"] == 3 / 4 * keys + 3 * rows / 4 * 260
     spread = sent(
@@ -128,19 +130,19 @@ FOUR_H200 = Links(
     source="four H200, as measure_links had them",
 )
 ON_ONE_MACHINE_US = {
-    ("eager", 2, "replicated"): (1614, 2304, 2023, 2159, 2951, 2042),
-    ("eager", 2, "sequence"): (2065, 2091, 2507, 2572, 2562, 2601),
-    ("eager", 4, "replicated"): (2060, 2907, 2932, 2915, 5955, 2489),
-    ("eager", 4, "sequence"): (2332, 2357, 2846, 3013, 5042, 3066),
-    ("graph", 2, "replicated"): (550, 587, 712, 695, 718, 809),
-    ("graph", 2, "sequence"): (596, 563, 769, 757, 658, 840),
-    ("graph", 4, "replicated"): (457, 419, 546, 539, 818, 512),
-    ("graph", 4, "sequence"): (518, 392, 628, 654, 761, 539),
+    ("eager", 2, "replicated"): (1614, 2304, 2159, 2951, 2042),
+    ("eager", 2, "sequence"): (2065, 2091, 2572, 2562, 2601),
+    ("eager", 4, "replicated"): (2060, 2907, 2915, 5955, 2489),
+    ("eager", 4, "sequence"): (2332, 2357, 3013, 5042, 3066),
+    ("graph", 2, "replicated"): (550, 587, 695, 718, 809),
+    ("graph", 2, "sequence"): (596, 563, 757, 658, 840),
+    ("graph", 4, "replicated"): (457, 419, 539, 818, 512),
+    ("graph", 4, "sequence"): (518, 392, 654, 761, 539),
 }
-"""Of allgather, alltoall, allreduce2, allreduce3, ring and ulysses, with those links: a host twice as slow as the first two."""
+"""Of allgather, alltoall, allreduce3, ring and ulysses, with those links: a host twice as slow as the first two."""
 MEASURED_US = {
-    "replicated": {"allgather": 1144, "alltoall": 1591, "allreduce2": 1544, "allreduce3": 1599, "ring": 2107, "ulysses": 1545},
-    "sequence": {"allgather": 1421, "alltoall": 1388, "allreduce2": 1777, "allreduce3": 1853, "ring": 1663, "ulysses": 1828},
+    "replicated": {"allgather": 1144, "alltoall": 1591, "allreduce3": 1599, "ring": 2107, "ulysses": 1545},
+    "sequence": {"allgather": 1421, "alltoall": 1388, "allreduce3": 1853, "ring": 1663, "ulysses": 1828},
 }
 
 
@@ -167,7 +169,7 @@ def test_auto_takes_what_was_fastest_on_two_gpus(placement: Placement, machine: 
 @pytest.mark.parametrize("point", ON_ONE_MACHINE_US, ids=lambda point: f"{point[0]}-{point[1]}-{point[2]}")
 def test_auto_takes_what_was_fastest_at_every_point(point: tuple[str, int, Placement], machine: Links) -> None:
     how, ranks, placement = point
-    names = ("allgather", "alltoall", "allreduce2", "allreduce3", "ring", "ulysses")
+    names = ("allgather", "alltoall", "allreduce3", "ring", "ulysses")
     measured = dict(zip(names, ON_ONE_MACHINE_US[point], strict=True))
     found = plan(
         q_len=4680,
@@ -253,7 +255,6 @@ ONE = torch.ones(1, 2, 4, 8)
         (lambda: tree_attention(ONE, ONE, ONE, out_placement="rows"), ConfigError, "unknown out_placement 'rows'"),  # type: ignore[arg-type]
         (lambda: tree_attention(ONE, ONE, ONE, strategy="symmetric"), ConfigError, "symmetric memory needs CUDA"),
         (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
-        (lambda: tree_attention(ONE, ONE, ONE, window=0), ConfigError, "window: got 0, expected at least 1"),
         (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
         (lambda: tree_attention(ONE, ONE, ONE, q_lengths=[2]), ConfigError, "q_lengths: only with"),
         (
@@ -277,6 +278,72 @@ ONE = torch.ones(1, 2, 4, 8)
 def test_what_does_not_fit_is_named(ranks: Runner, call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ranks(1, lambda rank: call())
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": math.inf}, "timeout: got float inf, expected a finite number"),
+    ({"window": 0}, "window: got int 0, expected a whole number of at least 1"),
+    ({"window": 2.5}, "window: got float 2.5, expected a whole number"),
+    ({"window": 3, "sinks": -1}, "sinks: got int -1, expected a whole number of at least 0"),
+    ({"causal": "yes"}, "causal: got str 'yes', expected True or False"),
+    ({"q_start": torch.ones(2, 3)}, "q_start: got Tensor tensor"),
+    ({"shards": [2]}, r"shards: got list \[2\], expected strobe.attention.tree.KVShards, such as"),
+    ({"shards": ((0, 2),)}, r"shards: got tuple .*, expected strobe.attention.tree.KVShards"),
+    ({"links": {}}, "links: got dict {}, expected what measure_links"),
+    ({"mesh": 5}, "mesh: got int, expected a DeviceMesh"),
+    ({"group": 5}, "group: got 5, expected a process group"),
+    ({"strategy": None}, "unknown strategy 'None'; allowed: auto"),
+    ({"q_placement": ["heads"]}, "unknown q_placement"),
+    ({"softmax_scale": math.nan}, "softmax_scale: got float nan, expected a finite number"),
+    ({"q_placement": "sequence", "q_lengths": 2}, "q_lengths: got int 2, expected a sequence of whole numbers"),
+    ({"q": [1]}, r"q: got list, expected a tensor \[B, S, H, D\]"),
+    ({"k": ONE.to_sparse()}, "k: got shape .1, 2, 4, 8. and sparse_coo"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_an_argument_of_another_kind_is_one_line(ranks: Runner, arguments: dict[str, Any], message: str) -> None:
+    def work(rank: int) -> str:
+        with pytest.raises((ConfigError, ShapeError), match=message) as found:
+            tree_attention(**{"q": ONE, "k": ONE, "v": ONE} | arguments)
+        return str(found.value)
+
+    assert "\n" not in ranks(1, work)[0]
+
+
+def test_compat_names_its_own_layout() -> None:
+    with pytest.raises(ShapeError, match=r"v: got .*\(1, 2, 4, 8\), expected .*\(1, 2, 1\).*like k \[B, H, S, D\]"):
+        tree_attn_decode(ONE, ONE[:, :, :1], ONE)
+    with pytest.raises(ShapeError, match=r"k: got 3 heads, .*; the layout is \[B, H, S, D\]"):
+        tree_attn_decode(ONE, ONE[:, :1].expand(1, 3, 4, 8), ONE[:, :1].expand(1, 3, 4, 8))
+
+
+LAYOUTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (KVShards, {"ranks": 5}, "ranks: got int 5, expected for each rank a tuple of its segments"),
+    (KVShards, {"ranks": ((1, 2),)}, "ranks: got int 1 for rank 0, expected Segment"),
+    (KVShards, {"ranks": ((Segment(start=True, length=1),),)}, "expected a start and a length that are whole numbers"),
+    (KVShards.contiguous, {"lengths": 5}, "lengths: got int 5, expected a sequence of whole numbers"),
+    (KVShards.contiguous, {"lengths": [2], "replicated": 1, "owner": 1}, "owner: got 1, expected a rank from 0 to 0"),
+    (KVShards.even, {"num_keys": 5, "num_ranks": 0}, "num_ranks: got int 0, expected a whole number of at least 1"),
+    (KVShards.interleaved, {"num_keys": -5, "num_ranks": 2}, "num_keys: got int -5"),
+    (legal_grid, {"num_kv_heads": 0, "num_ranks": 2}, "num_kv_heads: got int 0"),
+    (plan, {"q_len": 1, "lengths": [], "num_heads": 1, "head_dim": 8}, "lengths: got none"),
+    (plan, {"q_len": 1, "lengths": [4], "num_heads": 1, "head_dim": 0}, "head_dim: got int 0, expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), LAYOUTS)
+def test_what_is_no_layout_is_one_line(make: Callable[..., object], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message) as found:
+        make(**arguments)
+    assert "\n" not in str(found.value)
+
+
+def test_lists_and_numbers_of_arrays_are_a_layout() -> None:
+    segments, lengths = Segment(start=0, length=2), torch.tensor([2, 3])
+    listed: Any = [[segments], []]
+    assert KVShards(ranks=listed) == KVShards(ranks=((segments,), ()))
+    assert KVShards.contiguous(lengths.tolist()) == KVShards.contiguous([*lengths])
 
 
 def test_a_position_has_one_owner() -> None:

@@ -11,7 +11,7 @@ import torch
 import tree_work as work
 from strobe.attention.tree import KVShards, Mask
 from strobe.attention.tree.impl.reference import reference
-from tree_cases import Case, check
+from tree_cases import Case, check, check_gradients
 from tree_ranks import Processes
 
 EMPTY = KVShards.contiguous([9, 0, 4, 0])
@@ -29,7 +29,7 @@ def four() -> Iterator[Processes]:
     [
         Case(shards=EMPTY, strategy="allgather", dtype=torch.bfloat16, dim_v=5),
         Case(shards=EMPTY, strategy="allreduce3", dtype=torch.float16),
-        Case(shards=EMPTY, strategy="allreduce2", dtype=torch.float64, scale=30.0),
+        Case(shards=EMPTY, strategy="allreduce3", dtype=torch.float64, scale=30.0),
         Case(shards=KVShards.contiguous([0, 0, 0, 0]), strategy="alltoall", kv_heads=1),
         Case(shards=SINK, strategy="ring", mask=Mask(causal=True, q_start=13), spare=2),
         Case(shards=KVShards.even(21, 4), strategy="ulysses", kv_heads=4, q_placement="sequence", q_lengths=(3, 0, 2, 1)),
@@ -50,17 +50,15 @@ def test_every_rank_has_the_whole(four: Processes, case: Case) -> None:
 
 def test_gradients(four: Processes) -> None:
     case = Case(shards=KVShards.contiguous([4, 0, 2, 3]), dtype=torch.float64, strategy="allgather")
-    q, ks, vs = (each for each in case.draw())
-    inputs = [q.requires_grad_(), *(each.requires_grad_() for each in (*ks, *vs))]
-    exact = torch.autograd.grad(
-        (reference(inputs[0], inputs[1:5], inputs[5:], case.shards, case.mask).out ** 2).sum(),
-        inputs,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    for rank, found in enumerate(four.run(work.gradients, case)):
-        for mine, theirs in zip(found, (exact[0], exact[1 + rank], exact[5 + rank]), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    check_gradients(case, four.run(work.differentiate, case))
+
+
+@pytest.mark.parametrize("strategy", ["allgather", "allreduce3", "ring", "ulysses"])
+def test_a_double_backward_is_refused(four: Processes, strategy: str) -> None:
+    case = Case(shards=KVShards.even(21, 4), kv_heads=4, strategy=strategy, q_placement="sequence", q_lengths=(1, 2, 3, 1))
+    refused = "double backward of 'tree_attention' cannot run: its gradients have no gradients of their own; would run here: "
+    refused += "PyTorch's own operations over the keys of all ranks"
+    assert four.run(work.penalise, case) == [[refused] * 4] * 4
 
 
 def test_groups_other_than_all_ranks(four: Processes) -> None:

@@ -1,28 +1,36 @@
-"""One call on some ranks, drawn with NaN wherever a rank owns nothing, and the check of every rank's share against float64."""
+"""One call on some ranks, drawn with NaN wherever a rank owns nothing, and the check of every rank's share against float64.
+
+`attend` and `differentiate` run on every rank: in threads of the test's process and, through `tree_work`, in other processes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from strobe.attention.tree import KVShards, Mask
+from strobe.attention.tree import KVShards, Mask, tree_attention
 from strobe.attention.tree.impl.reference import reference
 from strobe.attention.tree.placement import split
 from strobe.attention.types import AttentionOutput
 
-TREE = ("auto", "allgather", "alltoall", "allreduce2", "allreduce3")
+TREE = ("auto", "allgather", "alltoall", "allreduce3")
 ROUNDING = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 HALF_LSE = 2.0**-13
 """torch's CPU kernel for 16 bits approximates exp to about this."""
 
+Memory = Literal["rows", "heads", "strided"]
+"""How the numbers of `[B, S, H, D]` lie: in that order; in that of `[B, H, S, D]`; every second one of a wider tensor."""
+PATIENT_S = 300.0
+"""Timeout of a call that all ranks make; only a failure lasts as long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call on some ranks."""
+    """One call on some ranks; `memory` of the tensors goes around the ranks."""
 
     shards: KVShards
     heads: int = 4
@@ -37,6 +45,8 @@ class Case:
     q_placement: str = "replicated"
     out_placement: str = "replicated"
     spare: int = 0
+    memory: tuple[Memory, ...] = ("rows",)
+    seed: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -55,7 +65,7 @@ class Case:
 
     def draw(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """q whole, and every rank's k and v: NaN wherever the rank does not own the row."""
-        generator = torch.Generator().manual_seed(self.q_len + 7 * self.shards.num_keys)
+        generator = torch.Generator().manual_seed(self.q_len + 7 * self.shards.num_keys + 1000 * self.seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -68,6 +78,18 @@ class Case:
                 drawn = normal(2, len(owned), self.kv_heads, dim)
                 buffer.append(drawn.masked_fill(~owned.bool()[:, None, None], float("nan")).to(self.dtype))
         return q, *buffers
+
+    def of(self, rank: int, device: str | torch.device = "cpu") -> list[Tensor]:
+        """q, k and v of a rank, as it has them in memory."""
+        q, ks, vs = self.draw()
+        memory = self.memory[rank % len(self.memory)]
+        return [laid_out(each.to(device), memory) for each in (self.of_rank(rank, q, self.q_placement), ks[rank], vs[rank])]
+
+    def d_outputs(self) -> tuple[Tensor, Tensor]:
+        """Gradients of the whole out and of its lse, `[B, S, H, Dv]` and `[B, S, H]`."""
+        generator = torch.Generator().manual_seed(1 + self.seed)
+        d_out = torch.randn(2, self.q_len, self.heads, self.dim_v, generator=generator, dtype=torch.float64)
+        return d_out.to(self.dtype), torch.randn(2, self.q_len, self.heads, generator=generator)
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -91,10 +113,36 @@ class Case:
         return whole.narrow(dim, start, stop - start)
 
 
-def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> None:
+def laid_out(tensor: Tensor, memory: Memory) -> Tensor:
+    """The same values in another order of memory."""
+    if memory == "heads":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    return tensor.repeat_interleave(2, dim=-1)[..., ::2] if memory == "strided" else tensor
+
+
+def attend(rank: int, case: Case, device: str | torch.device = "cpu") -> AttentionOutput:
+    """One call on all ranks."""
+    found = tree_attention(*case.of(rank, device), timeout=PATIENT_S, **case.arguments())
+    assert found.lse is not None
+    return AttentionOutput(out=found.out.cpu(), lse=found.lse.cpu())
+
+
+def differentiate(rank: int, case: Case, device: str | torch.device = "cpu") -> list[Tensor]:
+    """Gradients of this rank's q, k and v, through the result and its lse."""
+    memory = case.memory[rank % len(case.memory)]
+    leaves = [each.detach().requires_grad_() for each in case.of(rank, device)]
+    state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
+    assert state.lse is not None
+    d_out, d_lse = (case.of_rank(rank, each, case.out_placement).to(device) for each in case.d_outputs())
+    found = torch.autograd.grad([state.out, state.lse], leaves, [laid_out(d_out, memory), d_lse.transpose(1, 2)])
+    return [each.cpu() for each in found]
+
+
+def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> tuple[float, float]:
     """Every rank's share against float64. The rounding of a weight is that of its lse, and so grows with it.
 
-    `slack` is for the fused kernels of a GPU, which sum in another order and take powers of 2.
+    `slack` is for the fused kernels of a GPU, which sum in another order and take powers of 2. Returns the largest error of an
+    output, as a share of what is allowed for it and as it is.
     """
     q, ks, vs = case.draw()
     exact = reference(q.double(), [k.double() for k in ks], [v.double() for v in vs], case.shards, case.mask)
@@ -103,6 +151,7 @@ def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> None:
     largest_v = max((v.nan_to_num().abs().max().item() for v in vs if v.numel()), default=0.0)
     lse_error = slack * 8 * 2.0**-24 * max(1.0, largest_lse)
     tolerance = (lse_error + slack * 4 * ROUNDING[case.dtype]) * max(largest_v, 1e-30)
+    worst = 0.0
     for rank, state in enumerate(found):
         assert state.lse is not None and state.out.dtype == case.dtype and state.lse.dtype == torch.float32
         out, lse = (case.of_rank(rank, each, case.out_placement) for each in (exact.out, exact.lse.transpose(1, 2)))
@@ -111,3 +160,36 @@ def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> None:
         )
         atol = lse_error + (HALF_LSE if case.dtype.itemsize == 2 else 0.0)
         torch.testing.assert_close(state.lse.transpose(1, 2), lse, atol=atol, rtol=0, msg=f"rank {rank}, {case}")
+        worst = max([worst, *(state.out.double() - out).abs().flatten().tolist()])
+    return worst / tolerance, worst
+
+
+def check_gradients(case: Case, found: list[list[Tensor]]) -> None:
+    """Those of every rank's q, k and v against float64."""
+    q, ks, vs = case.draw()
+    inputs = [each.double().requires_grad_() for each in (q, *ks, *vs)]
+    whole = reference(inputs[0], inputs[1 : 1 + len(ks)], inputs[1 + len(ks) :], case.shards, case.mask)
+    assert whole.lse is not None
+    seen = whole.lse.isfinite()
+    lse, (d_out, d_lse) = whole.lse.masked_fill(~seen, 0), case.d_outputs()
+    outputs = [(whole.out, d_out.double())]
+    if lse.requires_grad:  # a constant without a key
+        outputs.append((lse, d_lse.transpose(1, 2)))
+    exact = torch.autograd.grad(
+        [each[0] for each in outputs], inputs, [each[1] for each in outputs], allow_unused=True, materialize_grads=True
+    )
+    largest_lse = 1 + (whole.lse[seen].abs().max().item() if seen.any() else 0.0)
+    for rank, gradients in enumerate(found):
+        theirs = (case.of_rank(rank, exact[0], case.q_placement), exact[1 + rank], exact[1 + len(ks) + rank])
+        for name, mine, wanted in zip("qkv", gradients, theirs, strict=True):
+            atol = 2.0**-16 * largest_lse * (1 + (wanted.abs().max().item() if wanted.numel() else 0.0))
+            assert mine.dtype == case.dtype
+            torch.testing.assert_close(mine.double(), wanted, atol=atol, rtol=0, msg=f"d{name}, rank {rank}, {case}")
+
+
+def check_alike(case: Case, found: list[AttentionOutput]) -> None:
+    """A replicated result has the same bits on every rank, except where an all-reduce sums."""
+    if case.out_placement == "replicated" and case.strategy in ("allgather", "alltoall", "ring", "ulysses"):
+        for state in found[1:]:
+            assert state.lse is not None and found[0].lse is not None
+            assert torch.equal(state.out, found[0].out) and torch.equal(state.lse, found[0].lse), str(case)

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +15,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
+import tree_cases
 from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.links import assumed_links
 from strobe.attention.types import AttentionOutput
-from strobe.core.errors import ConfigError
-from tree_cases import Case
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
+from strobe.core.errors import ConfigError, ImplUnavailableError
+from tree_cases import PATIENT_S, Case
 
-PATIENT_S = 300.0
-"""Timeout of a call that all ranks make; only a failure lasts as long."""
 SHORT_S = 1.5
 """Timeout of a call that is meant to wait in vain: the ranks that are alive must all come to it in that time."""
 
@@ -33,30 +34,19 @@ def home() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend_config() else torch.device("cpu")
 
 
-def mine(rank: int, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of this rank, where they are to be."""
-    q, ks, vs = case.draw()
-    q, k, v = (each.to(home()) for each in (case.of_rank(rank, q, case.q_placement), ks[rank], vs[rank]))
-    return q, k, v
-
-
 def attend(rank: int, case: Case) -> AttentionOutput:
     """One call on all ranks."""
-    found = tree_attention(*mine(rank, case), timeout=PATIENT_S, **case.arguments())
-    assert found.lse is not None
-    return AttentionOutput(out=found.out.cpu(), lse=found.lse.cpu())
+    return tree_cases.attend(rank, case, home())
 
 
-def gradients(rank: int, case: Case) -> list[Tensor]:
-    """Of the sum of the squares of a replicated result."""
-    leaves = [each.clone().requires_grad_() for each in mine(rank, case)]
-    out = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments()).out
-    return [each.cpu() for each in torch.autograd.grad((out**2).sum(), leaves)]
+def differentiate(rank: int, case: Case) -> list[Tensor]:
+    """Gradients of this rank's tensors."""
+    return tree_cases.differentiate(rank, case, home())
 
 
 def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     """A call caught in a CUDA graph, replayed with other tensors in the same places: `(replayed, eager)` of each."""
-    q, k, v = mine(rank, case)
+    q, k, v = case.of(rank, home())
 
     def call() -> Tensor:
         return tree_attention(q, k, v, timeout=PATIENT_S, **case.arguments()).out
@@ -178,9 +168,12 @@ def plan_with_links(rank: int) -> tuple[Links, str]:
 
 def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: float = SHORT_S) -> float:
     """A small call, with other arguments on some ranks; the largest value of the result."""
-    given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}}
+    given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}, "flip": []}
     given |= (changes or {}).get(rank, {})
     q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"], device=home())
+    q = (
+        (q + torch.arange(given["dim"], device=home())).flip(given["flip"]).to(given["dtype"])
+    )  # the values are ones: no q changes the result
     k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"], device=home())
     return round(float(tree_attention(q, k, k, timeout=timeout, **given["options"]).out.max()), 3)
 
@@ -249,6 +242,58 @@ def exchange_of_cuda_tensors(rank: int) -> str:
         except ConfigError as error:
             return str(error)
     return "nothing refused"
+
+
+def profiled_decode(rank: int) -> tuple[Tensor, Tensor]:
+    """Eight queries and one key for two ranks, whose messages lie differently in memory; the result and the value of the key."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, length, 8, generator=generator) for length in (8, 1, 1))
+    return profiled_tree_attn_decode(q, k, v, Timer()), v
+
+
+def penalise(rank: int, case: Case) -> list[str]:
+    """What is said of a second backward through q, through k and v, through an lse, and through the gradient that comes in."""
+    leaves = [each.detach().requires_grad_() for each in case.of(rank)]
+    told = []
+    for leaf in (*leaves, None):
+        state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
+        assert state.lse is not None
+        d_out = torch.ones_like(state.out).requires_grad_()
+        outputs, given = ([state.out], [d_out]) if leaf is None else ([state.out, state.lse], [state.out, state.lse])
+        slopes = torch.autograd.grad(outputs, leaves, given, create_graph=True)
+        with torch.no_grad():
+            plain = differentiate_squares(leaves, case) if leaf is not None else slopes
+            torch.testing.assert_close(list(plain), list(slopes))
+        source = d_out if leaf is None else leaf
+        penalty = sum((each**2).sum() for each in slopes) + (source**3).sum()
+        try:
+            torch.autograd.grad(penalty, source)
+            told.append("nothing")
+        except ImplUnavailableError as error:
+            told.append(str(error))
+    return told
+
+
+def differentiate_squares(leaves: list[Tensor], case: Case) -> tuple[Tensor, ...]:
+    """First derivatives of half the squares of the result and its lse."""
+    with torch.enable_grad():
+        state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
+        assert state.lse is not None
+        return torch.autograd.grad((state.out**2).sum() / 2 + (state.lse**2).sum() / 2, leaves)
+
+
+def reduce_strided(rank: int) -> tuple[Tensor, str]:
+    """A sum of tensors that lie in memory in another way on each rank, and what is said of one that is sent as it lies."""
+    order = ((0, 1, 2), (2, 0, 1), (1, 2, 0))[rank]
+    tensor = (torch.arange(24.0).view(2, 3, 4) * 10**rank).permute(order).contiguous()
+    call = comm_of(None).begin("a sum", 0, PATIENT_S)
+    back = [order.index(dim) for dim in range(3)]
+    total = call.all_reduce(tensor.permute(back))
+    try:
+        call._start(partial(dist.barrier, async_op=True), [tensor.transpose(0, 1)], None)
+    except AssertionError as error:
+        return total, str(error)
+    return total, ""
 
 
 def wrong_shape(rank: int, odd: int) -> None:

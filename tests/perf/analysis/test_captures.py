@@ -10,12 +10,13 @@ import pytest
 
 import oracle
 from captures import H200, Raw, Span
+from strobe.perf.analysis.comparable.records import record_facts
+from strobe.perf.analysis.comparable.traces import trace_facts
 from strobe.perf.analysis.device.activity import Activity, activity
 from strobe.perf.analysis.device.hotspots import hot_table
 from strobe.perf.analysis.device.launch import Delays, launch
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import device_views
-from strobe.perf.analysis.ledger.comparable import record_facts, trace_facts
 from strobe.perf.analysis.structure.ranges import range_table
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import HELD_UP, LAST, Steps, find_steps
@@ -185,7 +186,7 @@ def test_what_the_captures_say_of_themselves() -> None:
         "graph": ("yes", "none seen"), "eager": ("none seen", "none seen"), "compiled": ("none seen", "yes"),
         "pair/traces/sdpa": ("none seen", "none seen"), "pair/traces/sparse-triton": ("none seen", "none seen"),
     }  # fmt: skip
-    assert {(each["gpu"], each["gpus"], each["cuda"]) for each in facts.values()} == {("NVIDIA H200", "1", "13000")}
+    assert {(each["device"], each["devices"], each["cuda"]) for each in facts.values()} == {("NVIDIA H200", "1", "13000")}
 
 
 def test_records_of_a_call_say_its_sizes() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from strobe.core.errors import ConfigError
 from strobe.core.spans import span
-from strobe.perf.measure.profile import Capture, trace_blocks
+from strobe.perf.measure.profile import Capture, _save_slim, trace_blocks, trace_clip
 
 CPU = torch.device("cpu")
 
@@ -104,6 +105,58 @@ def test_a_range_that_cannot_be_traced_is_refused(tmp_path: Path, first_block: i
     assert not list(tmp_path.iterdir())
 
 
+def late(count: int, made: list[int]) -> Iterator[int]:
+    """A stream whose frames come one frame block late: block `n` is handed out when `n + 1` has been made."""
+    for block in range(count):
+        with span("frame_block", block), span("denoise_step", 0):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        made.append(block)
+        if block:
+            yield block - 1
+    yield count - 1
+
+
+def test_the_trace_holds_the_blocks_that_were_made_in_it_even_if_their_frames_come_late(tmp_path: Path) -> None:
+    made: list[int] = []
+    path = tmp_path / "t.json.gz"
+    trace_blocks(late(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
+    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#3", "strobe::frame_block#4"]
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_a_late_stream_may_end_with_the_last_block_that_is_traced(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    trace_blocks(late(4, []), device=CPU, first_block=2, num_blocks=2, path=path)
+    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#2", "strobe::frame_block#3"]
+    with pytest.raises(ConfigError, match="the clip has 4 frame blocks, too few"):
+        trace_blocks(late(4, []), device=CPU, first_block=3, num_blocks=2, path=path)
+
+
+def test_a_whole_clip_is_traced_by_its_regions_without_operators(tmp_path: Path) -> None:
+    """All regions are marked, pieces of a pass and those of other threads too; the warm-up is not in the trace."""
+    path = tmp_path / "t.json.gz"
+
+    def clip() -> None:
+        with ThreadPoolExecutor(1) as worker, span("e2e"):
+            for block in range(3):
+                with span("frame_block", block), span("dit_forward"), span("ffn_up"):
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+                worker.submit(decode).result()
+
+    def decode() -> None:
+        with span("vae_decode"):
+            torch.ones(8, 8) + 1
+
+    found = trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    marked = [name for name in names(path) if "strobe" in name]
+    assert sorted(marked) == sorted(
+        f"strobe::{name}" for block in range(3) for name in (f"frame_block#{block}", "dit_forward", "ffn_up", "vae_decode")
+    )
+    assert not names(path, "cpu_op")
+    assert span("x") is span("y")
+
+
 QUIET = """
 import sys
 from pathlib import Path
@@ -119,3 +172,33 @@ def test_nothing_is_written_to_the_terminal(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", QUIET, tmp_path / "t.json.gz"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "t.json.gz").stat().st_size > 0
+
+
+class Result:
+    """What the profiler hands over: it writes these events."""
+
+    def __init__(self, events: list[dict[str, object]]) -> None:
+        self.events = events
+
+    def save(self, path: str) -> None:
+        Path(path).write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
+
+
+def test_a_slim_trace_keeps_what_an_account_reads(tmp_path: Path) -> None:
+    def event(category: str, name: str, **args: object) -> dict[str, object]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": 1.25, "dur": 2.5, "args": args}
+
+    kernel = event("kernel", "k", correlation=7, device=0, stream=3, grid=[1, 2, 3], registers=32)
+    launch, other = (
+        event("cuda_runtime", "cudaLaunchKernel", correlation=7, cbid=1),
+        event("cuda_runtime", "cudaPointer", correlation=8),
+    )
+    mark = event("user_annotation", "strobe::frame_block#0", extra=1)
+    arrows = [{"ph": "s", "cat": "ac2g", "id": 7}, event("gpu_user_annotation", "strobe::frame_block#0")]
+    path = tmp_path / "t.json"
+    _save_slim(Result([mark, launch, other, *arrows, kernel]), str(path))
+    trace = json.loads(path.read_text())
+    assert trace["schemaVersion"] == 1
+    assert [each["name"] for each in trace["traceEvents"]] == ["strobe::frame_block#0", "cudaLaunchKernel", "k"]
+    assert trace["traceEvents"][0] == mark
+    assert trace["traceEvents"][2] == {**kernel, "args": {"correlation": 7, "device": 0, "stream": 3, "grid": [1, 2, 3]}}

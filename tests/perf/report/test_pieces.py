@@ -7,6 +7,7 @@ import pytest
 from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, stream
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.runs.breakdown import breakdown
+from strobe.perf.analysis.runs.replays import passes_of
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
 from strobe.perf.report.pieces import Roofs, breakdown_blocks, gains_table, gaps_table, layers_table, shares_table, stages_table
@@ -105,7 +106,7 @@ def test_gains_piece_by_piece(trace: Trace) -> None:
 
 
 def test_graphs_are_told() -> None:
-    found = breakdown(stream(Recorder(), graphs=True), stream(Recorder()))
+    found = breakdown(stream(Recorder(), graphs=True), passes_of(stream(Recorder())))
     (notes,) = [block for block in breakdown_blocks("mine", found) if isinstance(block, Notes)]
     kernels = (STEPS + 1) * LAYERS * len(LAYER)
     assert f"{STEPS + 1} of {STEPS + 1} were taken apart, {kernels} of {kernels} kernels matched" in notes.items[0]

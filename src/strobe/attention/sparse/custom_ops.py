@@ -21,10 +21,6 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
-HOMES: Final = {name: f"strobe.attention.sparse.impl.{name}" for name in ("cpu", "cudnn", "fa4", "triton")}
-"""Module of each impl; it has `forward` and `backward` and is imported when it is first used."""
-
-
 _LIBRARIES: Final = ("cudnn", "fa4")
 
 
@@ -35,7 +31,8 @@ class _Kernels(Protocol):
 
 @cache
 def _kernels(impl: str) -> _Kernels:
-    return import_module(HOMES[impl])
+    """The module of an impl; it has `forward` and `backward` and is imported when it is first used."""
+    return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
 _Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]

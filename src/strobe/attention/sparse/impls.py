@@ -128,9 +128,6 @@ IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
 )
 
 
-RUN: Final = {impl.name: impl.run for impl in IMPLS}
-
-
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
     """The implementations, the fastest for this call first, as measured on an H200 (benchmarks/attention-h200).
 

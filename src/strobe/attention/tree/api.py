@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree import links as machine
-from strobe.attention.tree.autograd import run
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.comm.watch import reached
-from strobe.attention.tree.flow import forward
+from strobe.attention.tree.flow import run
 from strobe.attention.tree.links import Links, assumed_links
-from strobe.attention.tree.placement import KVShards, Mask, split
+from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide
-from strobe.attention.tree.request import Options, begin, check_heads, check_words, choose, learn, make_flow, make_request
-from strobe.attention.tree.spec import Placement, TreeSpec
+from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
+from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -55,7 +54,7 @@ def tree_attention(
 
     With `out_r, L_r` attention over the keys of rank r and its lse: `L = log sum_r exp(L_r)`, `out = sum_r exp(L_r - L) out_r`.
     Differentiable in q, k and v; gradients are placed like the tensors, and those of replicated tensors are whole on every rank
-    (each must bring the same gradient of a replicated result). All ranks ask for gradients, or none.
+    (each must bring the same gradient of a replicated result). All ranks ask for gradients, or none. A second backward raises.
 
     Args:
         q: `[B, S_q, H, D]`, float64, float32, bfloat16 or float16; which rows and heads, `q_placement` says.
@@ -65,7 +64,7 @@ def tree_attention(
         mesh: instead of a group: 1-D, or 2-D `(tree, heads)`, where the second dimension spreads heads and the first keys.
         shards: which positions each rank's rows are, in rank order (one entry per row of a 2-D mesh with `kv_placement="heads"`).
             Not needed where positions do not matter; else, without it, runs of equal length in rank order.
-        strategy: `auto`, `allgather`, `alltoall`, `allreduce2`, `allreduce3`, `ring`, `ulysses` or `symmetric`.
+        strategy: `auto`, `allgather`, `alltoall`, `allreduce3`, `ring`, `ulysses` or `symmetric`.
         q_placement: `replicated`; `sequence`: a run of rows on each rank, in rank order; `heads`: all rows, the heads of a column
             of the mesh.
         kv_placement: `sequence`: this rank's rows, all heads; `heads`: the rows of a row of the mesh, the heads of its column.
@@ -90,9 +89,7 @@ def tree_attention(
 
     Source: arXiv 2408.04093; the merge of arXiv 1805.02867.
     """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds > 0:
-        raise ConfigError(f"timeout: got {timeout}, expected more than 0 seconds")
+    seconds = seconds_of(timeout)
     options = Options(
         group=group,
         mesh=mesh,
@@ -101,7 +98,7 @@ def tree_attention(
         q_placement=q_placement,
         kv_placement=kv_placement,
         out_placement=out_placement,
-        q_lengths=None if q_lengths is None else tuple(q_lengths),
+        q_lengths=q_lengths,
         causal=causal,
         window=window,
         sinks=sinks,
@@ -112,19 +109,11 @@ def tree_attention(
     request = make_request(q, k, v, options)
     if k is not None:
         choose(request)  # what it refuses, it refuses before anything is sent
-    begun = begin(request, q, seconds)
+    flow = begin(request, q, seconds)
     if k is None or v is None:
-        request = learn(request, begun)
-        k, v = (q.new_empty(q.shape[0], 0, request.spec.num_kv_heads, dim) for dim in (q.shape[3], request.spec.head_dim_v))
-    spec = replace(request.spec, strategy=choose(request).strategy)
-    flow = make_flow(request, spec, begun)
-    lse: Tensor | None
-    if spec.needs_grad:
-        out, lse = run(q, k, v, flow, lambda: make_flow(request, spec, begin(request, None, seconds)))
-    else:
-        state = forward(flow, q, k, v)[0]
-        out, lse = state.out, state.lse
-    return AttentionOutput(out=out, lse=lse if return_lse else None)
+        k, v = (q.new_empty(q.shape[0], 0, flow.spec.num_kv_heads, dim) for dim in (q.shape[3], flow.spec.head_dim_v))
+    state = run(flow, q, k, v, lambda: begin(replace(request, spec=flow.spec), None, seconds))
+    return AttentionOutput(out=state.out, lse=state.lse if return_lse else None)
 
 
 def explain(
@@ -159,7 +148,7 @@ def explain(
         q_placement=q_placement,
         kv_placement=kv_placement,
         out_placement=out_placement,
-        q_lengths=None if q_lengths is None else tuple(q_lengths),
+        q_lengths=q_lengths,
         causal=causal,
         window=window,
         sinks=sinks,
@@ -204,8 +193,19 @@ def plan(
         ConfigError: the strategy cannot do this call.
         ShapeError: the number of heads or lengths does not fit.
     """
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    check_words(strategy, q_placement, kv_placement, out_placement)
+    check_choice("device_type", device_type, ("cuda", "cpu"))
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: got {dtype}, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16")
+    if links is not None and not isinstance(links, Links):
+        raise ConfigError(f"links: got {type(links).__name__}, expected what measure_links returns")
+    num_kv_heads, head_dim_v = num_heads if num_kv_heads is None else num_kv_heads, head_dim if head_dim_v is None else head_dim_v
+    counts = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "head_dim_v": head_dim_v}
+    for name, given in (counts | {"num_head_ranks": num_head_ranks, "batch": batch, "q_len": q_len}).items():
+        whole_number(name, given, least=0 if name in ("batch", "q_len") else 1)
     check_heads(num_heads, num_kv_heads)
+    if not (lengths := whole_numbers("lengths", lengths)):
+        raise ShapeError("lengths: got none, expected one for each rank")
     tree = len(lengths) if kv_placement == "heads" else len(lengths) // num_head_ranks
     ranks = Ranks(num_tree_ranks=tree, num_head_ranks=num_head_ranks, lengths=tuple(lengths), known=True)
     if kv_placement == "sequence" and ranks.size != len(lengths):
@@ -216,7 +216,7 @@ def plan(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        head_dim_v=head_dim_v,
         dtype=dtype,
         device_type=device_type,
         softmax_scale=head_dim**-0.5,
@@ -229,7 +229,6 @@ def plan(
         needs_grad=False,
         symmetric_kv_len=None,
     )
-    check_words(strategy, spec)
     return decide(spec, ranks, strategy, links or assumed_links("nccl" if device_type == "cuda" else "gloo", ranks.size))
 
 
@@ -251,7 +250,13 @@ def measure_links(
     Raises:
         CollectiveError: a rank is gone or does not come.
     """
-    return machine.measure(comm_of(group), torch.device(device), dtype, timeout)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: got {dtype}, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: got {device!r}, expected cpu, cuda or cuda:N") from error
+    return machine.measure(comm_of(group), place, dtype, seconds_of(timeout))
 
 
 @contextmanager
@@ -269,6 +274,7 @@ def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 3
     Raises:
         CollectiveError: an earlier call on this group has failed.
     """
+    timeout = seconds_of(timeout)
     call = comm_of(group).begin(what, 0, timeout)
     begun = reached() if torch.cuda.is_initialized() else lambda: True
     yield

@@ -6,19 +6,20 @@ and the strategy then works along a column. A plain group is a grid with one col
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.tree.comm import Call
 from strobe.attention.tree.impl.masked import RowGradients
 from strobe.attention.tree.local import Shard, local_attention, local_gradients
-from strobe.attention.tree.marks import LOCAL
 from strobe.attention.tree.placement import Grid, Segment, Span, split
 from strobe.attention.tree.spec import Placement, Strategy, TreeSpec
-from strobe.attention.tree.strategies.combine import Cut, combine
-from strobe.attention.tree.strategies.ring import ring_attention
+from strobe.attention.tree.strategies import LOCAL, Cut, combine, ring_attention
 from strobe.attention.tree.wire import pack, pack_state, unpack, unpack_state
 from strobe.attention.types import AttentionOutput
 from strobe.core.spans import span
@@ -85,43 +86,74 @@ def forward(flow: Flow, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutpu
     return result, queries, shard
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
-    """What the way back needs of the way there.
+def backward(
+    flow: Flow,
+    queries: Tensor,
+    shard: Shard,
+    state: AttentionOutput,
+    d_state: AttentionOutput,
+    kv_shapes: tuple[torch.Size, torch.Size],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients where q, k and v are. No key travels along a column: dK and dV are local, dQ is summed by one all-reduce.
 
     Args:
         queries: all of them, this column's heads.
         shard: keys of this row of the grid, this column's heads.
-        out, lse: the result, where the caller has it.
+        state: the result, where the caller has it.
+        d_state: the gradients of its out and lse.
         kv_shapes: of the caller's k and v.
     """
-
-    queries: Tensor
-    shard: Shard
-    out: Tensor
-    lse: Tensor
-    kv_shapes: tuple[torch.Size, torch.Size]
-
-
-def backward(flow: Flow, saved: Saved, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients where q, k and v are. No key travels along a column: dK and dV are local, dQ is summed by one all-reduce."""
-    spec, queries = flow.spec, saved.queries
-    wide = torch.promote_types(saved.out.dtype, torch.float32)
-    delta = (d_out.to(wide) * saved.out.to(wide)).sum(-1).transpose(1, 2) - d_lse
-    packed = _whole(flow, pack(d_out, saved.lse, delta.float()), spec.out_placement, of_result=True)
+    spec = flow.spec
+    assert state.lse is not None and d_state.lse is not None
+    wide = torch.promote_types(state.out.dtype, torch.float32)
+    delta = (d_state.out.to(wide) * state.out.to(wide)).sum(-1).transpose(1, 2) - d_state.lse
+    packed = _whole(flow, pack(d_state.out, state.lse, delta.float()), spec.out_placement, of_result=True)
     whole_d_out, lse, whole_delta = unpack(packed, spec.head_dim_v, 2)
     rows = RowGradients(d_out=whole_d_out, lse=lse, delta=whole_delta)
-    d_q, d_k, d_v = local_gradients(queries, saved.shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
-    d_q = flow.tree.all_reduce(d_q.contiguous()).to(spec.dtype)
+    d_q, d_k, d_v = local_gradients(queries, shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
+    d_q = flow.tree.all_reduce(d_q).to(spec.dtype)
     if spec.q_placement == "replicated":
         d_q = _gather_heads(flow, d_q)
     elif spec.q_placement == "sequence":
         start, stop = flow.row_span(flow.grid.tree_rank)
         d_q = _heads_to_rows(flow, d_q[:, start:stop])
-    d_k, d_v = _keys_back(flow, d_k, d_v, saved.kv_shapes)
+    d_k, d_v = _keys_back(flow, d_k, d_v, kv_shapes)
     flow.tree.meet()
     flow.heads.meet()
     return d_q, d_k, d_v
+
+
+class _TreeFunction(torch.autograd.Function):
+    """`(q, k, v) -> (out, lse)` with gradients through both; whatever the strategy, the way back is the same."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, flow: Flow, again: Callable[[], Flow]) -> tuple[Tensor, Tensor]:
+        """Run the call; `again` starts its way back."""
+        state, queries, shard = forward(flow, q, k, v)
+        assert state.lse is not None
+        ctx.again, ctx.segments, ctx.kv_shapes = again, shard.segments, (k.shape, v.shape)
+        out, lse = state.out.contiguous(), state.lse.contiguous()
+        ctx.save_for_backward(queries, shard.k, shard.v, out, lse)
+        return out, lse
+
+    @staticmethod
+    @first_derivatives_only(
+        "tree_attention", ["PyTorch's own operations over the keys of all ranks"]
+    )  # saved results lead to q, k, v
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Every rank must come here."""
+        queries, k, v, out, lse = saved
+        shard, state = Shard(k=k, v=v, segments=ctx.segments), AttentionOutput(out=out, lse=lse)
+        d_state = AttentionOutput(out=d_outputs[0], lse=d_outputs[1])
+        return *backward(ctx.again(), queries, shard, state, d_state, ctx.kv_shapes), None, None
+
+
+def run(flow: Flow, q: Tensor, k: Tensor, v: Tensor, again: Callable[[], Flow]) -> AttentionOutput:
+    """The result where it is wanted, differentiable where that was asked for; `again` starts the way back."""
+    if not flow.spec.needs_grad:
+        return forward(flow, q, k, v)[0]
+    out, lse = _TreeFunction.apply(q, k, v, flow, again)  # type: ignore[no-untyped-call]
+    return AttentionOutput(out=out, lse=lse)
 
 
 def _strategy(spec: TreeSpec) -> Strategy:

@@ -8,12 +8,47 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from math import gcd
+from operator import index
+from typing import Any, Literal
 
-from strobe.core.errors import ShapeError
+from strobe.core.errors import ShapeError, StrobeError
 
 Span = tuple[int, int]
 """Half-open range `[start, stop)`."""
+
+
+def in_short(given: object) -> str:
+    """An argument as an error shows it: one line, not a long one."""
+    said = " ".join(repr(given).split())
+    return f"{type(given).__name__} {said if len(said) <= 60 else said[:57] + '...'}"
+
+
+def whole_number(what: str, given: Any, least: int | None = 0, error: type[StrobeError] = ShapeError) -> int:
+    """Check a count or a position and return it as an int; a tensor or an array with one whole number will do.
+
+    Raises:
+        ShapeError: it is no whole number, or less than `least`; or what is given as `error`.
+    """
+    try:
+        number = None if isinstance(given, bool) else index(given)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise error(f"{what}: got {in_short(given)}, expected a whole number{'' if least is None else f' of at least {least}'}")
+    return number
+
+
+def whole_numbers(what: str, given: Any, least: int = 0) -> list[int]:
+    """Check a sequence of counts.
+
+    Raises:
+        ShapeError: it is no sequence of whole numbers of at least `least`.
+    """
+    try:
+        return [whole_number(what, each, least) for each in given]
+    except TypeError as error:
+        raise ShapeError(f"{what}: got {in_short(given)}, expected a sequence of whole numbers, one for each rank") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +77,23 @@ class KVShards:
         ranks: for each rank the segments of its buffer, first row first.
 
     Raises:
-        ShapeError: two ranks own a position, or a length or position is negative.
+        ShapeError: two ranks own a position, a length or position is negative or no whole number, or `ranks` is something else.
     """
 
     ranks: tuple[tuple[Segment, ...], ...]
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "ranks", tuple(tuple(segments) for segments in self.ranks))
+        except TypeError as error:
+            raise ShapeError(f"ranks: got {in_short(self.ranks)}, expected for each rank a tuple of its segments") from error
         owned: list[tuple[int, int, int]] = []
         for rank, segments in enumerate(self.ranks):
             for segment in segments:
+                if not isinstance(segment, Segment):
+                    raise ShapeError(f"ranks: got {in_short(segment)} for rank {rank}, expected Segment(start=..., length=...)")
+                if type(segment.length) is not int or type(segment.start) is not int:
+                    raise ShapeError(f"shards: rank {rank} has {segment}, expected a start and a length that are whole numbers")
                 if segment.length < 0 or segment.start < 0:
                     raise ShapeError(f"shards: rank {rank} has {segment}, expected start and length of at least 0")
                 if segment.owned and segment.length:
@@ -72,6 +115,8 @@ class KVShards:
             replicated: keys of the sink that lies at the front of every rank's buffer.
             owner: the rank that counts the sink.
         """
+        lengths = whole_numbers("lengths", lengths)
+        replicated, owner = whole_number("replicated", replicated), _rank("owner", owner, len(lengths))
         starts = accumulate(lengths, initial=replicated)
         return cls(
             ranks=tuple(
@@ -83,13 +128,15 @@ class KVShards:
     @classmethod
     def even(cls, num_keys: int, num_ranks: int) -> KVShards:
         """`num_keys` in rank order; the first ranks hold one more where they do not divide."""
-        return cls.contiguous([stop - start for start, stop in split(num_keys, num_ranks)])
+        spans = split(whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1))
+        return cls.contiguous([stop - start for start, stop in spans])
 
     @classmethod
     def interleaved(cls, num_keys: int, num_ranks: int, *, run: int = 1, replicated: int = 0, owner: int = 0) -> KVShards:
         """Runs of `run` keys (tokens of a frame: whole frames) dealt to the ranks in turn, after a sink as in `contiguous`."""
-        if run < 1:
-            raise ShapeError(f"run: got {run}, expected at least 1")
+        num_keys, num_ranks = whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1)
+        run, replicated = whole_number("run", run, 1), whole_number("replicated", replicated)
+        owner = _rank("owner", owner, num_ranks)
         dealt: list[list[Segment]] = [[] for _ in range(num_ranks)]
         for turn, start in enumerate(range(0, num_keys, run)):
             length = min(run, num_keys - start)
@@ -111,6 +158,13 @@ class KVShards:
         """One past the last owned position; 0 without keys."""
         owned = (each for segments in self.ranks for each in segments if each.owned and each.length)
         return max((segment.start + segment.length for segment in owned), default=0)
+
+
+def _rank(what: str, given: Any, num_ranks: int) -> int:
+    rank = whole_number(what, given)
+    if rank and rank >= num_ranks:
+        raise ShapeError(f"{what}: got {rank}, expected a rank from 0 to {num_ranks - 1}")
+    return rank
 
 
 def _with_sink(segments: tuple[Segment, ...], replicated: int, owned: bool) -> tuple[Segment, ...]:
@@ -245,7 +299,6 @@ class Grid:
 
 def legal_grid(num_kv_heads: int, num_ranks: int) -> tuple[int, int]:
     """`(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
-    from math import gcd
-
-    heads = gcd(num_kv_heads, num_ranks)
+    num_ranks = whole_number("num_ranks", num_ranks, 1)
+    heads = gcd(whole_number("num_kv_heads", num_kv_heads, 1), num_ranks)
     return num_ranks // heads, heads

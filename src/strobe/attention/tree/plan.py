@@ -2,7 +2,7 @@
 
 What is predicted is one call, from ranks that are there and idle devices to the result. Behind other work a GPU does not wait for
 its host, and calls take that much less; nor in a captured graph, whose calls are planned with `Links.in_a_graph`. Launches are
-counted in the code that runs: `flow.py`, `strategies/`.
+counted in the code that runs: `flow.py`, `strategies.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from strobe.attention.tree.clock import Clock
 from strobe.attention.tree.comm import symmetric
 from strobe.attention.tree.links import Kind, Links
 from strobe.attention.tree.placement import split
@@ -177,6 +176,41 @@ def _refuses(spec: TreeSpec, ranks: Ranks, strategy: Strategy) -> str | None:
     return None
 
 
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """When the host, and when the device will be done, in seconds from the call's start.
+
+    The host starts one thing after the other, and the device does each when it is started and its turn comes. With few queries a
+    call ends when the host has started all of it; with many the device is behind, and the host's time is hidden. A clock whose
+    host takes no time is that of a CPU, where everything adds up.
+
+    Args:
+        host_s, device_s: now.
+        idle_s: how long the device has waited for its host.
+    """
+
+    host_s: float = 0.0
+    device_s: float = 0.0
+    idle_s: float = 0.0
+
+    def run(self, started_s: float, took_s: float) -> None:
+        """The host starts something in `started_s`, and the device does it in `took_s`."""
+        self.host_s += started_s
+        self.idle_s += max(0.0, self.host_s - self.device_s)
+        self.device_s = max(self.device_s, self.host_s) + took_s
+
+    def send(self, started_s: float, took_s: float) -> float:
+        """The host starts a message that goes beside what the device does next; returns when it is there."""
+        self.host_s += started_s
+        return max(self.device_s, self.host_s) + took_s
+
+    def wait(self, until_s: float) -> float:
+        """The device waits for a message; returns for how long."""
+        waited = max(0.0, until_s - self.device_s)
+        self.device_s += waited
+        return waited
+
+
 @dataclass(slots=True)
 class _Bill:
     """Adds up what a strategy does, in its order."""
@@ -280,7 +314,6 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
 def _combine(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> None:
     """The messages of a merge, and how many rows a rank reads for it."""
     row, inner = row_bytes(spec.head_dim_v, spec.dtype), (tree - 1) / tree
-    sum_bytes = max(4, spec.dtype.itemsize)
     if strategy == "alltoall":
         bill.add("parts", "exchange", inner * rows * row, tree)
         bill.merge(rows * row)
@@ -289,13 +322,11 @@ def _combine(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: i
             bill.add("result", "gather", inner * rows * row, tree)
             bill.copy(rows * row)
         return
-    if strategy in ("allreduce2", "allreduce3"):
+    if strategy == "allreduce3":
+        sum_bytes = max(4, spec.dtype.itemsize)
         bill.add("max lse", "reduce", 2 * inner * rows * 4, tree)
-        if strategy == "allreduce2":
-            bill.add("numerator, denominator", "reduce", 2 * inner * rows * (spec.head_dim_v + 1) * sum_bytes, tree)
-        else:
-            bill.add("denominator", "reduce", 2 * inner * rows * sum_bytes, tree)
-            bill.add("numerator", "reduce", 2 * inner * rows * spec.head_dim_v * sum_bytes, tree)
+        bill.add("denominator", "reduce", 2 * inner * rows * sum_bytes, tree)
+        bill.add("numerator", "reduce", 2 * inner * rows * spec.head_dim_v * sum_bytes, tree)
         bill.launch(SUM_LAUNCHES)
         bill.merge(3 * rows * row)
         return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -15,9 +18,9 @@ from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import Call, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.flow import Flow, owned_segments
 from strobe.attention.tree.links import Links, assumed_links
-from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, split
+from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide, grid_of
-from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_tensors
+from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
@@ -36,13 +39,58 @@ class Options:
     q_placement: Placement
     kv_placement: Placement
     out_placement: Placement
-    q_lengths: tuple[int, ...] | None
+    q_lengths: Sequence[int] | None
     causal: bool
     window: int | None
     sinks: int
     q_start: int | None
     softmax_scale: float | None
     links: Links | None
+
+    def __post_init__(self) -> None:
+        for name, given, kind, example in (
+            ("shards", self.shards, KVShards, "strobe.attention.tree.KVShards, such as KVShards.contiguous([300, 212])"),
+            ("links", self.links, Links, "what measure_links returns"),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"{name}: got {in_short(given)}, expected {example}")
+        if not isinstance(self.causal, bool):
+            raise ConfigError(f"causal: got {in_short(self.causal)}, expected True or False")
+        for name, least in (("window", 1), ("sinks", 0), ("q_start", None)):
+            if name == "sinks" or getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), least, ConfigError))
+        if self.q_lengths is not None:
+            object.__setattr__(self, "q_lengths", tuple(whole_numbers("q_lengths", self.q_lengths)))
+        if self.softmax_scale is not None:
+            object.__setattr__(self, "softmax_scale", finite_number("softmax_scale", self.softmax_scale))
+        check_words(self.strategy, self.q_placement, self.kv_placement, self.out_placement)
+
+
+def finite_number(what: str, given: Any) -> float:
+    """Check a number and return it as a float.
+
+    Raises:
+        ConfigError: it is none, or not finite.
+    """
+    try:
+        number = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{what}: got {in_short(given)}, expected a finite number")
+    return number
+
+
+def seconds_of(timeout: float | timedelta) -> float:
+    """A timeout in seconds.
+
+    Raises:
+        ConfigError: it is not more than 0, or not finite.
+    """
+    seconds = finite_number("timeout", timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    if seconds <= 0:
+        raise ConfigError(f"timeout: got {timeout}, expected more than 0 seconds")
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +106,12 @@ class Request:
     links: Links
 
 
-def check_words(strategy: str, spec: TreeSpec) -> None:
+def check_words(strategy: str, q_placement: str, kv_placement: str, out_placement: str) -> None:
     """Refuse words that are not among the allowed ones."""
     check_choice("strategy", strategy, ("auto", *STRATEGIES))
-    check_choice("q_placement", spec.q_placement, get_args(Placement))
-    check_choice("kv_placement", spec.kv_placement, ("sequence", "heads"))
-    check_choice("out_placement", spec.out_placement, get_args(Placement))
-
-
-def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Grouped queries share a key head."""
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ShapeError(f"k: got {num_kv_heads} heads, expected a divisor of q's {num_heads}")
+    check_choice("q_placement", q_placement, get_args(Placement))
+    check_choice("kv_placement", kv_placement, ("sequence", "heads"))
+    check_choice("out_placement", out_placement, get_args(Placement))
 
 
 def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
@@ -106,7 +148,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         head_dim_v=UNKNOWN if v is None else v.shape[3],
         dtype=q.dtype,
         device_type=q.device.type,
-        softmax_scale=q.shape[3] ** -0.5 if options.softmax_scale is None else float(options.softmax_scale),
+        softmax_scale=q.shape[3] ** -0.5 if options.softmax_scale is None else options.softmax_scale,
         mask=_mask(options, rows[-1][1], shards),
         q_placement=options.q_placement,
         kv_placement=options.kv_placement,
@@ -116,7 +158,6 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
     )
-    check_words(options.strategy, spec)
     return Request(
         spec=spec,
         ranks=Ranks(
@@ -149,8 +190,6 @@ def _rows(q: Tensor, options: Options, rank: int, num_ranks: int) -> tuple[tuple
 
 
 def _mask(options: Options, q_len: int, shards: KVShards | None) -> Mask:
-    if options.window is not None and options.window < 1:
-        raise ConfigError(f"window: got {options.window}, expected at least 1, or None for no window")
     if options.window is None and options.sinks:
         raise ConfigError(f"sinks: got {options.sinks} without a window, expected 0; without a window every key is in reach")
     if not (options.causal or options.window is not None):
@@ -167,75 +206,29 @@ def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) 
         raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """A call that has a number on every group it uses."""
+def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
+    """Number the call on every group that it uses, tell the other ranks what it is, and take the strategy that it needs.
 
-    tree: Call
-    heads: Call
-    agreement: Agreement
-
-
-def begin(request: Request, q: Tensor | None, seconds: float) -> Begun:
-    """Number the call and tell the other ranks what it is; `q` is None on the way back."""
+    Args:
+        request: of the way back: with the spec of the way there, whose strategy it keeps.
+        q: None on the way back.
+        seconds: timeout of each wait.
+    """
     spec = request.spec
     digest = _digest(request, q is None)
     keys, device = (spec.num_kv_heads, spec.head_dim_v), torch.device(spec.device_type)
     text = spec.describe(request.requested) + (" backward" if q is None else "")
-    begun = []
+    calls: list[Call] = []
     for comm, same in ((request.tree, ("replicated", "heads")), (request.heads, ("replicated",))):
         call = comm.begin(text, digest, seconds)
         agreement = Agreement(call, digest, q if spec.q_placement in same else None, keys, device)
         call.first = agreement.wait
-        begun.append((call, agreement))
-    return Begun(tree=begun[0][0], heads=begun[1][0], agreement=begun[0][1])
-
-
-def _digest(request: Request, is_backward: bool) -> int:
-    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
-    spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
-    shards = request.shards
-    if spec.device_type != "cpu":
-        spec, shards = replace(spec, mask=replace(spec.mask, q_start=0), symmetric_kv_len=None), None
-    return _crc(spec, shards, request.requested, request.links, is_backward)
-
-
-@lru_cache(maxsize=64)
-def _crc(*what: object) -> int:
-    return zlib.crc32(repr(what).encode())
-
-
-def learn(request: Request, begun: Begun) -> Request:
-    """On a rank without keys: their shape, from those that have some."""
-    begun.tree.first = None
-    num_kv_heads, head_dim_v = begun.agreement.wait()
-    if num_kv_heads == UNKNOWN:
-        raise ShapeError(
-            "k and v: got None on every rank, expected tensors on one at least; [B, 0, H_kv, D] says what the result is"
-        )
-    return replace(request, spec=replace(request.spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v))
-
-
-def choose(request: Request) -> TreePlan:
-    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
-    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
-    """
-    spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
-    lengths = tuple(round_up(length) for length in request.ranks.lengths)
-    captured = spec.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
-    links = request.links.in_a_graph() if captured else request.links
-    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, links)
-
-
-def round_up(length: int) -> int:
-    """The next number with 3 significant bits."""
-    step = 1 << max(0, length.bit_length() - 3)
-    return -(-length // step) * step
-
-
-def make_flow(request: Request, spec: TreeSpec, begun: Begun) -> Flow:
-    """The call on the grid that its strategy works on."""
-    tree, heads = begun.tree, begun.heads
+        if spec.num_kv_heads == UNKNOWN and not calls:  # without keys of its own, and so on no mesh
+            spec = _learn(spec, call, agreement)
+        calls.append(call)
+    tree, heads = calls
+    if spec.strategy == "auto":
+        spec = replace(spec, strategy=choose(replace(request, spec=spec)).strategy)
     rank = tree.rank * heads.size + heads.rank
     num_tree_ranks, num_head_ranks = grid_of(spec.strategy, request.ranks)
     if spec.strategy == "ulysses":
@@ -253,3 +246,45 @@ def make_flow(request: Request, spec: TreeSpec, begun: Begun) -> Flow:
         heads=heads,
         segments=((Segment(start=0, length=request.ranks.lengths[0]),),) if shards is None else shards.ranks,
     )
+
+
+def _learn(spec: TreeSpec, call: Call, agreement: Agreement) -> TreeSpec:
+    """On a rank without keys: their shape, from those that have some."""
+    call.first = None
+    num_kv_heads, head_dim_v = agreement.wait()
+    if num_kv_heads == UNKNOWN:
+        raise ShapeError(
+            "k and v: got None on every rank, expected tensors on one at least; [B, 0, H_kv, D] says what the result is"
+        )
+    return replace(spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v)
+
+
+def _digest(request: Request, is_backward: bool) -> int:
+    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
+    spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
+    shards = request.shards
+    if spec.device_type != "cpu":
+        spec, shards = replace(spec, mask=replace(spec.mask, q_start=0), symmetric_kv_len=None), None
+    return _crc(spec, shards, request.requested, request.links, is_backward)
+
+
+@lru_cache(maxsize=64)
+def _crc(*what: object) -> int:
+    return zlib.crc32(repr(what).encode())
+
+
+def choose(request: Request) -> TreePlan:
+    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
+    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
+    """
+    spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
+    lengths = tuple(round_up(length) for length in request.ranks.lengths)
+    captured = spec.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+    links = request.links.in_a_graph() if captured else request.links
+    return decide(spec, replace(request.ranks, lengths=lengths), request.requested, links)
+
+
+def round_up(length: int) -> int:
+    """The next number with 3 significant bits."""
+    step = 1 << max(0, length.bit_length() - 3)
+    return -(-length // step) * step

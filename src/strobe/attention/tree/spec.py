@@ -14,7 +14,7 @@ from strobe.core.errors import ShapeError, unknown_choice
 Placement = Literal["replicated", "sequence", "heads"]
 """Where rows are: all of them on every rank; a run of rows with all heads; all rows of a share of the heads."""
 
-Strategy = Literal["allgather", "alltoall", "allreduce2", "allreduce3", "ring", "ulysses", "symmetric"]
+Strategy = Literal["allgather", "alltoall", "allreduce3", "ring", "ulysses", "symmetric"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -75,12 +75,18 @@ class TreeSpec:
 
 def check_choice(what: str, given: str, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not among the allowed ones."""
-    if given not in allowed:
-        raise unknown_choice(what, given, allowed)
+    if not isinstance(given, str) or given not in allowed:
+        raise unknown_choice(what, str(given), allowed)
 
 
-def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> None:
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None, layout: str = "[B, S, H, D]") -> None:
     """What can be said of q, k and v on this rank alone.
+
+    Args:
+        layout: what their dimensions are, in words; batch first and channels last.
 
     Raises:
         ShapeError: names the argument, what was given and what is allowed.
@@ -89,17 +95,33 @@ def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> None:
         raise ShapeError(f"{'v' if k is not None else 'k'}: got None, expected a tensor, or None for both on a rank without keys")
     named = [("q", q)] if k is None or v is None else [("q", q), ("k", k), ("v", v)]
     for name, tensor in named:
-        if tensor.dim() != 4:
-            raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name}: got {type(tensor).__name__}, expected a tensor {layout}")
+        if tensor.dim() != 4 or tensor.layout != torch.strided:
+            raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}{_lying(tensor)}, expected {layout}")
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ShapeError(f"{name}: got {tensor.dtype} on {tensor.device}, expected {q.dtype} on {q.device} like q")
-    if q.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    if q.dtype not in DTYPES:
         raise ShapeError(f"q: got {q.dtype}, expected float64, float32, bfloat16 or float16")
     if k is None or v is None:
         return
     if k.shape[:3] != v.shape[:3]:
-        raise ShapeError(f"v: got shape {tuple(v.shape)}, expected {tuple(k.shape[:3])} and any head_dim_v, like k")
+        raise ShapeError(f"v: got shape {tuple(v.shape)}, expected {tuple(k.shape[:3])} and any head_dim_v, like k {layout}")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ShapeError(f"k: got shape {tuple(k.shape)}, expected batch {q.shape[0]} and head_dim {q.shape[3]} like q")
     if v.shape[3] == 0 or q.shape[3] == 0:
         raise ShapeError(f"q and v: got head_dim {q.shape[3]} and head_dim_v {v.shape[3]}, expected at least 1")
+
+
+def check_heads(num_heads: int, num_kv_heads: int, layout: str = "[B, S, H, D]") -> None:
+    """Grouped queries share a key head.
+
+    Raises:
+        ShapeError: the heads of the queries are no multiple of those of the keys.
+    """
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ShapeError(f"k: got {num_kv_heads} heads, expected a divisor of q's {num_heads}; the layout is {layout}")
+
+
+def _lying(tensor: Tensor) -> str:
+    return "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"

@@ -5,9 +5,55 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from strobe.bench.tree.request import Shape
+from strobe.core import main_memory
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.records.environment import cpu_cores, cpu_name
+
+RANKS_A_CORE: Final = 8
+RANK_BYTES: Final = main_memory.GIB // 2
+"""Main memory of a rank on a CPU, torch included, beside its tensors."""
+
+
+def check_ranks(shapes: Sequence[Shape], max_ranks: int | None) -> None:
+    """Refuse cells whose ranks this machine does not hold, before any of them starts.
+
+    Args:
+        max_ranks: most ranks on a CPU; by default 8 for each core, and one for each 0.5 GiB of free memory.
+
+    Raises:
+        ImplUnavailableError: more GPUs are needed than there are.
+        ConfigError: more ranks on a CPU than that.
+    """
+    gpus = max((shape.world_size for shape in shapes if shape.device == "cuda"), default=0)
+    if gpus:
+        _check_gpus(gpus)
+    ranks = max((shape.world_size for shape in shapes if shape.device == "cpu"), default=0)
+    if max_ranks is None:
+        free = main_memory.available_bytes()
+        held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
+        if ranks > max(1, held):
+            raise ConfigError(
+                f"world_size: got {ranks}, this machine holds {held} ranks ({RANKS_A_CORE} for each of {cpu_cores()} cores, "
+                f"one for each 0.5 GiB of free memory); give fewer, or say --max-ranks {ranks}"
+            )
+    elif ranks > max_ranks:
+        raise ConfigError(f"world_size: got {ranks}, expected at most {max_ranks}, as --max-ranks says")
+
+
+def _check_gpus(ranks: int) -> None:
+    import torch  # the first process of a cell has no use for it
+
+    there = torch.cuda.device_count()
+    if ranks > there:
+        found = f"{there} CUDA device{'s' * (there != 1)}" if there else "no CUDA device"
+        others = ([f"--world-size {there}"] if there else []) + ["without --use-cuda"]
+        reason = f"each rank takes a GPU, {ranks} in all, and torch sees {found} here"
+        raise ImplUnavailableError("cuda", reason, others, what="device")
 
 
 def busy_cores(seconds: float) -> float:

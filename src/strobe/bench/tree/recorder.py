@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from strobe.attention.tree.marks import MESSAGE
+from strobe.attention.tree.comm.group import MESSAGE
 from strobe.bench.tree.request import Mark, Taken
 from strobe.perf.measure.timing import recording
 

@@ -11,7 +11,7 @@ from strobe.core.errors import ConfigError, unknown_choice
 from strobe.perf.records.record import Header
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
-OURS: Final = ("allgather", "allreduce3", "allreduce2", "alltoall", "ring", "ulysses")
+OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
 PEER: Final = "peer:ring-attention-pytorch"
 BY_NAME: Final = ("symmetric", "auto")
 """Take part only by name: the first needs GPUs that reach each other's memory, the second is one of the others."""

@@ -18,6 +18,7 @@ from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resou
 from strobe.bench.executor.spread import Job, spread
 from strobe.bench.runner import end_line
 from strobe.bench.tree.lines import lines, quality
+from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.measure.machine import describe_run
@@ -49,6 +50,7 @@ def run_cells(
     *,
     cell_timeout_s: float = 600.0,
     executor: Executor | None = None,
+    max_ranks: int | None = None,
 ) -> Outcome:
     """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
 
@@ -56,14 +58,19 @@ def run_cells(
         folder: made if absent; may hold cells of earlier runs with the same request.
         cell_timeout_s: a cell is ended when it has run that long.
         executor: where; this machine by default.
+        max_ranks: most ranks on the CPU of this machine; default as `check_ranks` has it.
 
     Raises:
-        ConfigError: the folder holds cells of another request, or a cell would have no time.
+        ImplUnavailableError: a cell needs more GPUs than this machine has.
+        ConfigError: a cell has more ranks than this machine holds or would have no time, or the folder holds cells of another
+            request.
         StrobeError: the records cannot be written.
     """
     if cell_timeout_s <= 0:
         raise ConfigError(f"cell_timeout: got {cell_timeout_s:g}, expected more than 0 seconds")
     executor = LocalExecutor() if executor is None else executor
+    if isinstance(executor, LocalExecutor):
+        check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)], max_ranks)
     _claim(folder, how)
     measured, kept, failed = [], [], []
 

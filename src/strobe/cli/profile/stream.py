@@ -157,8 +157,6 @@ def stream(
         configs = _configs(what)
         if what.compile:
             _check_compile(configs, model, what.device)
-        if traced.breakdown:
-            configs += _without_graphs(configs, model, what.device)
         case = StreamCase(configs, script=script, model=model, device=what.device)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
@@ -220,18 +218,6 @@ def _configs(what: Profiled) -> list[EngineConfig]:
     return found
 
 
-def _without_graphs(configs: list[EngineConfig], model: Model, device: str) -> list[EngineConfig]:
-    """Twins of the configurations that run as CUDA graphs on this device: the same, launched kernel by kernel."""
-    from strobe.core.device import resolve_device
-    from strobe.engine.config import replace_knobs, resolve
-
-    return [
-        replace(config, name=f"{config.name}-launched", knobs=replace_knobs(config.knobs, cuda_graphs=False))
-        for config in configs
-        if resolve(config, model.defaults, resolve_device(device)).knobs.cuda_graphs
-    ]
-
-
 def _show_breakdown(folder: Path, output: Output) -> None:
     """Print the tables of the breakdown."""
     with output.progress("breakdown"):
@@ -256,6 +242,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
         palindromes=what.rounds,
         traced_blocks=traced.active if traced.trace else 0,
         traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
+        whole_clip=False,
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=_attribution_capture(attributed, regions),
         review=False,

@@ -1,4 +1,5 @@
-"""A traced run: torch.profiler over chosen frame blocks of a clip, kept apart from every timed run."""
+"""Traced runs, kept apart from every timed run: chosen frame blocks with their operators, or a whole clip with little else than
+device events and our own marks."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import gzip
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.spans import FRAME_BLOCK, PIECES, check_regions
+from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions
 from strobe.perf.measure.timing import recording
 
 if TYPE_CHECKING:
@@ -72,17 +75,67 @@ class Capture:
 
 
 class _Regions:
-    """Span recorder of a traced run: every chosen region becomes a profiler annotation."""
+    """Span recorder of a traced run: every chosen region becomes a profiler annotation.
 
-    def __init__(self, chosen: tuple[str, ...]) -> None:
+    Args:
+        chosen: regions to mark; frame blocks always are. Empty: all but `PIECES`.
+        made: called when a frame block has been made, after its region has closed.
+    """
+
+    def __init__(self, chosen: tuple[str, ...], made: Callable[[], None] | None = None) -> None:
         self._chosen = frozenset((*chosen, FRAME_BLOCK)) if chosen else None
+        self._made = made
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         from torch.profiler import record_function
 
         if name in PIECES if self._chosen is None else name not in self._chosen:
             return nullcontext()
-        return record_function(PREFIX + name if index is None else f"{PREFIX}{name}#{index}")
+        mark = record_function(PREFIX + name if index is None else f"{PREFIX}{name}#{index}")
+        return mark if name != FRAME_BLOCK or self._made is None else _then(mark, self._made)
+
+
+@contextmanager
+def _then(region: AbstractContextManager[object], after: Callable[[], None]) -> Iterator[None]:
+    with region:
+        yield
+    after()
+
+
+class _Window:
+    """Counts frame blocks, tells the profiler of each, and says when the last one to record has been made.
+
+    A frame block is made when its region closes: a stream may hand it out later, with the next one already under way. A caller
+    without such regions hands out one item per frame block.
+    """
+
+    def __init__(self, profiler: torch.profiler.profile, last: int) -> None:
+        self._profiler = profiler
+        self._last = last
+        self._made = 0
+        self._handed_out = 0
+
+    @property
+    def done(self) -> int:
+        """Frame blocks made."""
+        return max(self._made, self._handed_out)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last one to record has been made."""
+        return self.done >= self._last
+
+    def made(self) -> None:
+        """Count one that was made."""
+        self._made += 1
+        if self._made == self.done <= self._last:
+            self._profiler.step()
+
+    def handed_out(self) -> None:
+        """Count one that was handed out."""
+        before, self._handed_out = self.done, self._handed_out + 1
+        if before < self.done <= self._last:
+            self._profiler.step()
 
 
 def trace_blocks(
@@ -94,12 +147,15 @@ def trace_blocks(
     path: Path,
     capture: Capture = Capture(),
 ) -> TraceFile:
-    """Run frame blocks `0 .. first_block + num_blocks - 1` and profile the last `num_blocks` of them.
+    """Run the first frame blocks of a clip and profile the last `num_blocks` of them, operators included.
+
+    The window opens and closes where the regions of frame blocks do, so it holds the frame blocks that were made in it even if
+    their frames are handed out later.
 
     Args:
         blocks: makes one frame block per item; no more of it is consumed than needed.
         device: the device to profile besides the CPU.
-        first_block: at least `capture.warmup`: the blocks before it warm the profiler up.
+        first_block: first frame block of the trace; at least `capture.warmup`: the blocks before it warm the profiler up.
         num_blocks: at least 1.
         path: the trace to write, `*.json.gz`; its folder is made.
         capture: what is recorded.
@@ -126,24 +182,99 @@ def trace_blocks(
         # a decoder's worker thread too; but with it torch 2.13 records no allocation
         experimental_config=_ExperimentalConfig(profile_all_threads=not capture.profile_memory),
     )
-    done = 0
-    with recording(_Regions(capture.regions)), profiling as profiler:
+    window = _Window(profiling, first_block + num_blocks)
+    with recording(_Regions(capture.regions, window.made)), profiling as profiler:
         for _ in blocks:
-            done += 1
-            if done == first_block + num_blocks:
+            window.handed_out()
+            if window.closed:
                 break
-            profiler.step()
-    if done < first_block + num_blocks:
-        raise ConfigError(f"the clip has {done} frame blocks, too few to trace {num_blocks} from block {first_block}")
-    return _export(profiler, path)
+    if not window.closed:
+        raise ConfigError(f"the clip has {window.done} frame blocks, too few to trace {num_blocks} from block {first_block}")
+    return _export(profiler.export_chrome_trace, path)
 
 
-def _export(profiler: torch.profiler.profile, path: Path) -> TraceFile:
+def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> TraceFile:
+    """Run a whole clip and record what the device did, the calls that launched it, and all of our regions.
+
+    Operators and stacks are left out: they slow the host down by several microseconds an operator, and these do not.
+
+    Args:
+        clip: makes the clip.
+        device: the device to profile besides the CPU.
+        path: the trace to write, `*.json.gz`; its folder is made.
+        warm_up: some of such a clip; runs under the profiler and is thrown away.
+
+    Raises:
+        StrobeError: the trace cannot be written.
+    """
+    import torch
+    from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+    from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
+    from torch.profiler import ProfilerActivity
+
+    os.putenv("KINETO_LOG_LEVEL", _SILENT)
+    activities = {ProfilerActivity.CPU} | ({ProfilerActivity.CUDA} if device.type == "cuda" else set())
+    config = ProfilerConfig(
+        ProfilerState.KINETO,
+        report_input_shapes=False,
+        profile_memory=False,
+        with_stack=False,
+        with_flops=False,
+        with_modules=False,
+        experimental_config=_ExperimentalConfig(profile_all_threads=True),
+    )
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with recording(_Regions(TRACEABLE)):
+        _prepare_profiler(config, activities)
+        warm_up()
+        settle()
+        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]  # its stub lacks scopes
+        try:
+            clip()
+            settle()
+        finally:
+            result = _disable_profiler()
+    return _export(lambda plain: _save_slim(result, plain), path)
+
+
+_UNREAD: Final = frozenset({"ac2g", "gpu_user_annotation"})
+"""Arrows from calls to kernels, which their correlation says too, and our marks repeated on the device's rows."""
+_LAUNCHED: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
+_ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "bytes"})
+
+
+def _save_slim(result: Any, path: str) -> None:
+    """Write the trace without what no account needs: a quarter of the size.
+
+    Left out: arrows and copies of marks, calls that launched nothing, and arguments of kernels but where, by whom and how large
+    they were launched.
+    """
+    result.save(path)
+    trace = msgspec.json.decode(Path(path).read_bytes())
+    events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]
+    launches = {event.get("args", {}).get("correlation") for event in events if event.get("cat") in _LAUNCHED}
+    kept = []
+    for event in events:
+        category, args = event.get("cat"), event.get("args", {})
+        if category in _CALLS and args.get("correlation") not in launches:
+            continue
+        if category in _CALLS or category in _LAUNCHED:
+            event["args"] = {name: value for name, value in args.items() if name in _ARGS}
+        kept.append(event)
+    Path(path).write_bytes(msgspec.json.encode({**trace, "traceEvents": kept}))
+
+
+def _export(save: Callable[[str], object], path: Path) -> TraceFile:
     """Write the trace under another name, compress it and rename it, so that `path` is whole or absent."""
     plain, packed = path.with_name(path.name + ".plain"), path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(plain))
+        save(str(plain))
         with plain.open("rb") as source, packed.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
         os.replace(packed, path)

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from strobe.core import spans
-from strobe.perf.records.record import Clip, Clock, Span
+from strobe.perf.records.record import Clip, Clock, Regions, Span
 
 if TYPE_CHECKING:
     import torch
 
-FINE: Final = frozenset({spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN})
-"""Regions inside a pass: left to the traced run, so that timing does not change what it times. `spans.PIECES` are never timed."""
+FINE: Final = frozenset(
+    {spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN, spans.DECODE_WAIT}
+)
+"""Regions inside a pass, and waits of the host. On a GPU they and `spans.PIECES` are left to the traced run, so that timing does
+not change what it times; on a CPU the clip's own thread adds up what it spends in them."""
 
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
+_PROBES: Final = 201
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,23 @@ class Region:
     clock: Clock
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inside:
+    """All regions of one path inside one frame block, added up.
+
+    Args:
+        block: index of the frame block.
+        path: names of the regions from the outermost below the frame block to this one.
+        calls: how often it was entered.
+        value_ns: time between entering and leaving, regions inside it included.
+    """
+
+    block: int
+    path: tuple[str, ...]
+    calls: int
+    value_ns: int
+
+
 class TimingRecorder:
     """Measures the regions of one clip at a time.
 
@@ -49,11 +70,15 @@ class TimingRecorder:
     Args:
         device: where the regions run.
         fine: record the regions in `FINE` too. They change what they time; how much is the difference to a clip without them.
+        inside: on a CPU, add up what the clip's own thread spends in every region of a frame block, `FINE` and `spans.PIECES`
+            included. A region takes one or two microseconds then; `region_ns` measures it.
     """
 
-    def __init__(self, device: torch.device, *, fine: bool = False) -> None:
+    def __init__(self, device: torch.device, *, fine: bool = False, inside: bool = False) -> None:
         self._device = device
         self._fine = fine
+        self._inside = inside and device.type == "cpu"
+        self._sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         self._events: list[torch.cuda.Event] = []
         self._done: list[_HostRegion | _CudaRegion] = []
         self._threads: dict[int, int] = {}
@@ -64,15 +89,18 @@ class TimingRecorder:
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
-        if name in spans.PIECES or (name in FINE and not self._fine):
+        piece, fine = name in spans.PIECES, name in FINE
+        alone = not piece and (not fine or self._fine)
+        if not alone and not self._inside:
             return _NULL
         if self._device.type == "cuda" and name != spans.E2E:
             return _CudaRegion(self, name, index)
-        return _HostRegion(self, name, index)
+        return _HostRegion(self, name, index) if alone else _SummedRegion(self, name, index)
 
     def start_clip(self) -> None:
         """Forget everything and take the clip's zero of time."""
         self._done.clear()
+        self._sums.clear()
         self._threads = {threading.get_ident(): 0}
         if self._device.type == "cuda":
             self.synchronize()
@@ -88,6 +116,27 @@ class TimingRecorder:
             self._events.append(self._start_event)
             self._start_event = None
         return tuple(sorted(regions, key=lambda region: (region.start_ns, -region.value_ns)))
+
+    def inside(self) -> tuple[Inside, ...]:
+        """What the clip's own thread spent inside the frame blocks of the last clip, in order of block and path."""
+        return tuple(
+            Inside(block=block, path=path, calls=calls, value_ns=value_ns)
+            for (block, path), (calls, value_ns) in sorted(self._sums.items())
+        )
+
+    def region_ns(self) -> int:
+        """Median time that one region which is only added up takes by itself."""
+        if not self._inside:
+            return 0
+        other, took = TimingRecorder(self._device, inside=True), []
+        other.start_clip()
+        with other.region(spans.FRAME_BLOCK, 0):
+            for _ in range(_PROBES):
+                began = time.perf_counter_ns()
+                with other.region(spans.FFN, None):
+                    pass
+                took.append(time.perf_counter_ns() - began)
+        return sorted(took)[_PROBES // 2]
 
     # What a region needs from its recorder.
 
@@ -107,17 +156,32 @@ class TimingRecorder:
         return event
 
     def enter(self, region: _HostRegion | _CudaRegion) -> None:
-        """Note the region's thread and parent."""
+        """Note the region's thread, its parent and where it lies in its frame block."""
         stack = self._open.__dict__.setdefault("stack", [])
-        region.parent = next((outer for outer in reversed(stack) if outer is not None), None)
-        stack.append(region.index)
+        region.parent = next((outer.index for outer in reversed(stack) if outer.index is not None), None)
         with self._lock:
             region.thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
+        if region.name == spans.FRAME_BLOCK:
+            region.block, region.path = region.index, ()
+        elif stack and stack[-1].block is not None:
+            region.block, region.path = stack[-1].block, (*stack[-1].path, region.name)
+        stack.append(region)
 
     def leave(self, region: _HostRegion | _CudaRegion) -> None:
         """Keep the region."""
         self._open.stack.pop()
         self._done.append(region)
+
+    def add_up(self, region: _HostRegion, value_ns: int) -> None:
+        """Add the region to those of its path in its frame block."""
+        if self._inside and region.path and region.block is not None and region.thread == 0:
+            found = self._sums.setdefault((region.block, region.path), [0, 0])
+            found[0] += 1
+            found[1] += value_ns
+
+    def forget(self) -> None:
+        """Leave a region that is only added up."""
+        self._open.stack.pop()
 
     def since_start_ns(self, moment: int | torch.cuda.Event) -> int:
         """Return the time from the start of the clip to a reading of the host clock or a resolved event."""
@@ -131,7 +195,7 @@ class TimingRecorder:
 class _Open:
     """A region while it runs."""
 
-    __slots__ = ("index", "name", "parent", "recorder", "thread")
+    __slots__ = ("block", "index", "name", "parent", "path", "recorder", "thread")
 
     def __init__(self, recorder: TimingRecorder, name: str, index: int | None) -> None:
         self.recorder = recorder
@@ -139,6 +203,8 @@ class _Open:
         self.index = index
         self.parent: int | None = None
         self.thread = 0
+        self.block: int | None = None
+        self.path: tuple[str, ...] = ()
 
     def finished(self, start_ns: int, value_ns: int, clock: Clock) -> Region:
         return Region(
@@ -166,11 +232,20 @@ class _HostRegion(_Open):
         if self.name == spans.E2E:
             self.recorder.synchronize()
         self.stop_ns = time.perf_counter_ns()
+        self.recorder.add_up(self, self.stop_ns - self.start_ns)
         self.recorder.leave(self)
 
     def resolve(self) -> Region:
         start_ns = self.recorder.since_start_ns(self.start_ns)
         return self.finished(start_ns, self.stop_ns - self.start_ns, "perf_counter")
+
+
+class _SummedRegion(_HostRegion):
+    __slots__ = ()
+
+    def __exit__(self, *_: object) -> None:
+        self.recorder.add_up(self, time.perf_counter_ns() - self.start_ns)
+        self.recorder.forget()
 
 
 class _CudaRegion(_Open):
@@ -222,4 +297,27 @@ def span_records(clip: Clip, regions: Iterable[Region]) -> tuple[Span, ...]:
             thread=region.thread,
         )
         for region in regions
+    )
+
+
+def region_records(clip: Clip, found: Iterable[Inside], region_ns: int) -> tuple[Regions, ...]:
+    """Return the line of what was added up inside the frame blocks of a clip; none if nothing was."""
+    listed = list(found)
+    if not listed:
+        return ()
+    paths = sorted({each.path for each in listed})
+    blocks = sorted({each.block for each in listed})
+    at = {(each.path, each.block): each for each in listed}
+    table = [[at.get((path, block)) for block in blocks] for path in paths]
+    return (
+        Regions(
+            variant=clip.variant,
+            clip=clip.clip,
+            order=clip.order,
+            blocks=tuple(blocks),
+            paths=tuple(paths),
+            calls=tuple(tuple(each.calls if each else 0 for each in row) for row in table),
+            value_ns=tuple(tuple(each.value_ns if each else 0 for each in row) for row in table),
+            region_ns=region_ns,
+        ),
     )

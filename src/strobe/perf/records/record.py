@@ -238,6 +238,24 @@ class Span(_Line, frozen=True, kw_only=True):
     thread: Annotated[int, Meta(description="thread that ran it, numbered by first use; 0 is the clip's own")] = 0
 
 
+class Regions(_Line, frozen=True, kw_only=True):
+    """Every region inside the frame blocks of one timed clip on a CPU, added up by path on the clip's own thread."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
+    order: Annotated[int, Meta(description="position of the clip in the whole run, from 0")]
+    blocks: Annotated[tuple[int, ...], Meta(description="frame blocks, the columns of `calls` and `value_ns`")]
+    paths: Annotated[
+        tuple[tuple[str, ...], ...],
+        Meta(description="names from the outermost region below the frame block inwards, the rows of `calls` and `value_ns`"),
+    ]
+    calls: Annotated[tuple[tuple[int, ...], ...], Meta(description="how often each path was entered in each frame block")]
+    value_ns: Annotated[
+        tuple[tuple[int, ...], ...], Meta(description="time in each path in each frame block, regions inside it included, ns")
+    ]
+    region_ns: Annotated[int, Meta(description="time that marking one region takes by itself, ns")]
+
+
 class Clip(_Line, frozen=True, kw_only=True):
     """A clip has finished: every span of it stands above this line."""
 
@@ -278,6 +296,14 @@ class Trace(_Line, frozen=True, kw_only=True):
     options: Annotated[
         tuple[str, ...], Meta(description="profiler options that distort times, e.g. `with_stack`; such a trace gives no figures")
     ] = ()
+
+
+class LaunchedPasses(_Line, frozen=True, kw_only=True):
+    """Passes of a variant launched kernel by kernel instead of as graphs: they tell what the kernels of its graphs belong to."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    path: Annotated[str, Meta(description="kernels and regions of each pass in order, JSON, gzip, relative to the run folder")]
+    sha256: Annotated[str, Meta(description="SHA-256 of the file")]
 
 
 class Video(_Line, frozen=True, kw_only=True):
@@ -334,5 +360,5 @@ class End(_Line, frozen=True, kw_only=True):
     message: Annotated[str, Meta(description="what stopped it; empty when complete")] = ""
 
 
-Record = Header | Variant | Span | Clip | Memory | Trace | Video | Quality | Gate | Excluded | End
-LINES: Final = (Header, Variant, Span, Clip, Memory, Trace, Video, Quality, Gate, Excluded, End)
+Record = Header | Variant | Span | Regions | Clip | Memory | Trace | LaunchedPasses | Video | Quality | Gate | Excluded | End
+LINES: Final = (Header, Variant, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video, Quality, Gate, Excluded, End)

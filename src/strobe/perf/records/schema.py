@@ -1,4 +1,4 @@
-"""The manual's table of record fields, generated from the structs that write and read them."""
+"""The manual's tables of fields, generated from the structs that write and read them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _PLAIN: Final = {
     inspect.FloatType: "number",
     inspect.BoolType: "true/false",
     inspect.NoneType: "null",
+    inspect.AnyType: "any",
 }
 
 _HEAD: Final = f"""# Records
@@ -34,15 +35,16 @@ def schema_markdown() -> str:
     """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
     parts: dict[type, None] = {}
     for line in LINES:
-        for part in _parts_of(line):
+        for part in parts_of(line):
             parts.setdefault(part)
     sections = [_HEAD]
-    sections += [_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
-    sections += [_section(kind.__name__, kind) for kind in parts]
+    sections += [struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
+    sections += [struct_section(kind.__name__, kind) for kind in parts]
     return "\n".join(sections)
 
 
-def _section(title: str, kind: type[msgspec.Struct]) -> str:
+def struct_section(title: str, kind: type[msgspec.Struct]) -> str:
+    """Return the fields of one struct as a section with a table."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     rows = [f"## {title}", "", (kind.__doc__ or "").strip(), "", "| key | type | default | meaning |", "|---|---|---|---|"]
@@ -61,6 +63,8 @@ def _meaning(kind: inspect.Type) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "required"
+    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
+        return "may be absent"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return f"`{msgspec.json.encode(value).decode()}`"
 
@@ -72,6 +76,8 @@ def _type_name(kind: inspect.Type) -> str:
         return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
     if isinstance(kind, inspect.LiteralType):
         return " or ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, inspect.TupleType):
+        return f"list of {' and '.join(_type_name(item) for item in kind.item_types)}"
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type_name(kind.item_type)}"
     if isinstance(kind, inspect.DictType):
@@ -81,14 +87,14 @@ def _type_name(kind: inspect.Type) -> str:
     return _PLAIN[type(kind)]
 
 
-def _parts_of(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    """Structs inside `kind`, outermost first."""
+def parts_of(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs inside a struct, outermost first; one that is in several places more than once."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:
         for part in _structs_in(field.type):
             yield part
-            yield from _parts_of(part)
+            yield from parts_of(part)
 
 
 def _structs_in(kind: inspect.Type) -> Iterator[type[msgspec.Struct]]:
@@ -98,6 +104,8 @@ def _structs_in(kind: inspect.Type) -> Iterator[type[msgspec.Struct]]:
         yield kind.cls
     elif isinstance(kind, inspect.VarTupleType):
         yield from _structs_in(kind.item_type)
+    elif isinstance(kind, inspect.DictType):
+        yield from _structs_in(kind.value_type)
     elif isinstance(kind, inspect.UnionType):
         for member in kind.types:
             yield from _structs_in(member)

@@ -9,13 +9,15 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
+from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
+from strobe.core.notebook import html_table
 from strobe.perf.records.record import (
     READABLE_VERSIONS,
     Clip,
@@ -23,9 +25,11 @@ from strobe.perf.records.record import (
     Excluded,
     Gate,
     Header,
+    LaunchedPasses,
     Memory,
     Quality,
     Record,
+    Regions,
     Span,
     Trace,
     Variant,
@@ -35,6 +39,7 @@ from strobe.perf.records.record import (
 T = TypeVar("T")
 
 RECORDS: Final = "records.jsonl"
+_TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory")
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -185,6 +190,8 @@ class RunRecords:
     truncated: bool
     bad_lines: tuple[int, ...]
     memory: tuple[Memory, ...] = ()
+    regions: tuple[Regions, ...] = ()
+    passes: tuple[LaunchedPasses, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """Return the settings of a variant.
@@ -197,14 +204,44 @@ class RunRecords:
                 return variant
         raise DataError(f"run {self.header.run} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
 
+    def rows(self, table: str = "spans") -> list[dict[str, Any]]:
+        """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
-def read_run(path: Path) -> RunRecords:
+        Args:
+            table: spans, clips, variants, traces, videos, quality, gates, excluded or memory; keys as in docs/records.md.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        if table not in _TABLES:
+            raise unknown_choice("table", table, _TABLES)
+        return [msgspec.to_builtins(record) for record in getattr(self, table)]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the run, its clips and its scores."""
+        head = self.header
+        clips = [
+            {"variant": clip.variant, "phase": clip.phase, "order": clip.order, "peak_bytes": clip.peak_bytes}
+            for clip in self.clips
+        ]
+        scores = [{"variant": each.variant, "metric": each.metric, "value": each.value, "n": each.n} for each in self.quality]
+        title = f"<h4>{escape(head.run)}, {escape(head.date)}, {escape(head.machine.device_name)}</h4>"
+        return title + html_table("clips", clips) + html_table("quality", scores)
+
+
+def read_run(path: str | Path) -> RunRecords:
     """Read a run folder (or its `records.jsonl`): every finished record, with what could not be read counted.
+
+    ```python
+    run = strobe.read_run("runs/20260101T120000Z-compare-1a2b3c")
+    pandas.DataFrame(run.rows())  # one row per timed region
+    ```
 
     Raises:
         RecordVersionError: a line was written with a schema this reader does not know.
         DataError: no such file, or no header.
     """
+    path = Path(path)
     file = path / RECORDS if path.is_dir() else path
     try:
         data = file.read_bytes()
@@ -265,4 +302,6 @@ def _sort(folder: Path, records: list[Record], *, truncated: bool, bad: list[int
         truncated=truncated,
         bad_lines=tuple(bad),
         memory=_of(records, Memory),
+        regions=_of(records, Regions),
+        passes=_of(records, LaunchedPasses),
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.close import Ledger
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.report.attention_profile import attention_report, is_attention_run
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
+from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Figure, Notes, Report, Section, Table, Text
+from strobe.perf.report.sections.answer import ANSWER, answer_section
 from strobe.perf.report.sections.attention import attention_sections
 from strobe.perf.report.sections.breakdown import breakdown_section
 from strobe.perf.report.sections.headline import chain_section, headline_section, speedups
@@ -26,8 +30,17 @@ from strobe.perf.report.sections.timeline import timeline_section
 from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import Study, load_study
 
+_OPEN: Final = 2
+"""Sections that are not folded: the headline and the answer."""
 
-def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tuple[str, str] | None = None) -> Report:
+
+def build_report(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> Report:
     """Build the report of one or several run folders.
 
     Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
@@ -36,6 +49,7 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         folders: run folders.
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
 
     A run of attention calls by themselves, as `strobe profile attention` leaves it, and a soak give the page of their command.
 
@@ -44,20 +58,35 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         ConfigError: a run does not have both of the pair.
         RecordVersionError: records of a schema this version does not know.
     """
+    return report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)[0]
+
+
+def report_and_findings(
+    folders: Sequence[Path],
+    *,
+    into: Path | None = None,
+    pair: tuple[str, str] | None = None,
+    allow_different: tuple[str, ...] = (),
+) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the same report, and return with it what it rests on: each candidate against its reference.
+
+    There are none for attention calls by themselves and for a soak.
+    """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]
     if alone and len(folders) > 1:
         raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
     if alone:
-        return attention_report(alone[0], pair)
+        return attention_report(alone[0], pair), ()
     soaks = [run.folder for run in study.runs if is_soak(run)]
     if soaks and len(folders) > 1:
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
-        return soak_report(soaks[0])
-    findings, found_latencies = find(study), find_latencies(study)
+        return soak_report(soaks[0]), ()
+    findings, found_latencies = find(study, allow_different), find_latencies(study)
     sections = (
         headline_section(study, findings),
+        answer_section(findings),
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
@@ -70,17 +99,26 @@ def build_report(folders: Sequence[Path], *, into: Path | None = None, pair: tup
         stages_section(study, findings),
         roofline_section(study),
         settings_section(study),
-        notes_section(study, findings),
+        notes_section(study),
     )
-    return Report(
+    report = Report(
         v=SCHEMA_VERSION,
         speedups=speedups(findings),
         title=_title(study),
         subtitle=_subtitle(study),
         facts=_facts(study),
         banners=banners(study),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(
+            msgspec.structs.replace(section, folded=place >= _OPEN) for place, section in enumerate(filter(None, sections))
+        ),
     )
+    return report, findings
+
+
+def answers_of(report: Report) -> tuple[Table, ...]:
+    """The tables of the answer, one per candidate with an account."""
+    blocks = [block for section in report.sections if section.id == ANSWER for block in section.blocks]
+    return tuple(block.table for block in blocks if isinstance(block, Figure))
 
 
 def _ledger_section(findings: Sequence[Finding]) -> Section:
@@ -88,16 +126,16 @@ def _ledger_section(findings: Sequence[Finding]) -> Section:
     missing = []
     for finding in findings:
         if isinstance(finding.ledger, Ledger):
-            blocks += ledger_blocks(finding, finding.ledger, table_open=len(findings) == 1)
+            blocks += ledger_blocks(finding, finding.ledger)
         else:
             missing.append(f"{finding.candidate.label}: {finding.ledger}")
     if missing:
         blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
     lead = (
-        "Every line is a place where time was spent. What the candidate saves end to end is the sum of what each line saves, "
-        "to the nanosecond."
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
     )
-    return Section("ledger", "Where the time went", lead, tuple(blocks))
+    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.ledger.close import Ledger, build_ledger
-from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, timed_sums
+from strobe.perf.analysis.comparable.records import compare_variants
+from strobe.perf.analysis.ledger.answer import Answer, answer
+from strobe.perf.analysis.ledger.clip import (
+    Explained,
+    Kind,
+    block_kinds,
+    coarsened,
+    explain_by_regions,
+    explain_by_trace,
+    levelled,
+)
+from strobe.perf.analysis.ledger.close import Ledger, clip_ledger
+from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import Latencies, latencies
+from strobe.perf.records.record import Clip
+from strobe.perf.records.store import RunRecords
 from strobe.perf.report.study import Profile, Study, Subject
 
 
@@ -18,13 +32,15 @@ class Finding:
 
     Args:
         stages: one denoise step against one, then every stage, from timed clips.
-        ledger: the account of the difference.
+        ledger: the account of the difference, label by label.
+        answer: the same in a few lines; None without a ledger.
     """
 
     reference: Subject
     candidate: Subject
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
+    answer: Answer | None = None
 
     def stage(self, name: str) -> Comparison | None:
         """The comparison of all regions of a stage in a clip."""
@@ -38,9 +54,13 @@ class Finding:
         return self.stage(E2E)
 
 
-def find(study: Study) -> tuple[Finding, ...]:
-    """Compare every candidate with the reference of its own run."""
-    return tuple(_finding(reference, candidate) for reference, candidate in study.pairs)
+def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Compare every candidate with the reference of its own run.
+
+    Args:
+        allow_different: facts that are meant to differ.
+    """
+    return tuple(_finding(reference, candidate, allow_different) for reference, candidate in study.pairs)
 
 
 def find_latencies(study: Study) -> dict[str, Latencies | str]:
@@ -54,32 +74,62 @@ def find_latencies(study: Study) -> dict[str, Latencies | str]:
     return found
 
 
-def _finding(reference: Subject, candidate: Subject) -> Finding:
+def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
+    comparability = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
+    if comparability.obstacles:
+        why = comparability.refusal
+        return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
     try:
         stages = compare_stages(candidate.run, candidate.name)
     except DataError as error:
         stages = str(error)
+    found: Answer | None = None
     try:
-        ledger = _ledger(reference, candidate)
+        ledger, found = _account(reference, candidate)
     except DataError as error:
         ledger = str(error)
-    return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger)
+    return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger, answer=found)
 
 
-def _ledger(reference: Subject, candidate: Subject) -> Ledger:
-    for subject in (reference, candidate):
-        if not isinstance(subject.profile, Profile):
-            raise DataError(f"{subject.label}: {subject.profile}")
-    assert isinstance(reference.profile, Profile) and isinstance(candidate.profile, Profile)
-    run, blocks = candidate.run, candidate.profile.partition.indices
+def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, Answer]:
+    """Account for the difference between two variants, over the clips that were timed in pairs.
+
+    Raises:
+        DataError: a variant has neither a trace nor regions that its clips added up, or no pair is complete.
+    """
+    run = candidate.run
+    kinds = block_kinds(run, (reference.name, candidate.name))
     pairs = mirrored_pairs(run, candidate.name)
-    return build_ledger(
-        reference.profile.partition,
-        candidate.profile.partition,
-        timed_baseline=timed_sums(run, [clip for pair in pairs for clip in pair.baseline], blocks),
-        timed_candidate=timed_sums(run, [clip for pair in pairs for clip in pair.candidate], blocks),
-        num_clips=2 * len(pairs),
-        pairs=[(timed_sums(run, pair.baseline, blocks), timed_sums(run, pair.candidate, blocks)) for pair in pairs],
-    )
+    stages = _not_told_apart(reference) | _not_told_apart(candidate)
+    sides = []
+    for subject, clips in ((reference, [pair.baseline for pair in pairs]), (candidate, [pair.candidate for pair in pairs])):
+        side = _explained(subject, clips, kinds)
+        sides.append(coarsened(side, stages) if stages else side)
+    sides = list(levelled(sides[0], sides[1]))
+    whole = [tuple(_end_to_end(run, clips) for clips in (pair.baseline, pair.candidate)) for pair in pairs]
+    ledger = clip_ledger(sides[0], sides[1], [(before, after) for before, after in whole])
+    return ledger, answer(sides[0], sides[1])
+
+
+def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequence[Kind]) -> Explained:
+    orders = {line.order for line in subject.run.regions}
+    clips = [clip for pair in pairs for clip in pair]
+    if clips and all(clip.order in orders for clip in clips):
+        return explain_by_regions(subject.run, pairs, kinds)
+    if not isinstance(subject.profile, Profile):
+        raise DataError(f"{subject.label}: {subject.profile}")
+    return explain_by_trace(subject.run, clips, kinds, subject.profile.partition)
+
+
+def _not_told_apart(subject: Subject) -> frozenset[str]:
+    """Stages whose graphs have no key to their kernels."""
+    if not isinstance(subject.profile, Profile) or subject.profile.replays is None:
+        return frozenset()
+    return subject.profile.replays.unlabelled
+
+
+def _end_to_end(run: RunRecords, clips: Sequence[Clip]) -> int:
+    orders = {clip.order for clip in clips}
+    return sum(span.value_ns for span in run.spans if span.name == E2E and span.order in orders)

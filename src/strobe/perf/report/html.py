@@ -79,11 +79,11 @@ class _Page:
 
     def section(self, number: int, section: Section) -> str:
         lead = f'<p class="lead">{esc(section.lead)}</p>' if section.lead else ""
-        body = "".join(self.block(block) for block in section.blocks)
-        return (
-            f'<section id="{esc(section.id)}" aria-labelledby="h-{esc(section.id)}"><h2 id="h-{esc(section.id)}">'
-            f'<span class="num">{number}</span>{esc(section.title)}</h2>{lead}{body}</section>'
-        )
+        body = lead + "".join(self.block(block) for block in section.blocks)
+        head = f'<h2 id="h-{esc(section.id)}"><span class="num">{number}</span>{esc(section.title)}</h2>'
+        if section.folded:
+            body, head = f'<details class="fold"><summary>{head}</summary>{body}</details>', ""
+        return f'<section id="{esc(section.id)}" aria-labelledby="h-{esc(section.id)}">{head}{body}</section>'
 
     def figure(self, figure: Figure) -> str:
         number = next(self.figures)
@@ -160,7 +160,8 @@ def render_html(report: Report) -> str:
     nav = f'<nav aria-label="Contents"><details open><summary>Contents</summary><ol>{contents}</ol></details></nav>'
     header = (
         f'<header><button type="button" id="theme" hidden>Dark</button><h1>{esc(report.title)}</h1>'
-        f'<p class="subtitle">{esc(report.subtitle)}</p><dl class="facts">{facts}</dl></header>'
+        f'<p class="subtitle">{esc(report.subtitle)}</p>'
+        f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details></header>'
     )
     twins = '<a href="report.md">report.md</a> and <a href="report.json">report.json</a>'
     footer = f"<footer>Report schema {report.v}. The same content stands in {twins}.</footer>"

@@ -19,6 +19,11 @@
   // contents start closed where they would push the report down; everything opens for print
   if (matchMedia("(max-width: 1179px)").matches) document.querySelector("nav details").open = false;
 
+  // a folded section opens when something links to it
+  const unfold = () => document.getElementById(location.hash.slice(1))?.querySelector(":scope > details.fold")?.setAttribute("open", "");
+  addEventListener("hashchange", unfold);
+  unfold();
+
   // sort a table by a column; text columns sort as text
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.tHead.rows[0].cells];

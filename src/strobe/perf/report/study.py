@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, unknown_choice
-from strobe.perf.analysis.runs.partition import Partition, partition
+from strobe.perf.analysis.runs.partition import Partition, partition_of
+from strobe.perf.analysis.runs.replays import Passes, Replays, read_passes, relabelled
+from strobe.perf.analysis.runs.timeline import DeviceTimeline, timeline_of
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords, read_run
@@ -23,12 +25,16 @@ class Profile:
 
     Args:
         record: what the run says about the file.
+        passes: its passes launched kernel by kernel, the key to the kernels of its graphs; empty: there are none.
+        replays: how the kernels of its graphs were labelled; None: it ran no graphs.
         changed: the file is not the one that was recorded.
     """
 
     record: TraceRecord
     trace: Trace
     partition: Partition
+    passes: Passes
+    replays: Replays | None
     changed: bool
 
 
@@ -57,14 +63,6 @@ class Subject:
     def is_reference(self) -> bool:
         """Whether the ratios of its run are measured against it."""
         return self.name == self.run.header.baseline
-
-
-def covers_clip(subject: Subject) -> bool:
-    """Whether every frame block of the clip was traced."""
-    work = subject.run.header.workload
-    if work is None or isinstance(subject.profile, str):
-        return False
-    return len(subject.profile.partition.tiles) == work.frame_blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,9 +145,24 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        trace = read_trace(path)
-        return Profile(record=record, trace=trace, partition=partition(trace), changed=digest != record.sha256)
+        trace, passes = read_trace(path), _passes(run, name)
+        timeline, replays = timeline_of(trace, None), None
+        if isinstance(timeline, DeviceTimeline):
+            timeline, replays = relabelled(timeline, passes, layers=False)
+        return Profile(
+            record=record,
+            trace=trace,
+            partition=partition_of(timeline),
+            passes=passes,
+            replays=replays,
+            changed=digest != record.sha256,
+        )
     except OSError as error:
         return f"trace {record.path} cannot be read: {error.strerror}"
     except DataError as error:
         return f"trace {record.path} cannot be used: {str(error).replace(str(path), record.path)}"
+
+
+def _passes(run: RunRecords, name: str) -> Passes:
+    records = [record for record in run.passes if record.variant == name]
+    return read_passes(run.folder / records[-1].path) if records else ()

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.ledger import intervals
-from strobe.perf.analysis.ledger.close import OUTSIDE_WINDOW, TimedSums, build_ledger
+from strobe.perf.analysis.ledger.clip import Explained, Kind
+from strobe.perf.analysis.ledger.close import clip_ledger
 from strobe.perf.analysis.ledger.cut import Cut, TracedSide, cut_trace
 from strobe.perf.analysis.ledger.intervals import MIN_STEPS, Sampled, Spread, paired_spread, step_spread
 from strobe.perf.analysis.ledger.traces import Timed, foreign_ledger
-from strobe.perf.analysis.runs.partition import Partition, Tile
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import bootstrap_interval
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
@@ -188,15 +188,22 @@ def test_timed_lines_have_the_t_interval_of_their_pairs() -> None:
     assert paired_spread({"outside": [10]}, [4], 2) == Spread(why_none="fewer than two pairs of clips")
 
 
-def test_only_what_is_timed_alone_has_an_interval_in_a_ledger_of_clips() -> None:
-    owned = Counter({Label((), "gap"): 40})
-    bare = Partition(device="cpu", tiles=(Tile(index=0, start_ns=0, end_ns=40, owned=owned),), calls=(), overlap=())
-    pairs = [(TimedSums(e2e_ns=100 + extra, frame_blocks_ns=80), TimedSums(e2e_ns=90, frame_blocks_ns=75)) for extra in (0, 2, 4)]
-    sums = [
-        TimedSums(e2e_ns=sum(pair[at].e2e_ns for pair in pairs), frame_blocks_ns=sum(pair[at].frame_blocks_ns for pair in pairs))
-        for at in (0, 1)
-    ]
-    found = build_ledger(bare, bare, timed_baseline=sums[0], timed_candidate=sums[1], num_clips=6, pairs=pairs)
-    assert found.spread == paired_spread({OUTSIDE_WINDOW: [5, 7, 9]}, [10, 12, 14], 2)
-    without = build_ledger(bare, bare, timed_baseline=sums[0], timed_candidate=sums[1], num_clips=6)
-    assert without.spread.why_none == "fewer than two pairs of clips" and without.lines == found.lines
+def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_ones_have_none() -> None:
+    label = Label((), "timed")
+    pairs = [({label: 100 + extra}, {label: 90}) for extra in (0, 2, 4)]
+
+    def side(at: int, pairwise: bool) -> Explained:
+        own = tuple(pair[at] for pair in pairs)
+        whole = sum(each[label] for each in own)
+        calls = {"frame_block": (6, whole)}
+        return Explained(
+            num_clips=6, kinds={Kind.STEADY: {label: whole}}, num_blocks={Kind.STEADY: 1}, calls=calls, units=own,
+            pairs=own if pairwise else (),
+        )  # fmt: skip
+
+    sums = [(before[label], after[label]) for before, after in pairs]
+    timed = clip_ledger(side(0, True), side(1, True), sums)
+    assert timed.spread == paired_spread({str(label): [10, 12, 14]}, [10, 12, 14], 2)
+    traced = clip_ledger(side(0, False), side(1, False), sums)
+    assert traced.spread == paired_spread({}, [10, 12, 14], 2) and traced.lines == timed.lines
+    assert clip_ledger(side(0, False), side(1, False), sums[:1]).spread.why_none == "fewer than two pairs of clips"

@@ -12,7 +12,7 @@ import pytest
 from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, kernels_of, stream
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.breakdown import Amount, breakdown, layers_of, place_of
-from strobe.perf.analysis.runs.replays import UNMATCHED
+from strobe.perf.analysis.runs.replays import UNMATCHED, passes_of
 from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 SIDES = ("denoise_step", "commit")
@@ -74,7 +74,7 @@ def test_gaps_lie_between_pieces() -> None:
 
 def test_a_graph_is_taken_apart_by_the_run_without_it() -> None:
     eager = stream(Recorder(pause=500), blocks=2)
-    found = breakdown(stream(Recorder(scale=3), graphs=True, blocks=2), eager)
+    found = breakdown(stream(Recorder(scale=3), graphs=True, blocks=2), passes_of(eager))
     own = {(p.stage, p.path, p.layer): a.busy_ns for p, a in found.amounts.items() if p.layer is not None and a.busy_ns}
     assert own == dict(expected_busy(2, scale=3))
     assert found.replays is not None and found.replays.reason == ""
@@ -98,7 +98,7 @@ def test_branches_of_a_graph_run_in_orders_of_their_own() -> None:
             second = late._replace(start_ns=turn, end_ns=early.end_ns, ordinal=early.ordinal, stream=next(branch))
             events[place : place + 2] = first, second
     assert next(branch) == 100 + (STEPS + 1) * LAYERS
-    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), stream(Recorder()))
+    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), passes_of(stream(Recorder())))
     own = {(p.stage, p.path, p.layer): a.busy_ns for p, a in found.amounts.items() if p.layer is not None and a.busy_ns}
     assert own == dict(expected_busy(1))
     assert found.replays is not None and found.replays.matched == found.replays.kernels
@@ -107,20 +107,20 @@ def test_branches_of_a_graph_run_in_orders_of_their_own() -> None:
 def test_a_graph_alone_is_one_piece() -> None:
     found = breakdown(stream(Recorder(), graphs=True))
     assert found.replays is not None and (found.replays.attributed, found.replays.matched) == (0, 0)
-    assert "without graphs" in found.replays.reason and not layers_of(found)
+    assert "launched kernel by kernel" in found.replays.reason and not layers_of(found)
     assert found.of(("commit",), ()).busy_ns == STEP_NS
 
 
 def test_a_graph_of_other_kernels_is_not_attributed() -> None:
     trace = stream(Recorder(), graphs=True)
     events = [event._replace(name=f"{event.name}_other") if event.name != "flash" else event for event in trace.device_events]
-    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), stream(Recorder()))
+    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), passes_of(stream(Recorder())))
     assert found.replays is not None and found.replays.attributed == 0
     assert "20 % of their kernels" in found.replays.reason and not layers_of(found)
 
 
 def test_a_kernel_that_only_the_graph_has_is_in_no_piece() -> None:
-    found = breakdown(stream(Recorder(), graphs=True, extra=[("memset_kernel", 5)]), stream(Recorder()))
+    found = breakdown(stream(Recorder(), graphs=True, extra=[("memset_kernel", 5)]), passes_of(stream(Recorder())))
     assert found.replays is not None and found.replays.kernels - found.replays.matched == STEPS + 1
     assert found.of(("denoise_step",), (UNMATCHED,)).busy_ns == STEPS * 5
     own = {(p.stage, p.path, p.layer): a.busy_ns for p, a in found.amounts.items() if p.layer is not None and a.busy_ns}

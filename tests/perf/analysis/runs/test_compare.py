@@ -13,7 +13,6 @@ from strobe.perf.analysis.runs.compare import (
     compare_unpaired,
     mirrored_pairs,
     stage_totals,
-    timed_sums,
 )
 from strobe.perf.records.store import RunRecords
 
@@ -97,13 +96,3 @@ def test_runs_at_different_times_get_no_interval_unless_called_unpaired(make_run
 def test_an_a_a_comparison_says_no_difference(make_run: MakeRun) -> None:
     verdicts = [compare_stage(make_run(noisy(seed, {"baseline": 20, "turbo": 20})), "turbo", "e2e").verdict for seed in range(40)]
     assert verdicts.count("no difference") >= 38
-
-
-def test_timed_sums_are_those_of_the_chosen_clips_and_blocks(make_run: MakeRun) -> None:
-    run = make_run(lambda name, order, block: 1_000_000 * (1 + block) + order)
-    clips = [clip for pair in mirrored_pairs(run, "turbo") for clip in pair.candidate]
-    orders = [clip.order for clip in clips]
-    found = timed_sums(run, clips, (3, 4))
-    assert found.frame_blocks_ns == sum(4_000_000 + 5_000_000 + 2 * order for order in orders)
-    assert found.denoise_steps_ns == sum((block + order - 1000) // 4 * 4 for order in orders for block in (4_000_000, 5_000_000))
-    assert found.e2e_ns == sum(10_000 + 78_000_000 + 12 * (order + 100) for order in orders)

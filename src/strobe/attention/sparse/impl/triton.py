@@ -1,9 +1,10 @@
-"""Block-sparse attention in Triton: one program per run of 64 queries (per run of 64 keys for the gradients of k and v).
+"""Block-sparse attention in Triton: one program per run of queries (per run of keys for the gradients of k and v).
 
 Portable: keys, values and whatever a loop walks over are read through tensor descriptors, which Hopper's copy engine serves and
 other GPUs emulate. Scores are kept in units of log 2. The scores of the next step are computed before this step's softmax, so
 that matrix units and the rest work at once. Gradients are gathered, never added by atomics: each program owns what it writes,
-so they are the same bits in every run. No launch depends on a count: nothing syncs. No configuration depends on a length.
+so they are the same bits in every run. No launch depends on a count: nothing syncs. A configuration
+follows the card and the dtype, no length.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse.launch import Launcher, precision_of
 from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.core.device import Card, card_of
 
 _LOG2E: Final = 1.4426950408889634
 _ROWS: Final = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
-"""Queries of a program, and keys of a step."""
+"""Queries of a program, and keys of a step, where matrix units read shared memory or keep sums of their own."""
+_ROOMY: Final = (9, 10, 11)
+"""First numbers of the compute capabilities where they do. Elsewhere all is in registers, which so many rows overflow: by 2 KiB a
+thread on 8.9, with 106 KiB of shared memory for the gradients of keys in float32, of which an 8.9 or 12.0 has 99."""
 
 
 @triton.jit
@@ -310,7 +315,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
         return out.zero_(), lse.fill_(float("-inf"))
     indices, num_kv = selection.indices.contiguous(), k.shape[1] // block
     _FORWARD(
-        (q_len // _ROWS[q.dtype], batch * heads, 1),
+        (q_len // rows_of(q.dtype, card_of(q.device)), batch * heads, 1),
         (q, lse, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
         (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, num_kv, indices.shape[3], count),
         (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv), count > 0),
@@ -342,7 +347,7 @@ def backward(
     d_k, d_v = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     if q_len == 0 or kv_len == 0:
         return d_q.zero_(), d_k.zero_(), d_v.zero_()
-    out, delta, rows = state[0], torch.empty_like(lse), _ROWS[q.dtype]
+    out, delta, rows = state[0], torch.empty_like(lse), rows_of(q.dtype, card_of(q.device))
     _DELTA(
         (q_len // rows, batch * heads, 1),
         (d_out, out, grads[1].contiguous(), lse, delta),
@@ -395,9 +400,15 @@ def queries_of_keys(selection: BlockSelection, num_kv: int) -> tuple[Tensor, Ten
     return begins, queries
 
 
+def rows_of(dtype: torch.dtype, card: Card) -> int:
+    """Queries of a program, and keys of a step, on a card; in the interpreter as on the roomy ones."""
+    return _ROWS[dtype] // (2 if card.vendor and card.capability[0] not in _ROOMY else 1)
+
+
 def _descriptor(tensor: Tensor) -> TensorDescriptor:
     """Runs of rows of one head of `[B, S, H, D]`."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS[tensor.dtype], 1, tensor.shape[3]])
+    rows = rows_of(tensor.dtype, card_of(tensor.device))
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, tensor.shape[3]])
 
 
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
@@ -407,7 +418,7 @@ def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
 
 def _constants(q: Tensor, selection: BlockSelection, stages: int) -> tuple[int, int, int, bool, str, int]:
     """Block, rows, width, whether key blocks hold padding, precision and stages."""
-    plain = q.dtype == torch.float32
-    precision = "tf32x3" if plain else "tf32"  # 16-bit inputs have one precision
-    stages = 1 if plain else stages  # more tiles of float32 do not fit shared memory
-    return selection.block, _ROWS[q.dtype], q.shape[3], selection.kv_sizes is not None, precision, stages
+    card = card_of(q.device)
+    stages = 1 if q.dtype == torch.float32 else stages  # more tiles of float32 do not fit shared memory
+    ragged, precision = selection.kv_sizes is not None, precision_of(q.dtype, card)
+    return selection.block, rows_of(q.dtype, card), q.shape[3], ragged, precision, stages

@@ -1,18 +1,53 @@
-"""Why a call failed: who has ended, what the others say, and who is in another call."""
+"""What a call waits for, and why it failed: who has ended, what the others say, and who is in another call."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from strobe.attention.tree.comm.board import Note
 from strobe.attention.tree.faults import disagreement, name_ranks, start_of
 
 if TYPE_CHECKING:
     from strobe.attention.tree.comm.group import Call, Comm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """One message that is under way.
+
+    Args:
+        rank: with whom; None: with all.
+        work: what to wait for.
+        timed: the wait has a timeout.
+        comes: the message comes; else it goes.
+        begun: where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
+    """
+
+    rank: int | None
+    work: dist.Work
+    timed: bool
+    comes: bool = False
+    begun: Callable[[], bool] | None = None
+
+
+def silent(works: Sequence[Waiting]) -> list[int]:
+    """The ranks whose message had not come either when the time was up."""
+    found = []
+    for each in works:
+        if each.rank is None or not each.comes:
+            continue
+        try:
+            each.work.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            found.append(each.rank)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,9 @@
 
 On gloo a message goes straight to its receiver under a tag made from the call, so two ranks in different calls wait for each
 other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
+
+Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
+whose strides differ would add numbers of different places. `Call._start` asserts it, and nothing else starts a message.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -22,11 +25,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from strobe.attention.tree.comm.board import Board, Note
-from strobe.attention.tree.comm.failing import Peer, explain
-from strobe.attention.tree.comm.waiting import Waiting, silent
+from strobe.attention.tree.comm.failing import Peer, Waiting, explain, silent
 from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
-from strobe.attention.tree.marks import MESSAGE, WAIT
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
 from strobe.core.spans import span
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Shape = tuple[int, ...]
+
+MESSAGE: Final = "tree_message:"
+"""The region of one collective, from its start until its result is there: `agreement`, `gather`, `exchange` or `reduce`."""
+WAIT: Final = "tree_wait:"
+"""The region of the last part of a collective that runs beside something else: from when this rank has nothing else to do."""
 
 
 class Comm:
@@ -146,8 +152,12 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
     """The groups over which keys and, on a 2-D mesh, heads are spread.
 
     Raises:
-        ConfigError: the mesh has more than two dimensions.
+        ConfigError: the mesh is something else, or has more than two dimensions.
     """
+    from torch.distributed import device_mesh
+
+    if not isinstance(mesh, device_mesh.DeviceMesh):
+        raise ConfigError(f"mesh: got {type(mesh).__name__}, expected a DeviceMesh, which init_device_mesh makes")
     if mesh.ndim == 1:
         return comm_of(mesh.get_group()), None
     if mesh.ndim == 2:
@@ -246,12 +256,14 @@ class Call:
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         for rank in others:
             if received[rank].numel():
-                receive = partial(group.recv, [_bytes(received[rank])], rank, tag)
-                works.append(Waiting(rank=rank, work=self._start(receive, rank), timed=True, comes=True))
+                arriving = [_bytes(received[rank])]
+                work = self._start(partial(group.recv, arriving, rank, tag), arriving, rank)
+                works.append(Waiting(rank=rank, work=work, timed=True, comes=True))
         for rank in others:
             if sends[rank].numel():
                 kept.append(_bytes(sends[rank].contiguous()))
-                works.append(Waiting(rank=rank, work=self._start(partial(group.send, [kept[-1]], rank, tag), rank), timed=True))
+                work = self._start(partial(group.send, kept[-1:], rank, tag), kept[-1:], rank)
+                works.append(Waiting(rank=rank, work=work, timed=True))
         return Exchange(self, works, received, kept)
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
@@ -261,7 +273,7 @@ class Call:
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
         start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
-        return Exchange(self, [self._start_of_all(start, nothing.device)], received, leaving)
+        return Exchange(self, [self._start_of_all(start, [*arriving, *leaving])], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Every rank's tensor, in rank order.
@@ -287,20 +299,21 @@ class Call:
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with span(MESSAGE + "gather"):
             start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
-            self.wait([self._start_of_all(start, tensor.device)])
+            self.wait([self._start_of_all(start, [arrived, sent])])
         parts = zip(arrived.view(self.size, longest), sizes, shapes, strict=True)
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in parts]
 
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum (or maximum) over the ranks, in place."""
+        """Sum (or maximum) over the ranks; the tensor that is given may be overwritten by it."""
         if self.size == 1:
             return tensor
         self.meet()
+        tensor = tensor.contiguous()
         options = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         options.timeout = timedelta(seconds=self.timeout_s)
         with span(MESSAGE + "reduce"):
-            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), tensor.device)])
+            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), [tensor])])
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
@@ -328,15 +341,18 @@ class Call:
         """The GPU has been at something of this call for longer than its timeout."""
         self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
-    def _start_of_all(self, start: partial[dist.Work], device: torch.device) -> Waiting:
+    def _start_of_all(self, start: partial[dist.Work], tensors: Sequence[Tensor]) -> Waiting:
         """Start a collective; one that will be watched is marked just before it on the stream."""
+        device = tensors[0].device
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing may be waited for
         timed = self.comm.timed(device) and not captured
         watched = device.type == "cuda" and not timed and not captured
         begun = reached(device) if watched else None
-        return Waiting(rank=None, work=self._start(start, None), timed=timed, begun=begun)
+        return Waiting(rank=None, work=self._start(start, tensors, None), timed=timed, begun=begun)
 
-    def _start(self, start: partial[dist.Work], rank: int | None) -> dist.Work:
+    def _start(self, start: partial[dist.Work], tensors: Sequence[Tensor], rank: int | None) -> dist.Work:
+        """Start a message of these tensors."""
+        assert all(each.is_contiguous() for each in tensors), "a message must lie in one piece"
         work = self._guard(start, rank, ())
         assert isinstance(work, dist.Work)
         return work
@@ -375,4 +391,4 @@ class Call:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor's memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.view(-1).view(torch.uint8)

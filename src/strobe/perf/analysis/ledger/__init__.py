@@ -1,1 +1,1 @@
-"""Two sides against each other: the ledger, what is comparable, the speedup at each level."""
+"""Two sides against each other: the ledger, the speedup at each level."""

@@ -3,16 +3,7 @@
 There is one engine, `close_ledger`: time that labels own, put on levels that contain each other, and anchors, which are levels
 whose time was measured by itself. The line of an anchor is what the levels below leave of it, so that everything adds up.
 
-Of our own runs, let `S` be the end-to-end time of a variant summed over its `K` timed clips, `U` the time of the traced frame
-blocks summed over the same clips, and `P` the length of those frame blocks in the one traced clip, cut into labels `l` of `P_l`
-each. Then, exactly,
-
-    S = sum over l of (K * P_l)  -  (K * P - U)  +  (S - U)
-                                 profiler dilation   outside profiled window
-
-and what the candidate saves, `S_baseline - S_candidate`, is the sum of what each line saves. The dilation is two lines: that of
-the denoise steps, `K * D - V` with `D` their traced and `V` their timed length, and the rest. So steps, frame blocks and the
-whole are timed, and only what lies inside a step is traced.
+What the clips of our own runs were spent on is worked out in `clip`; here both sides meet.
 """
 
 from __future__ import annotations
@@ -25,12 +16,12 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
+from strobe.perf.analysis.ledger.clip import Explained
 from strobe.perf.analysis.ledger.intervals import Spread, paired_spread
-from strobe.perf.analysis.runs.partition import Partition
-from strobe.perf.analysis.runs.timeline import KERNEL, OP, Label
+from strobe.perf.analysis.ledger.parts import AROUND
+from strobe.perf.analysis.runs.timeline import KERNEL, OP, TIMED, Label
 
 DILATION: Final = "profiler dilation"
-STEP_DILATION: Final = f"{DENOISE_STEP}: {DILATION}"
 OUTSIDE_WINDOW: Final = "outside profiled window"
 
 
@@ -55,7 +46,7 @@ class Line:
     """One line of the ledger: what it took on both sides, over all units.
 
     `share` is the part of the whole saving (`None` if that is 0). `path` and `activity` are those of the label, empty for
-    the lines of anchors. `profiler dilation` takes away what tracing added: both its columns are usually negative.
+    the lines of anchors.
     """
 
     level: Level
@@ -72,9 +63,8 @@ class Line:
 class LevelSum:
     """All lines up to a level.
 
-    Of our own runs, `kernel` and `attention section` are traced time inside the denoise steps; `denoise step`, `frame block` and
-    `e2e` are the timed sums `V`, `U` and `S`; without `V` the step is traced too. `tiles` holds this level's time in each traced
-    tile (frame block, step) of the baseline and of the candidate; both are empty from the first anchor on. `ratio` is
+    Of our own runs, `kernel` and `attention section` lie inside the denoise steps. `tiles` holds this level's time in each tile
+    (frame block, step, pair of clips) of the baseline and of the candidate; both are empty from the first anchor on. `ratio` is
     `baseline_ns / candidate_ns`; `None`, the level is missing, if either is not positive.
     """
 
@@ -301,23 +291,10 @@ def _assert_closed(
 # ------------------------------------------------------------------------------------------------------- our own clips
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedSums:
-    """What one variant took without a profiler, summed over its paired clips.
-
-    Args:
-        e2e_ns: `S`, all clips from start to end.
-        frame_blocks_ns: `U`, the frame blocks that were traced.
-        denoise_steps_ns: `V`, the denoise steps in them; 0 if none were timed.
-    """
-
-    e2e_ns: int
-    frame_blocks_ns: int
-    denoise_steps_ns: int = 0
-
-
 def level_of(label: Label) -> Level:
     """The first level that contains the label. Attention outside the denoise steps (commit, recache) is of the frame block."""
+    if label.activity == AROUND:
+        return Level.E2E
     if DENOISE_STEP not in label.path:
         return Level.BLOCK
     if ATTENTION not in label.path:
@@ -326,67 +303,36 @@ def level_of(label: Label) -> Level:
 
 
 def is_attention_kernel(label: Label) -> bool:
-    """Whether the attention kernel (operator) itself was running, in whichever pass."""
-    return ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL)
+    """Whether the attention kernel (operator, region on a CPU) itself was running, in whichever pass."""
+    return ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL, TIMED)
 
 
-def build_ledger(
-    baseline: Partition,
-    candidate: Partition,
-    *,
-    timed_baseline: TimedSums,
-    timed_candidate: TimedSums,
-    num_clips: int,
-    pairs: Sequence[tuple[TimedSums, TimedSums]] = (),
-) -> Ledger:
-    """Account for the difference between two variants of a run of ours.
+def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple[int, int]]) -> Ledger:
+    """Account for the difference between the timed clips of two variants.
 
     Args:
-        baseline: traced frame blocks of one clip.
-        candidate: the same frame blocks of the other variant.
-        timed_baseline: timed sums over the paired clips, with `frame_blocks_ns` over the traced frame blocks.
-        timed_candidate: likewise.
-        num_clips: paired clips per variant.
-        pairs: the timed sums of each pair, from which lines that are timed alone have intervals. What is traced, and the dilation
-            that is measured against it, has none: the blocks of one clip say nothing of other clips.
+        baseline: its clips.
+        candidate: as many clips of the other variant, on the same kind of device.
+        pairs: what both sides of each pair of clips took end to end, for the interval of the whole. Lines that were timed clip by
+            clip have intervals too; those of a trace have none: one traced clip says nothing of others.
 
     Raises:
-        DataError: the variants were not traced on the same frame blocks and kind of device, or a timed sum is not positive.
+        DataError: unequal numbers of clips.
     """
-    b, c = timed_baseline, timed_candidate
-    _check(baseline, candidate, (b, c), num_clips)
-    anchors = [
-        Anchor(level=Level.BLOCK, name=DILATION, baseline_ns=b.frame_blocks_ns, candidate_ns=c.frame_blocks_ns),
-        Anchor(level=Level.E2E, name=OUTSIDE_WINDOW, baseline_ns=b.e2e_ns, candidate_ns=c.e2e_ns),
-    ]
-    steps = Anchor(level=Level.STEP, name=STEP_DILATION, baseline_ns=b.denoise_steps_ns, candidate_ns=c.denoise_steps_ns)
-    if steps.baseline_ns and steps.candidate_ns:
-        anchors.insert(0, steps)
+    if baseline.num_clips != candidate.num_clips or not baseline.num_clips:
+        raise DataError(f"{baseline.num_clips} clips against {candidate.num_clips}: an account needs as many of both")
     scale = Scale(
         levels=CLIP_LEVELS,
         level_of=level_of,
         is_kernel=lambda line: is_attention_kernel(Label(line.path, line.activity)),
-        num_units=num_clips,
+        num_units=baseline.num_clips,
     )
-    outside = [(b.e2e_ns - b.frame_blocks_ns) - (c.e2e_ns - c.frame_blocks_ns) for b, c in pairs]
-    spread = paired_spread({OUTSIDE_WINDOW: outside}, [b.e2e_ns - c.e2e_ns for b, c in pairs], num_clips // max(1, len(pairs)))
-    return close_ledger(_owned(baseline, num_clips), _owned(candidate, num_clips), anchors, scale, spread)
-
-
-def _check(baseline: Partition, candidate: Partition, sums: Iterable[TimedSums], num_clips: int) -> None:
-    if baseline.indices != candidate.indices:
-        raise DataError(f"frame blocks {baseline.indices} against {candidate.indices}: trace the same blocks of both variants")
-    if (baseline.device == "cpu") != (candidate.device == "cpu"):
-        raise DataError(f"a trace of {baseline.device} against one of {candidate.device}: trace both on the same kind of device")
-    if num_clips < 1 or any(timed.e2e_ns <= 0 or timed.frame_blocks_ns <= 0 for timed in sums):
-        raise DataError("no timed clips: time both variants before building the ledger")
-
-
-def _owned(partition: Partition, num_clips: int) -> Owned:
-    """A traced clip, counted as often as clips were timed."""
-    calls: dict[str, tuple[int, int]] = {}
-    for call in partition.calls:
-        count, took = calls.get(call.name, (0, 0))
-        calls[call.name] = count + num_clips, took + num_clips * call.exclusive_ns
-    labels = {label: num_clips * ns for label, ns in partition.owned.items()}
-    return Owned(labels=labels, calls=calls, tiles=[tile.owned for tile in partition.tiles])
+    owned = [Owned(labels=side.labels, calls=side.calls, tiles=side.units) for side in (baseline, candidate)]
+    saved = {}
+    for label in baseline.labels.keys() | candidate.labels.keys():
+        each = zip(baseline.pairs, candidate.pairs, strict=True)
+        saved[str(label)] = [before.get(label, 0) - after.get(label, 0) for before, after in each]
+    lines = saved if baseline.pairs and candidate.pairs else {}
+    per_pair = baseline.num_clips // max(1, len(pairs))
+    spread = paired_spread(lines, [before - after for before, after in pairs], per_pair)
+    return close_ledger(owned[0], owned[1], (), scale, spread)

@@ -6,7 +6,6 @@ Every nanosecond of the traced frame blocks belongs to one piece, so the pieces 
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from strobe.core.spans import (
     OUTPUT_PROJECTION,
 )
 from strobe.perf.analysis.runs.partition import Partition, partition_of
-from strobe.perf.analysis.runs.replays import Replays, relabelled
+from strobe.perf.analysis.runs.replays import Passes, Replays, relabelled
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
@@ -32,13 +31,13 @@ from strobe.perf.analysis.runs.timeline import (
     HostTimeline,
     Path,
     clip,
+    layer_of,
     region_paths,
     timeline_of,
 )
 from strobe.perf.measure.stats import percentile
 from strobe.perf.trace.events import Trace
 
-_LAYER: Final = re.compile(r"layer (\d+)")
 _KERNELS: Final = (ATTENTION_TILE, ATTENTION_SELECT, ATTENTION_KERNEL, ATTENTION_FINISH)
 _ORDER: Final = {
     name: place
@@ -77,9 +76,9 @@ def place_of(path: Path) -> Place:
         return Place(path[0], ())
     layer, inner = None, []
     for name in path[1:]:
-        number = _LAYER.fullmatch(name)
+        number = layer_of(name)
         if number is not None:
-            layer = int(number[1])
+            layer = number
         elif name != DIT_FORWARD:
             inner.append(name)
     return Place(path[0] if path else FRAME_BLOCK, tuple(inner), layer)
@@ -194,13 +193,13 @@ def order(path: Path) -> tuple[tuple[int, str], ...]:
     return tuple((_ORDER.get(name, len(_ORDER)), name) for name in path)
 
 
-def breakdown(trace: Trace, eager: Trace | None = None) -> Breakdown:
+def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     """Take the frame blocks of a trace apart.
 
     Args:
         trace: with `frame_block` regions; the more of `strobe.core.spans.PIECES` are marked, the finer.
-        eager: the same configuration without graphs. Passes that ran as CUDA graphs have no regions inside; they are taken apart
-            by the order of their kernels, which is that of the passes of this trace. None: such a pass is one piece.
+        passes: of the same configuration without graphs. Passes that ran as CUDA graphs have no regions inside; they are taken
+            apart by the order of their kernels, which is that of these. Without any, such a pass is one piece.
 
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
@@ -208,7 +207,7 @@ def breakdown(trace: Trace, eager: Trace | None = None) -> Breakdown:
     timeline, replays = timeline_of(trace, None, layers=True), None
     calls = _entered(trace)
     if isinstance(timeline, DeviceTimeline):
-        timeline, replays = relabelled(timeline, eager)
+        timeline, replays = relabelled(timeline, passes, layers=True)
         if replays is not None:
             calls += replays.entered
     return _taken_apart(timeline, partition_of(timeline), calls, replays)

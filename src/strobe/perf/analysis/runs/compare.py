@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.ledger.close import TimedSums
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, welch_interval
 from strobe.perf.records.record import Clip
 from strobe.perf.records.store import RunRecords
@@ -216,17 +215,6 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
         interval=interval,
         verdict=judge(ratio, interval, delta_ns),
         paired=False,
-    )
-
-
-def timed_sums(run: RunRecords, clips: Collection[Clip], blocks: Collection[int]) -> TimedSums:
-    """Return what the ledger must add up to: end-to-end time of some clips, some of their frame blocks, the steps in those."""
-    orders = {clip.order for clip in clips}
-    mine = [span for span in run.spans if span.order in orders]
-    return TimedSums(
-        e2e_ns=sum(span.value_ns for span in mine if span.name == spans.E2E),
-        frame_blocks_ns=sum(span.value_ns for span in mine if span.name == spans.FRAME_BLOCK and span.index in blocks),
-        denoise_steps_ns=sum(span.value_ns for span in mine if span.name == spans.DENOISE_STEP and span.parent in blocks),
     )
 
 

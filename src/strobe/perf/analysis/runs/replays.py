@@ -1,4 +1,4 @@
-"""Passes that ran as CUDA graphs, taken apart by the order of their kernels.
+"""Kernels of CUDA graphs get the labels that they have without graphs, by the order in which they run.
 
 A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture, and
 that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the n-th
@@ -8,16 +8,31 @@ stream is laid over what the longer ones have left of the pass.
 
 from __future__ import annotations
 
+import gzip
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
-from typing import Final, NamedTuple
+from pathlib import Path as FilePath
+from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
+from strobe.core.errors import DataError
 from strobe.core.spans import DIT_FORWARD
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Label, Path, region_paths, timeline_of
+from strobe.perf.analysis.runs.timeline import (
+    NOT_LINKED,
+    OUTSIDE,
+    DeviceTimeline,
+    Label,
+    Path,
+    region_paths,
+    timeline_of,
+    without_layers,
+)
 from strobe.perf.trace.events import Region, Trace
 
 LEAST: Final = Fraction(9, 10)
@@ -38,6 +53,7 @@ class Replays:
         matched: of these, events that have a piece now.
         reason: why the others have none; empty if all have.
         entered: pieces that the attributed launches went through, by path.
+        unlabelled: stages with launches whose kernels have no piece.
     """
 
     launches: int
@@ -46,15 +62,44 @@ class Replays:
     matched: int
     reason: str
     entered: Counter[Path]
+    unlabelled: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pass:
-    """A pass without graphs: its kernels in order of launch, each with its path, and the regions it entered."""
+class Pass(msgspec.Struct, frozen=True):
+    """One pass launched kernel by kernel: the key to the kernels of the graph of such a pass.
 
+    Args:
+        stage: outermost region of the frame block.
+        names: its kernels in order of launch.
+        paths: the regions that each was launched in, with numbers of layers.
+        entered: the regions it entered, and how often.
+    """
+
+    stage: str
     names: tuple[str, ...]
     paths: tuple[Path, ...]
-    entered: Counter[Path]
+    entered: tuple[tuple[Path, int], ...]
+
+
+Passes: TypeAlias = tuple[Pass, ...]
+_decoder: Final = msgspec.json.Decoder(tuple[Pass, ...])
+
+
+def encode_passes(passes: Passes) -> bytes:
+    """Write passes as gzipped JSON; equal bytes for equal passes."""
+    return gzip.compress(msgspec.json.encode(passes), 6, mtime=0)
+
+
+def read_passes(path: FilePath) -> Passes:
+    """Read what `encode_passes` wrote.
+
+    Raises:
+        DataError: the file cannot be read, or is something else.
+    """
+    try:
+        return _decoder.decode(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} holds no passes launched kernel by kernel: {error}; measure the run again") from error
 
 
 _Streams = tuple[tuple[str, ...], ...]
@@ -64,7 +109,7 @@ _Streams = tuple[tuple[str, ...], ...]
 class _Match(NamedTuple):
     """For each kernel of a replay, stream by stream, its number in a pass, None if it is not there, and the share that is."""
 
-    of: _Pass
+    of: Pass
     places: Sequence[int | None]
     share: Fraction
 
@@ -73,38 +118,48 @@ class _Match(NamedTuple):
         """Regions of the pass that hold kernels of the replay; others lie outside of the graph and are marked beside it."""
         matched = {self.of.paths[place] for place in self.places if place is not None}
         around = {path[:size] for path in matched for size in range(1, len(path) + 1)}
-        return Counter({path: number for path, number in self.of.entered.items() if path in around})
+        return Counter({path: number for path, number in self.of.entered if path in around})
 
 
-def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTimeline, Replays | None]:
+def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tuple[DeviceTimeline, Replays | None]:
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
-        timeline: of the run with graphs, with layers in its paths.
-        eager: the run without them; None: nothing can be attributed.
+        timeline: of the run with graphs.
+        passes: the same passes without graphs; without any, nothing can be attributed.
+        layers: the new paths name the layer too.
     """
     launches = _graph_launches(timeline)
     if not launches:
         return timeline, None
-    passes = {} if eager is None else _passes(eager)
+    of_stage: defaultdict[Path, list[Pass]] = defaultdict(list)
+    for one in passes:
+        of_stage[one.stage,].append(one)
     labels, entered = dict(timeline.labels), Counter[Path]()
     attributed, matched, best = 0, 0, Fraction(0)
+    unlabelled: set[str] = set()
     known: dict[tuple[Path, _Streams], _Match] = {}
     for launch in launches:
         stage = timeline.labels[launch[0]].path[:1]
-        if stage not in passes:
+        if stage not in of_stage:
+            unlabelled.update(stage)
             continue
         events, streams = _streams(timeline.trace, launch)
         if (stage, streams) not in known:
-            known[stage, streams] = max((_matched(streams, one) for one in passes[stage]), key=lambda match: match.share)
+            known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=lambda match: match.share)
         found = known[stage, streams]
+        if found.share < 1 and len(streams) > 1:
+            starts = _starts(timeline.trace, events, streams)
+            walks = (_walked(streams, starts, one) for one in of_stage[stage])
+            found = max((found, *walks), key=lambda match: match.share)
         best = max(best, found.share)
         if found.share < LEAST:
+            unlabelled.update(stage)
             continue
         attributed += 1
         for event, place in zip(events, found.places, strict=True):
             path = (*stage, UNMATCHED) if place is None else found.of.paths[place]
-            labels[event] = Label(path, timeline.labels[event].activity)
+            labels[event] = Label(path if layers else without_layers(path), timeline.labels[event].activity)
             matched += place is not None
         entered += found.entered
     replays = Replays(
@@ -112,17 +167,18 @@ def relabelled(timeline: DeviceTimeline, eager: Trace | None) -> tuple[DeviceTim
         attributed=attributed,
         kernels=sum(map(len, launches)),
         matched=matched,
-        reason=_reason(eager is None, len(launches) - attributed, best),
+        reason=_reason(not passes, len(launches) - attributed, best),
         entered=entered,
+        unlabelled=frozenset(unlabelled),
     )
     return replace(timeline, labels=labels), replays
 
 
-def _reason(no_eager: bool, left: int, best: Fraction) -> str:
+def _reason(no_passes: bool, left: int, best: Fraction) -> str:
     if not left:
         return ""
-    if no_eager:
-        return "there is no trace of the same configuration without graphs (knob cuda_graphs off) to hold them against"
+    if no_passes:
+        return "the run holds no passes of the same configuration launched kernel by kernel"
     return (
         f"at most {float(100 * best):.0f} % of their kernels stand in a pass without graphs, each stream's in order; "
         f"{float(100 * LEAST):.0f} % are asked for"
@@ -146,29 +202,36 @@ def _name(trace: Trace, event: int) -> str:
     return kernel_name(events.names[events.name[event]]).group
 
 
-def _passes(eager: Trace) -> Mapping[Path, list[_Pass]]:
-    """Every different pass of the run without graphs, by its stage."""
-    timeline = timeline_of(eager, None, layers=True)
+def passes_of(trace: Trace) -> Passes:
+    """Return every different pass of a run without graphs."""
+    timeline = timeline_of(trace, None, layers=True)
     if not isinstance(timeline, DeviceTimeline):
-        return {}
-    stages = [(region, path) for region, path in region_paths(eager, layers=True) if len(path) == 1 and path != OUTSIDE]
-    starts = sorted(stages, key=lambda item: item[0].start_ns)
-    events, inside = eager.device_events, defaultdict[int, list[tuple[int, int]]](list)
+        return ()
+    stages = [(region, path) for region, path in region_paths(trace, layers=True) if len(path) == 1 and path != OUTSIDE]
+    on_thread: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for number, (region, _) in enumerate(stages):
+        on_thread[region.thread].append((region.start_ns, region.end_ns, number))
+    for found in on_thread.values():
+        found.sort()
+    events, launched = trace.device_events, defaultdict[int, list[tuple[int, int]]](list)
     for event in timeline.labels:
         if events.host[event] < 0:
             continue
         call = events.hosts[events.host[event]]
-        for number, (region, _) in enumerate(starts):
-            if region.thread == call.thread and region.start_ns <= call.start_ns < region.end_ns:
-                inside[number].append((call.start_ns, event))
-    found: dict[Path, dict[tuple[str, ...], _Pass]] = defaultdict(dict)
-    for number, launched in inside.items():
-        region, path = starts[number]
-        order = [event for _, event in sorted(launched)]
-        names = tuple(_name(eager, event) for event in order)
-        paths = tuple(timeline.labels[event].path for event in order)
-        found[path].setdefault(names, _Pass(names=names, paths=paths, entered=_inside(eager, region)))
-    return {path: list(passes.values()) for path, passes in found.items()}
+        around = on_thread[call.thread]
+        at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
+        if at >= 0 and call.start_ns < around[at][1]:
+            launched[around[at][2]].append((call.start_ns, event))
+    passes: dict[tuple[str, tuple[str, ...]], Pass] = {}
+    for number, calls in sorted(launched.items()):
+        region, path = stages[number]
+        order = [event for _, event in sorted(calls)]
+        names = tuple(_name(trace, event) for event in order)
+        if (path[0], names) not in passes:
+            paths = tuple(timeline.labels[event].path for event in order)
+            entered = tuple(sorted(_inside(trace, region).items()))
+            passes[path[0], names] = Pass(stage=path[0], names=names, paths=paths, entered=entered)
+    return tuple(passes.values())
 
 
 def _inside(trace: Trace, around: Region) -> Counter[Path]:
@@ -193,7 +256,39 @@ def _streams(trace: Trace, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     return [event for events in streams for event in events], names
 
 
-def _matched(streams: _Streams, one: _Pass) -> _Match:
+def _starts(trace: Trace, events: Sequence[int], streams: _Streams) -> list[list[int]]:
+    """When each kernel of a replay started, stream by stream."""
+    found, at = [], 0
+    for names in streams:
+        found.append([trace.device_events.start_ns[event] for event in events[at : at + len(names)]])
+        at += len(names)
+    return found
+
+
+def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
+    """Walk the kernels of a pass in order: each is the next one of a stream if the name agrees, of several that which ran first.
+
+    A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
+    """
+    places: list[list[int | None]] = [[None] * len(names) for names in streams]
+    at = [0] * len(streams)
+    waiting: defaultdict[str, set[int]] = defaultdict(set)
+    for stream, names in enumerate(streams):
+        waiting[names[0]].add(stream)
+    for number, name in enumerate(one.names):
+        if not waiting[name]:
+            continue
+        stream = min(waiting[name], key=lambda each: (starts[each][at[each]], each))
+        waiting[name].remove(stream)
+        places[stream][at[stream]] = number
+        at[stream] += 1
+        if at[stream] < len(streams[stream]):
+            waiting[streams[stream][at[stream]]].add(stream)
+    flat = [place for each in places for place in each]
+    return _Match(of=one, places=flat, share=Fraction(sum(place is not None for place in flat), len(flat)))
+
+
+def _matched(streams: _Streams, one: Pass) -> _Match:
     """Lay the kernels of each stream of a replay over those of a pass that are left, both in their order."""
     places: list[int | None] = []
     left = list(range(len(one.names)))

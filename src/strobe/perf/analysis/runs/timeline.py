@@ -7,6 +7,7 @@ where nothing runs, why not.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from strobe.perf.trace.events import Region, Trace
 OP: Final = "op"
 GAP: Final = "gap"
 KERNEL: Final = "kernel"
-BUSY: Final = frozenset({OP, KERNEL, "comm", "memset", "memcpy"})
+TIMED: Final = "timed"
+"""Activity of host time that a region took by itself in a timed clip."""
+BUSY: Final = frozenset({OP, KERNEL, TIMED, "comm", "memset", "memcpy"})
 OUTSIDE: Final = ("outside spans",)
 NOT_LINKED: Final = ("launched before the trace",)
 Path: TypeAlias = tuple[str, ...]
@@ -38,8 +41,8 @@ class Label(NamedTuple):
     """Who owns a nanosecond.
 
     `path` names our spans from the outermost below the frame block to the innermost; `()` is the frame block itself, `OUTSIDE` no
-    span at all. `activity` is `op` (an operator runs) or `gap` (Python and framework) on a CPU; `kernel`, `memset`, `comm`,
-    `memcpy` or one of `idle.IDLE` on a GPU.
+    span at all. `activity` is `op` (an operator runs) or `gap` (Python and framework) in a trace of a CPU, `timed` in a timed
+    clip of one; `kernel`, `memset`, `comm`, `memcpy` or one of `idle.IDLE` on a GPU.
     """
 
     path: tuple[str, ...]
@@ -159,6 +162,20 @@ def nested_paths(regions: Sequence[Region], *, layers: bool) -> list[tuple[str, 
         paths.append(path)
         enclosing.append(position)
     return paths
+
+
+_LAYER: Final = re.compile(r"layer (\d+)")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of a layer in a path, from 0; None: the name is a region's."""
+    found = _LAYER.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def without_layers(path: Path) -> Path:
+    """The same path in whichever layer."""
+    return tuple(name for name in path if layer_of(name) is None)
 
 
 def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> HostTimeline | DeviceTimeline:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.close import Ledger, Level, Line
+from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
+from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval
 from strobe.perf.records.store import RECORDS
 from strobe.perf.report.ablation_page.plan import CELLS, Plan, PlannedCell
@@ -49,7 +51,8 @@ class CellRun:
 
 
 def _moved(ledger: Ledger) -> Line | str:
-    inside = [line for line in ledger.lines if line.level != Level.E2E and "dilation" not in line.name]
+    named = [line for line in ledger.lines if part_of(Label(line.path, line.activity)) not in NAMELESS]
+    inside = [line for line in named if line.level != Level.E2E]
     same = [line for line in inside if line.saved_ns * ledger.saved_ns > 0]
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
 

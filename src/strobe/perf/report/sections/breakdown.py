@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from strobe.core.costs import device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import PIECES
@@ -13,13 +11,10 @@ from strobe.perf.report.model import Block, Notes, Section
 from strobe.perf.report.pieces import LEAD, Roofs, breakdown_blocks, gains_table
 from strobe.perf.report.study import Profile, Study, Subject
 
-GRAPHS: Final = "cuda_graphs"
-"""The knob without which a twin of a variant is traced, so that its graphs can be taken apart."""
-
 
 def breakdown_section(study: Study) -> Section | None:
     """The breakdown of every subject whose trace marks pieces; None if there is none."""
-    found = {subject.label: breakdown_of(study, subject) for subject in study.subjects if _marked(subject)}
+    found = {subject.label: breakdown_of(subject) for subject in study.subjects if _marked(subject)}
     if not found:
         return None
     blocks: list[Block] = []
@@ -40,24 +35,13 @@ def _marked(subject: Subject) -> bool:
     return isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
 
 
-def breakdown_of(study: Study, subject: Subject) -> Breakdown | str:
-    """Take a subject's trace apart, with that of its twin without graphs if it was traced too; or say why not."""
+def breakdown_of(subject: Subject) -> Breakdown | str:
+    """Take a subject's trace apart, or say why not."""
     assert isinstance(subject.profile, Profile)
-    twin = next((other for other in study.subjects if other.run is subject.run and _is_twin(subject, other)), None)
-    eager = twin.profile.trace if twin is not None and isinstance(twin.profile, Profile) else None
     try:
-        return breakdown(subject.profile.trace, eager)
+        return breakdown(subject.profile.trace, subject.profile.passes)
     except DataError as error:
         return str(error)
-
-
-def _is_twin(subject: Subject, other: Subject) -> bool:
-    """Whether the other has the same settings, but for graphs, which it does without."""
-    on = {knob.name: knob.on for knob in subject.settings.knobs}
-    plain = {knob.name: knob.on for knob in other.settings.knobs}
-    kept = ("window", "sink", "sparsity", "timesteps", "dtype", "linear_format", "kv_format", "compile_mode")
-    same = all(getattr(subject.settings, name) == getattr(other.settings, name) for name in kept)
-    return same and on.get(GRAPHS, False) and plain == on | {GRAPHS: False}
 
 
 def _roofs(subject: Subject) -> Roofs:

@@ -37,10 +37,12 @@ from strobe.perf.report.model import (
     Whiskers,
 )
 from strobe.perf.report.sections.settings import differences
-from strobe.perf.report.study import Study, covers_clip
+from strobe.perf.report.study import Study
 
 _TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no difference": "muted", "inconclusive": "muted"}
 _TIMED: Final = {Level.STEP: DENOISE_STEP, Level.BLOCK: FRAME_BLOCK, Level.E2E: E2E}
+_UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
+_UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
 MAX_REALISED: Final = 10
 """A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
 _GATE_NAMES: Final[dict[Level, LevelName]] = {
@@ -164,10 +166,14 @@ def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | 
     timed = finding.stage(_TIMED[level.level]) if level.level in _TIMED else None
     if timed is not None:
         return ratio_cell(timed.ratio, timed.interval), timed
-    if not level.ratio:
+    sums = sum(level.tiles[0]), sum(level.tiles[1])
+    if not all(sums):
         return None
-    logs = [math.log(reference / candidate) for reference, candidate in zip(*level.tiles, strict=True) if reference and candidate]
-    return ratio_cell(level.ratio, paired_interval(logs)), None
+    many = min(len(level.tiles[0]), len(level.tiles[1]))
+    each = zip(level.tiles[0][:many], level.tiles[1][:many], strict=True)
+    logs = [math.log(reference / candidate) for reference, candidate in each if reference and candidate]
+    ratio = sums[0] * len(level.tiles[1]) / (sums[1] * len(level.tiles[0]))
+    return ratio_cell(ratio, paired_interval(logs)), None
 
 
 def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
@@ -226,12 +232,10 @@ def _chain_figure(findings: Sequence[Finding]) -> Figure:
         Column("realised", numeric=True, hint="saving of this level / saving of the attention kernel alone"),
     )
     notes = (
-        "Times are the ledger's: sums over the paired clips, of the traced frame blocks up to the level 'frame block', of whole "
-        "clips at 'e2e'. The speedups of timed levels are medians of pair ratios over whole clips: they need not equal the ratio "
-        "of the times.",
-        "Kernel, section: traced, so they carry the profiler's cost, and unpaired: each variant was traced in one clip, at "
-        "another time; drift between the two is unknown. The interval is a t over their frame blocks. Step, block, e2e: timed, "
-        "paired.",
+        "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
+        "over whole clips: they need not equal the ratio of the times.",
+        "Kernel and section, on a GPU: of steady frame blocks of one traced clip each, traced at different times; the interval "
+        "is a t over these frame blocks, and drift between the clips is unknown. On a CPU: of the timed clips, paired.",
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
@@ -245,8 +249,9 @@ def _chain_row(finding: Finding, level: LevelSum, realised: Cell) -> Row:
     known = level_ratio(finding, level)
     ratio: Cell = Missing("no time at this level", "-") if known is None else known[0]
     timed = known[1] if known else None
-    verdict: Cell = verdict_cell(timed.verdict) if timed else Text("traced, drift unknown", "muted")
-    source = f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} traced frame blocks"
+    verdict: Cell = verdict_cell(timed.verdict) if timed else Text("not judged", "muted", note=_UNJUDGED)
+    paired = isinstance(finding.ledger, Ledger) and bool(finding.ledger.spread.lines)
+    source = f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[paired]}"
     lost = Missing("a trace lacks the spans of this level", "-")
     times = tuple(ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
     return Row((Text(finding.candidate.label), Text(level.level.value), ratio, verdict, Text(source), *times, realised))
@@ -261,8 +266,6 @@ def _realised(finding: Finding, ledger: Ledger, level: LevelSum) -> Cell:
         return Missing("the attention kernel saved nothing", "-")
     if abs(ratio - 1) < FLOOR:
         return Missing(f"the attention kernel changed by less than {100 * FLOOR:.0f} %", "-")
-    if level.level == Level.E2E and not covers_clip(finding.candidate):
-        return Missing("frame blocks outside the traced window", "-")
     if abs(level.saved_ns) > MAX_REALISED * kernel:
         return Missing(f"the attention kernel saved {100 * kernel / abs(level.saved_ns):.1f} % as much", "-")
     return Share(level.saved_ns / kernel)

@@ -18,7 +18,6 @@ from strobe.perf.report.model import (
     Column,
     Count,
     ExactTime,
-    Figure,
     Missing,
     Paragraph,
     Row,
@@ -29,7 +28,7 @@ from strobe.perf.report.model import (
     Tone,
     Waterfall,
 )
-from strobe.perf.report.study import Profile, Subject, covers_clip
+from strobe.perf.report.study import Subject
 from strobe.perf.report.text import exact_ms
 
 MAX_BARS: Final = 14
@@ -51,47 +50,14 @@ class Drop(NamedTuple):
     interval: Interval | None = None
 
 
-def ledger_blocks(finding: Finding, found: Ledger, *, table_open: bool) -> tuple[Block, ...]:
-    """The waterfall with its table, and the saving of each kernel split into fewer and faster calls."""
+def ledger_blocks(finding: Finding, found: Ledger) -> tuple[Block, ...]:
+    """Every line of the account, and the saving of each kernel split into fewer and faster calls."""
     reference, candidate = finding.reference, finding.candidate
-    whole = covers_clip(candidate)
-    if whole:
-        scope = f"end to end over {found.num_units} paired clips"
-    else:
-        scope = (
-            f"the traced frame blocks ({_range(candidate)}) over {found.num_units} paired clips; the table goes on to end to end"
-        )
-    picture = _waterfall(finding, found, Level.E2E if whole else Level.BLOCK)
-    title = (
-        f"From {reference.label} to {candidate.label}, line by line: {scope}. "
-        f"Bars that go left are time saved, bars that go right time added.{whisker_words(picture)}"
-    )
-    alt = f"Waterfall from {reference.label} to {candidate.label}; the ledger table says the same."
-    lines = _lines_table(reference, candidate, found)
-    return (Figure(title, alt, picture, lines, table_open=table_open), _effects_table(reference, candidate, found))
-
-
-def _range(subject: Subject) -> str:
-    assert isinstance(subject.profile, Profile)
-    blocks, work = subject.profile.partition.indices, subject.run.header.workload
-    return f"{blocks[0]} to {blocks[-1]}{f' of {work.frame_blocks}' if work else ''}"
+    return (_lines_table(reference, candidate, found), _effects_table(reference, candidate, found))
 
 
 def _tone(saved_ns: Fraction) -> Tone:
     return "good" if saved_ns > 0 else "bad" if saved_ns < 0 else "muted"
-
-
-def _waterfall(finding: Finding, found: Ledger, level: Level) -> Waterfall:
-    """All lines up to a level, in the order of the levels."""
-    whole = next(item for item in found.levels if item.level == level)
-    lines = [
-        Drop(line.name, Fraction(line.saved_ns), _over_all(found, found.spread.lines.get(line.name)))
-        for line in found.lines
-        if level == Level.E2E or line.level != Level.E2E
-    ]
-    names = finding.reference.label, finding.candidate.label
-    total = _over_all(found, found.spread.total) if level == Level.E2E else None
-    return waterfall((names[0], Fraction(whole.baseline_ns)), (names[1], Fraction(whole.candidate_ns)), lines, total)
 
 
 def _over_all(found: Ledger, interval: Interval | None) -> Interval | None:
@@ -183,7 +149,7 @@ def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> 
 
 def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
     """One cell if the table has the column."""
-    return (interval_cell(interval),) if found.spread.lines else ()
+    return (interval_cell(interval),) if found.spread.total else ()
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table:
@@ -193,7 +159,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         Column(reference.label, "ms", True),
         Column(candidate.label, "ms", True),
         Column("saved", "ms", True),
-        *([INTERVAL] if found.spread.lines else []),
+        *([INTERVAL] if found.spread.total else []),
         Column("share of saving", numeric=True),
     )
     rows = list(_line_rows(found))
@@ -201,17 +167,25 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
     interval = _interval_cells(found, _over_all(found, found.spread.total))
     share = _share(1.0 if found.saved_ns else None)
     rows.append(Row((Text("e2e"), Text("sum of all lines = timed clips"), *total, *interval, share), strong=True))
+    traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
+    source = (
+        "The totals are those of untraced clips. Busy time is that of one traced clip, times the number of clips; idle time is "
+        "what the timed frame blocks have left over, divided as the trace's idle time is. What the trace shows beyond the timed "
+        "frame blocks is the line 'timed run minus trace'."
+        if traced
+        else "Every line was timed in the clips themselves, by the regions that they add up."
+    )
     notes = (
         f"Every time is the sum over {found.num_units} paired clips, in integer nanoseconds. The lines add up exactly: checked.",
-        "Labels were measured in one traced clip, times the number of clips. 'profiler dilation' takes back what tracing added, "
-        "in the denoise steps and in the rest of the frame blocks; 'outside profiled window' is everything that was timed but "
-        "not traced.",
+        source,
         f"No intervals: {found.spread.why_none}."
         if found.spread.why_none
-        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines that a trace goes into have none: "
-        "they are from one traced clip, and its frame blocks say nothing of other clips.",
+        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines from a trace have none: it "
+        "is of one clip.",
     )
-    return Table(f"Ledger of {candidate.label} against {reference.label}.", columns, tuple(rows), notes)
+    return Table(
+        f"Account of {candidate.label} against {reference.label}, line by line.", columns, tuple(rows), notes, collapsed=True
+    )
 
 
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger) -> Block:

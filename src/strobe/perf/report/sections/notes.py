@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from strobe.perf.analysis.ledger.close import DILATION, STEP_DILATION, Ledger
-from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Notes, Section, Video, Videos
 from strobe.perf.report.study import Profile, Study, Subject
-from strobe.perf.report.text import significant
 
 
-def notes_section(study: Study, findings: Sequence[Finding]) -> Section:
+def notes_section(study: Study) -> Section:
     """Remarks that belong to every number above."""
     items = [
         "Units: records hold integer nanoseconds. Tables show milliseconds (ms) or microseconds (µs) with four significant "
@@ -21,31 +17,11 @@ def notes_section(study: Study, findings: Sequence[Finding]) -> Section:
         "A speedup is reference time over candidate time: 1.25x means the candidate needs 1 / 1.25 of the time.",
         "Timing and tracing are separate clips: no timed clip ran under the profiler.",
     ]
-    items += _observer(findings)
     for subject in study.subjects:
         items += _trace_notes(subject)
     for run in study.runs:
         items += _machine_notes(run.header.run, {span.clock for span in run.spans})
     return Section("notes", "Notes", "", (Notes(tuple(items)),))
-
-
-def _observer(findings: Sequence[Finding]) -> list[str]:
-    """How much the profiler slowed each variant, from the ledger."""
-    items: dict[str, str] = {}
-    for finding in findings:
-        if not isinstance(finding.ledger, Ledger):
-            continue
-        lines = [line for line in finding.ledger.lines if line.name in (DILATION, STEP_DILATION)]
-        block = finding.ledger.levels[-2]
-        for subject, dilation, timed in (
-            (finding.reference, sum(line.baseline_ns for line in lines), block.baseline_ns),
-            (finding.candidate, sum(line.candidate_ns for line in lines), block.candidate_ns),
-        ):
-            times = significant((timed - dilation) / timed)
-            items[subject.label] = (
-                f"Observer effect, {subject.label}: traced frame blocks took {times} times as long as timed ones."
-            )
-    return list(items.values())
 
 
 def _trace_notes(subject: Subject) -> list[str]:

@@ -251,7 +251,8 @@ _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
 
 def banners(study: Study) -> tuple[Banner, ...]:
     """What makes the numbers not comparable, and what makes them doubtful."""
-    doubts = [line for run in study.runs for line in _doubts(run)]
+    several = len(study.runs) > 1
+    doubts = [f"{run.header.run}: {line}" if several else line for run in study.runs for line in _doubts(run)]
     found = (
         Banner(
             "stop",
@@ -308,7 +309,7 @@ def _doubts(run: RunRecords) -> list[str]:
     load = head.machine.clocks.load
     if load is not None and load > head.machine.cores:
         found.append(f"the machine was busy when the run began: load {load:g} on {head.machine.cores} cores")
-    return [f"{head.run}: {line}" for line in found + _clock_doubts(run)]
+    return found + _clock_doubts(run)
 
 
 def _clock_doubts(run: RunRecords) -> list[str]:

@@ -31,7 +31,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
     return Report(
         v=SCHEMA_VERSION,
         speedups=speedups(study),
-        title="Speedup: candidate against baseline",
+        title="Speedup: candidate against baseline" if study.comparable else "Not comparable: candidate against baseline",
         subtitle=_subtitle(study),
         facts=_facts(study),
         banners=banners(study),
@@ -48,7 +48,7 @@ def _subtitle(study: SpeedupStudy) -> str:
 
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
     found = []
-    for figure in study.levels:
+    for figure in study.levels if study.comparable else ():
         value: Cell = Missing("", "missing") if figure.ratio is None else Number(float(figure.ratio), 4, "x")
         found.append(Fact(LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else ""), value))
     return tuple(found)

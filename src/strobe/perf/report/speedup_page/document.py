@@ -1,15 +1,19 @@
-"""The study as a JSON document: exact values as fractions of nanoseconds, everything else as numbers and words."""
+"""From a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, everything else as numbers and words."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
+import msgspec
+
+from strobe.perf.analysis.comparable.checks import Check
+from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.measure.stats import Interval
+from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.extract_json import log_document, rounds_document, timer_document
 from strobe.perf.report.speedup_page.ledger import line_title
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
@@ -17,24 +21,42 @@ from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
-def speedup_document(study: SpeedupStudy) -> dict[str, Any]:
+def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
     """Everything the report says."""
-    return {
-        "comparable": not study.comparability.obstacles,
+    found = {
+        "comparable": study.comparable,
         "not_comparable_because": [str(check) for check in study.comparability.obstacles],
+        "obstacles": [check.name for check in study.comparability.obstacles],
         "unlike": study.unlike,
-        "facts": [asdict(check) for check in study.comparability.checks],
+        "allowed_different": [check.name for check in study.comparability.checks if check.verdict == "allowed"],
+        "facts": [_fact(check) for check in study.comparability.checks],
+        "common_kernels": None if study.common is None else _common(study.common),
         "levels": {figure.level: _level(figure) for figure in study.levels},
         "call_ledger": None if study.call_account is None else _account(study.call_account),
         "ledgers": [{"ranks": name, **_account(account)} for name, account in study.accounts],
         "anomalies": list(anomalies(study)),
         "sides": {side.request.name: _side(side) for side in study.sides},
     }
+    return msgspec.convert(found, SpeedupDocument)
 
 
 def exact(ns: Fraction | int) -> str:
     """A time to the last digit: `12345` or `12345/7` nanoseconds."""
     return str(Fraction(ns))
+
+
+def _fact(check: Check) -> dict[str, Any]:
+    sides = {"baseline": check.baseline, "candidate": check.candidate}
+    values = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in sides.items()}
+    return {"name": check.name, "title": check.title, **values, "verdict": check.verdict, "weight": check.weight}
+
+
+def _common(common: CommonKernels) -> dict[str, Any]:
+    return {
+        "baseline_share": float(common.baseline_share),
+        "candidate_share": float(common.candidate_share),
+        "names": list(common.names),
+    }
 
 
 def _level(figure: LevelFigure) -> dict[str, Any]:

@@ -117,6 +117,10 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     interval = _interval_cells(account, ledger.spread.total)
     rows.append(Row((Text(top), Text("sum of all lines"), *times, *interval, share, Text(""), Text("")), True))
     kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
+    ideal = (
+        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
+        f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}."
+    )
     notes = [
         "The lines add up exactly, as whole numbers of nanoseconds over "
         f"{ledger.num_units} unit{'s' if ledger.num_units > 1 else ''}: checked."
@@ -124,8 +128,7 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
         f"Where work overlaps, the first of {', '.join(study.request.priority)} owns the time (--priority); the columns "
         "'covers' do not depend on it.",
         _interval_note(account),
-        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
-        f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}.",
+        *([ideal] if study.comparable else []),
         *_other_calls(study),
         *(f"Missing, {level}: {reason}" for level, reason in account.missing.items()),
     ]

@@ -72,16 +72,19 @@ def levels_section(study: SpeedupStudy) -> Section:
         "Time of the baseline / time of the candidate; above 1 the candidate is faster. Kernel and section are what the traces "
         "promise, the stage is what arrives."
     )
+    if not study.comparable:
+        lead = "The sides are not comparable: what each took stands here, and no ratio."
     blocks: list[Block] = [_figure(study)]
     account = study.call_account
     if account is not None and len(account.ledger.levels) > 1:
-        blocks += [_account_figure(study, account), Notes(tuple(_eaten(account)))]
+        blocks.append(_account_figure(study, account))
+        blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
     elif account is None:
         blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
     return Section("speedups", "Speedups", lead, tuple(blocks))
 
 
-def _figure(study: SpeedupStudy) -> Figure:
+def _figure(study: SpeedupStudy) -> Figure | Table:
     whiskers = tuple(
         Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "")
         for figure in study.levels
@@ -102,12 +105,23 @@ def _figure(study: SpeedupStudy) -> Figure:
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
+        *_common_kernels(study),
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
-    table = Table("Speedups.", columns, tuple(_level_row(figure, len(columns)) for figure in study.levels), tuple(notes))
+    rows = tuple(_level_row(figure, len(columns), study.comparable) for figure in study.levels)
+    table = Table("Speedups.", columns, rows, tuple(notes))
+    if not whiskers:
+        return table
     title = "Speedup at each level, with the 95 % interval where there is one."
     return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", whiskers), table, table_open=True)
+
+
+def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
+    """How much of the kernel time went into kernels that both sides ran."""
+    if study.common is not None:
+        shares = (f"{100 * float(share):.1f} %" for share in (study.common.baseline_share, study.common.candidate_share))
+        yield f"Kernels that both sides ran take {' of the kernel time of the baseline and '.join(shares)} of the candidate's."
 
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
@@ -116,14 +130,19 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _level_row(figure: LevelFigure, width: int) -> Row:
+def _level_row(figure: LevelFigure, width: int, comparable: bool) -> Row:
     name = Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
     b, c, saved = figure.baseline, figure.candidate, figure.saved_ns
-    if isinstance(b, str) or isinstance(c, str) or saved is None or figure.ratio is None:
+    if isinstance(b, str) or isinstance(c, str) or saved is None:
         times = (Missing("", "-") if isinstance(each, str) else ExactTime(round(each.mean_ns)) for each in (b, c))
         return Row(
             (name, Missing(figure.missing or "no time"), Text(""), Text(""), *times, *(Text("") for _ in range(width - 6)))
         )
+    times = (ExactTime(round(each)) for each in (b.mean_ns, c.mean_ns, saved))
+    source = Text(b.what if b.what == c.what else f"{b.what}; {c.what}")
+    if figure.ratio is None:
+        reason = "no time on one side" if comparable else "not comparable"
+        return Row((name, Missing(reason, reason), Text(""), Text(""), *times, Missing("", "-"), source))
     interval: Cell = Missing("fewer than two steps or rounds", "none")
     if figure.interval is not None:
         interval = Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
@@ -131,8 +150,6 @@ def _level_row(figure: LevelFigure, width: int) -> Row:
     verdict = Text(
         figure.verdict or "", "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
     )
-    times = (ExactTime(round(each)) for each in (b.mean_ns, c.mean_ns, saved))
-    source = Text(b.what if b.what == c.what else f"{b.what}; {c.what}")
     return Row((name, Number(float(figure.ratio), 4), interval, verdict, *times, realised, source))
 
 

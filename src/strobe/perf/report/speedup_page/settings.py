@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.ledger.comparable import Check, Verdict
-from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Table, Text, Tone
+from strobe.perf.analysis.comparable.checks import FACTS, Check, Comparability, Verdict, shown
+from strobe.perf.analysis.comparable.traces import CommonKernels
+from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
+_HALF: Final = Fraction(1, 2)
 _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
-    "same": ("same", "muted"), "differs": ("differs", "bad"), "varied": ("varied on purpose", "good"),
+    "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
     "unknown": ("unknown", "muted"),
 }  # fmt: skip
 
@@ -17,23 +21,30 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 def settings_section(study: SpeedupStudy) -> Section:
     """Every fact a comparison depends on, recorded or not, and the files."""
     rows = [_row(check) for check in study.comparability.checks]
+    rows += [] if study.common is None else [_common(study.common)]
     for title, cell in (("log", _log), ("traces", _traces), ("focal kernel", _focal), ("section", _section)):
         rows.append(Row((Text(title), *(cell(side) for side in study.sides), Text(""))))
     columns = (Column(""), Column("baseline"), Column("candidate"), Column("verdict"))
     notes = (
         "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
-        "--vary NAME declares what is meant to differ.",
+        "--allow-different NAME declares what is meant to differ.",
+        "What a trace or a record says of a fact is not replaced by what is stated.",
     )
     lead = "What ran on both sides, as their traces, records and the command line say it."
     return Section("settings", "Experiment settings", lead, (Table("Settings and metadata.", columns, tuple(rows), notes),))
 
 
 def _row(check: Check) -> Row:
-    sides = (Missing("", "not recorded") if value is None else Text(value) for value in (check.baseline, check.candidate))
+    sides = (Missing("", "not recorded") if value is None else Text(shown(value)) for value in (check.baseline, check.candidate))
     if check.weight == "told":
         return Row((Text(check.title), *sides, Text("")))
     word, tone = _SAID[check.verdict]
     return Row((Text(check.title), *sides, Text(word, tone)))
+
+
+def _common(common: CommonKernels) -> Row:
+    shares = (Share(float(share)) for share in (common.baseline_share, common.candidate_share))
+    return Row((Text("kernel time in kernels that both sides ran"), *shares, Text(f"{len(common.names)} kernels")))
 
 
 def _log(side: Loaded) -> Cell:
@@ -56,6 +67,13 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Why the sides are not comparable, and what weakens the comparison."""
     found = study.comparability
     doubts = [f"{check} differ" for check in found.doubts]
+    doubts += _unlike_kernels(study)
+    for side in study.sides:
+        doubts += [
+            f"{FACTS[name][0]} of the {side.request.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
+            "that counts"
+            for name, value in side.contradicted.items()
+        ]
     if found.unknown:
         doubts.append(
             f"not recorded on both sides, so nobody knows whether they agree: {', '.join(c.title for c in found.unknown)}"
@@ -71,8 +89,27 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
                 cut = ", and it ends before its JSON does" if counts.truncated else ""
                 doubts.append(f"trace {label} of the {side.request.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
     groups = (
-        Banner("stop", "Not comparable, ratios mean nothing: these differ and were not declared with --vary.",
-               tuple(map(str, found.obstacles))),
+        Banner("stop", "Not comparable, so there is no speedup.",
+               (*map(str, found.obstacles), *_advice(found))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     return tuple(banner for banner in groups if banner.items)
+
+
+def _advice(found: Comparability) -> tuple[str, ...]:
+    names = ",".join(each.name for each in found.obstacles)
+    return (f"if that is meant, say so: --allow-different {names}",) if names else ()
+
+
+def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
+    """What is said where no evidence ties the two models and the kernels are mostly others."""
+    known = {check.name: check.verdict for check in study.comparability.checks}
+    if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
+        return
+    shares = study.common.baseline_share, study.common.candidate_share
+    if min(shares) < _HALF:
+        yield (
+            "nothing in the traces names the model, and kernels that both sides ran take "
+            f"{100 * float(shares[0]):.1f} % of the kernel time of the baseline and {100 * float(shares[1]):.1f} % of the "
+            "candidate's: record with stacks or shapes, or state --fact model=NAME"
+        )

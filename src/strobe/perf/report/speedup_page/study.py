@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError
+from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, check_allowed, compare_facts
+from strobe.perf.analysis.comparable.records import record_facts
+from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
-from strobe.perf.analysis.ledger.comparable import Comparability, compare_facts, record_facts, trace_facts
 from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
 from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Account, same_steps
@@ -54,7 +56,7 @@ class SideRequest:
     section: SectionDefinition | None = None
     min_ns: int | None = None
     max_ns: int | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ class SpeedupRequest:
         calls: focal calls in a stage.
         steps: regular expression of what starts a step.
         priority: who owns overlapped time.
-        vary: facts that are meant to differ.
+        allow_different: facts that are meant to differ.
         allow_unlike: compare sections that are not cut alike, and say so everywhere.
     """
 
@@ -82,7 +84,7 @@ class SpeedupRequest:
     calls: int | None = None
     steps: str | None = None
     priority: tuple[str, ...] = PRIORITY
-    vary: tuple[str, ...] = ()
+    allow_different: tuple[str, ...] = ()
     allow_unlike: bool = False
 
 
@@ -93,7 +95,8 @@ class Loaded:
     Args:
         remarks: findings about the log's timers.
         silent: what traces without device events leave out; empty if all have some.
-        facts: what is known of the run, stated by the user or found.
+        facts: what is known of the run, found or else stated by the user.
+        contradicted: the facts that the user states and that something else was found for.
         met: what the collectives of its ranks were spent on; `None` if fewer than two devices communicate.
     """
 
@@ -104,7 +107,8 @@ class Loaded:
     remarks: tuple[str, ...]
     silent: str
     side: Side
-    facts: Mapping[str, str]
+    facts: Facts
+    contradicted: Facts
     met: Meetings | None
 
     @property
@@ -125,7 +129,9 @@ class SpeedupStudy:
     """Everything a report says.
 
     Args:
+        common: the kernels that both sides ran; `None` if a side ran none.
         unlike: empty, or how the sections differ in what they are.
+        levels: times of each level; where the sides are not comparable, without a ratio.
         call_account: from one kernel to the stage; `None` if nothing was measured on both sides.
         accounts: the traces' accounts: of the slowest ranks, then of each rank.
         implied: the calls that would explain the stage's saving.
@@ -136,12 +142,18 @@ class SpeedupStudy:
     baseline: Loaded
     candidate: Loaded
     comparability: Comparability
+    common: CommonKernels | None
     unlike: str
     levels: tuple[LevelFigure, ...]
     call_account: Account | None
     accounts: tuple[tuple[str, Account], ...]
     implied: ImpliedCalls | None
     equal: tuple[tuple[str, str, Fraction], ...]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether nothing differs that must not, so that ratios mean something."""
+        return not self.comparability.obstacles
 
     @property
     def sides(self) -> tuple[Loaded, Loaded]:
@@ -167,6 +179,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     if not any(side.log or side.traces for side in (request.baseline, request.candidate)):
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
+    check_allowed(request.allow_different)
     asked = _boundaries(request.baseline), _boundaries(request.candidate)
     unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     baseline, candidate = (_load(request, side, progress) for side in (request.baseline, request.candidate))
@@ -179,13 +192,18 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         each.side.call_times(with_section=all(cut), kernel_is_section=stand)
         for each, stand in zip((baseline, candidate), stands, strict=True)
     ]
+    comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
+    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate))
+    if comparability.obstacles:
+        levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
     return SpeedupStudy(
         request=request,
         baseline=baseline,
         candidate=candidate,
-        comparability=compare_facts(baseline.facts, candidate.facts, request.vary),
+        comparability=comparability,
+        common=common_kernels(baseline.traces, candidate.traces),
         unlike=unlike,
-        levels=level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate)),
+        levels=levels,
         call_account=call_ledger(times[0], times[1]),
         accounts=rank_ledgers(baseline.side, candidate.side),
         implied=implied_calls(times[0], times[1], given=request.calls),
@@ -218,7 +236,7 @@ def _alike_steps(baseline: Loaded, candidate: Loaded) -> bool:
 
 def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None) -> Loaded:
     paths = find_traces(side.traces) if side.traces else ()
-    traces = tuple(read_trace(path, ops=False, progress=progress) for path in paths)
+    traces = tuple(read_trace(path, ops=False, shapes=True, progress=progress) for path in paths)
     traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
@@ -245,6 +263,7 @@ def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None)
         processes=_processes(traces),
     )
     own = Side(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
+    found = _facts(side, traces, own)
     return Loaded(
         request=side,
         log=log,
@@ -253,7 +272,8 @@ def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None)
         remarks=_remarks(own, evidence),
         silent=_silent(of_host, host_only),
         side=own,
-        facts=_facts(side, traces, own),
+        facts={**side.facts, **found},
+        contradicted={name: value for name, value in side.facts.items() if found.get(name, value) != value},
         met=meetings(traces),
     )
 
@@ -284,9 +304,9 @@ def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
     return tuple(remark for remark in found if remark)
 
 
-def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, str]:
-    """What is known of a run: what the user says goes before what records and traces say."""
-    facts = trace_facts(traces)
+def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, Value]:
+    """What records and traces say of a run."""
+    facts = trace_facts(traces, side.focal)
     if side.log is not None and side.log.name == "records.jsonl":
         run = read_run(side.log.parent)
         timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.name}")}
@@ -297,4 +317,4 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, s
     chosen = own.chosen
     if chosen is not None and chosen.num_focal:
         facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"
-    return facts | dict(side.facts)
+    return facts

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
-from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse.launch import Launcher, precision_of
 from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.core.device import card_of
 
 _RUN: Final = 64
 """Rows that a program holds at a time; while it pools, up to twice as many with twice the warps."""
@@ -284,13 +285,13 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
         k_means = k_means.to(q_means.dtype).contiguous()
         scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
         numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
-        exact = "tf32x3" if device.type == "cuda" else "ieee"
+        exact = precision_of(torch.float32, card_of(device))
         grid = (-(-num_q // 64), -(-num_kv // 64), batch * heads)
         constants = (64, 64, width, exact)
         _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
         if v_means is not None:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
-            constants = (32, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
+            constants = (32, 64, width, precision_of(tiled.q.dtype, card_of(device)))
             _COARSE((-(-num_q // 32), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)

@@ -1,1 +1,0 @@
-"""How partial results meet: one file for what travels."""

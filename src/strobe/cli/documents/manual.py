@@ -1,0 +1,32 @@
+"""The manual's page of JSON documents, generated from the structs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strobe.cli.documents.verbs import DOCUMENTS
+from strobe.perf.records.schema import parts_of, struct_section
+from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
+
+_HEAD: Final = f"""# JSON documents
+
+Generated from `strobe.cli.documents` by `make docs`; do not edit.
+
+Every verb prints one JSON document on stdout with `--json`. All of them have schema version {SCHEMA_VERSION} in `v`. Units stand
+in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per second. Adding a key keeps
+the version; removing, renaming or redefining one raises it. [python.md](python.md) returns the same values to a script.
+`report.json` is the page as it is laid out, not data.
+"""
+
+
+def json_markdown() -> str:
+    """Return `docs/json.md`: which verb prints what, then one table per document, then the parts of documents."""
+    kinds = dict.fromkeys(kind for found in DOCUMENTS.values() for kind in found)
+    parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
+    rows = [f"| `strobe {verb}` | {' or '.join(map(_link, found))} |" for verb, found in DOCUMENTS.items()]
+    listed = "\n".join(("| verb | document |", "|---|---|", *rows))
+    return "\n".join((_HEAD, listed, "", *(struct_section(kind.__name__, kind) for kind in (*kinds, *parts))))
+
+
+def _link(kind: type[Part]) -> str:
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"

@@ -1,0 +1,285 @@
+"""What each verb prints with `--json`, by the words of the verb."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import UNSET, Meta, UnsetType
+
+from strobe.perf.report.documents.runs import RunDocument
+from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
+
+Written = Annotated[dict[str, str], Meta(description="paths of what was written, by what it is; empty without -o")]
+ReportPaths = Annotated[dict[str, str], Meta(description="paths of the report, by suffix")]
+Paths = Annotated[tuple[str, ...], Meta(description="paths of the report's files")]
+NotMet = Annotated[tuple[str, ...], Meta(description="requirements that do not hold, each with the reason; exit code 1 if any")]
+Red = Annotated[dict[str, str], Meta(description="candidates whose gate was red, with the rule and what was measured")]
+Cells = Annotated[tuple[str, ...], Meta(description="names of cells")]
+
+
+class _Printed(Part, frozen=True, kw_only=True):
+    """A document that is built by its verb."""
+
+    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+
+
+class Traced(TraceDocument, frozen=True, kw_only=True):
+    """`strobe trace`: where the time of profiler traces went."""
+
+    written: Written
+
+
+class Compared(SpeedupDocument, frozen=True, kw_only=True):
+    """`strobe speedup` of logs and traces: how much faster, at which level, and where the rest went."""
+
+    written: Written
+    not_met: NotMet
+
+
+class Reported(RunDocument, frozen=True, kw_only=True):
+    """`strobe report`, and `strobe speedup RUN_DIR`: the speedups of measured runs."""
+
+    report: ReportPaths
+    figures: Annotated[
+        dict[str, dict[str, float | None]],
+        Meta(description="by candidate: every level and metric that --require can name; null where not measured or infinite"),
+    ]
+    not_met: NotMet
+
+
+class Measured(Reported, frozen=True, kw_only=True):
+    """`strobe compare`: the same of a run that was measured just now."""
+
+    red: Red
+
+
+class ClipMade(Part, frozen=True, kw_only=True):
+    """A clip."""
+
+    path: Annotated[str | None, Meta(description="the file; null if no frame was made")]
+    frames: Annotated[int, Meta(description="pixel frames")]
+    frame_blocks: Annotated[int, Meta(description="frame blocks")]
+    fps: Annotated[int | float, Meta(description="frames per second of playback")]
+    preset: Annotated[str, Meta(description="preset that ran")]
+    picked: Annotated[str | None, Meta(description="why that preset was picked; null if it was named")]
+    model: Annotated[str, Meta(description="model")]
+    device: Annotated[str, Meta(description="device")]
+    devices: Annotated[int, Meta(description="number of devices")]
+    work_ns: Annotated[int, Meta(description="time from noise to pixel frames, without loading and file writing")]
+    pixel_fps: Annotated[float | None, Meta(description="frames / that time, frames per second; null without frames")]
+    prompts: Annotated[tuple[dict[str, Any], ...], Meta(description="`frame_block` from which each prompt ran, and its `text`")]
+
+
+class Generated(ClipMade, frozen=True, kw_only=True):
+    """`strobe generate`: the clip that was made."""
+
+    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+
+
+class Shown(Measured, frozen=True, kw_only=True):
+    """`strobe demo`: a comparison, and the clip beside it."""
+
+    clip: Annotated[ClipMade, Meta(description="the clip")]
+
+
+class ProfiledStream(Measured, frozen=True, kw_only=True):
+    """`strobe profile stream`: a run of one preset, or of several."""
+
+    kept: Annotated[tuple[str, ...], Meta(description="where earlier contents of the folder were moved")]
+    attribution: Annotated[tuple[str, ...], Meta(description="path of the page on who calls what, if it was asked for")]
+
+
+class ProfiledAttention(_Printed, frozen=True, kw_only=True):
+    """`strobe profile attention`: one call, several implementations."""
+
+    run: Annotated[str, Meta(description="run folder")]
+    report: ReportPaths
+    speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `level`, `ratio`, `low`, `high`")]
+    red: Annotated[tuple[str, ...], Meta(description="implementations whose gate was red")]
+    not_met: NotMet
+
+
+class ProfiledKernels(_Printed, frozen=True, kw_only=True):
+    """`strobe profile kernels`: one denoise step, operation by operation."""
+
+    written: Paths
+    step: Annotated[
+        dict[str, Any],
+        Meta(
+            description="`n`, `mean_ns`, `parts_ns` by kind, `difference_ns`, `operations` with `calls`, `n`, `mean_ns`, `p50_ns`"
+        ),
+    ]
+    report: Annotated[dict[str, Any], Meta(description="the page as it is laid out, as in its JSON twin")]
+
+
+class Presets(_Printed, frozen=True, kw_only=True):
+    """`strobe presets show`: what each preset sets."""
+
+    device: Annotated[str, Meta(description="device they would run on")]
+    presets: Annotated[dict[str, str], Meta(description="by preset: what it is")]
+    settings: Annotated[dict[str, dict[str, str]], Meta(description="by setting and preset: the value")]
+    off_here: Annotated[dict[str, dict[str, str]], Meta(description="by preset and setting: why it is off on this device")]
+    lacking: Annotated[dict[str, str], Meta(description="presets that cannot run here, with the reason")]
+    elsewhere: Annotated[dict[str, str], Meta(description="settings that a page explains, with the page")]
+
+
+class Picked(_Printed, frozen=True, kw_only=True):
+    """`strobe presets pick`: the best quality that holds a frame rate."""
+
+    preset: Annotated[str, Meta(description="the preset")]
+    holds: Annotated[bool, Meta(description="it holds the frame rate; if not, it is the fastest, and the exit code 1")]
+    fps: Annotated[float | int, Meta(description="frame rate asked for, frames per second")]
+    needed_fps: Annotated[float, Meta(description="what a preset must reach to hold it, frames per second")]
+    why: Annotated[str, Meta(description="why this one")]
+    presets: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="each trial: `preset`, `reason`, `frames`, `blocks_ns`, `slowest_fps`, `median_fps`, `spread`, `cost_ns`"
+        ),
+    ]
+    model: Annotated[str, Meta(description="model")]
+
+
+class Machine(_Printed, frozen=True, kw_only=True):
+    """`strobe doctor`: what this machine has and can run. Without torch only the checks are there."""
+
+    checks: Annotated[tuple[dict[str, Any], ...], Meta(description="`name`, `ok`, `detail`, and `fix` if it is not ok")]
+    machine: Annotated[dict[str, Any] | UnsetType, Meta(description="as Machine in docs/records.md")] = UNSET
+    attention: Annotated[Any, Meta(description="which implementations run here, and why the others do not")] = UNSET
+    presets: Annotated[dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason`")] = UNSET
+    lacking: Annotated[dict[str, str] | UnsetType, Meta(description="presets that cannot run here, with the reason")] = UNSET
+    metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why not")] = UNSET
+    memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: bytes that a stream will hold")] = UNSET
+    devices: Annotated[tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number")] = UNSET
+
+
+class Linted(_Printed, frozen=True, kw_only=True):
+    """`strobe lint`: claims that cannot be true."""
+
+    files: Annotated[tuple[str, ...], Meta(description="files that were read")]
+    findings: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="`rule`, `severity`, `place` (`path`, `line`, `table`, `row`, `column`), `said`, `corrected`, `why`, "
+            "`also`"
+        ),
+    ]
+
+
+class Ablated(_Printed, frozen=True, kw_only=True):
+    """`strobe ablate` and `strobe log`: cells of one setting each."""
+
+    report: ReportPaths
+    measured: Cells
+    kept: Cells
+    failed: Annotated[tuple[str, ...], Meta(description="cells that failed, each with the reason")]
+    speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `ratio`, `low`, `high`")]
+
+
+class Scored(_Printed, frozen=True, kw_only=True):
+    """`strobe bench shapes`: how good the bundled model is."""
+
+    figures: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="`name`, `preset`, `value`, `target`, `reached`, `n`, `definition`"),
+    ]
+
+
+class Soaked(_Printed, frozen=True, kw_only=True):
+    """`strobe bench soak`: a long stream, its first part against its last."""
+
+    run: Annotated[str, Meta(description="run folder")]
+    blocks: Annotated[int, Meta(description="frame blocks")]
+    drift: Annotated[float | None, Meta(description="relative change of a frame block's time; null if too few")]
+    figures: Annotated[dict[str, Any], Meta(description="by figure: `first`, `last`, `may_grow`, `holds`")]
+    report: ReportPaths
+
+
+class Benched(_Printed, frozen=True, kw_only=True):
+    """`strobe bench attention`, `tree` and `scaling`: a grid of calls."""
+
+    cells: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="each cell with its `contestants` or `strategies`: `name`, `median_ns`, `calls` and what else was found"
+        ),
+    ]
+    measured: Cells
+    kept: Cells
+    failed: Annotated[tuple[str, ...], Meta(description="cells that failed, each with the reason")]
+    report: Paths
+
+
+class _Extracted(_Printed, frozen=True, kw_only=True):
+    """Figures out of logs and traces."""
+
+    inputs: Annotated[tuple[dict[str, Any], ...], Meta(description="each file: `path`, `bytes`, `sha256`")]
+    logs: Annotated[
+        tuple[dict[str, Any], ...], Meta(description="each log: `path`, `counts` of its lines, `similar`, `rejected`")
+    ]
+    written: Annotated[str | UnsetType, Meta(description="path of the page, with -o")] = UNSET
+
+
+class Stages(_Extracted, frozen=True, kw_only=True):
+    """`strobe extract stages`."""
+
+    stages: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="`log`, `stage`, `rounds_ns`, `avg_all_rounds_ns`, `avg_excl_warmup_ns`, `excluded`, `ranks`, `note`"),
+    ]
+
+
+class Timers(_Extracted, frozen=True, kw_only=True):
+    """`strobe extract attention`."""
+
+    attention: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="`log`, `timer`, `rank`, `units`, `values`, `calls` (times in `_ns`), `method`, `excluded`, `outliers`"),
+    ]
+
+
+class Kernels(_Extracted, frozen=True, kw_only=True):
+    """`strobe extract kernels`."""
+
+    focal: Annotated[str, Meta(description="regular expression of the focal kernel")]
+    kernels: Annotated[
+        tuple[dict[str, Any], ...], Meta(description="`trace`, and `devices` with `names` and `calls` (times in `_ns`)")
+    ]
+
+
+class Trained(_Printed, frozen=True, kw_only=True):
+    """`strobe train-shapes`: the weights, and the last figures of each stage."""
+
+    folder: Annotated[str, Meta(description="where the weights lie")]
+    stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and its figures")]
+
+
+DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
+    "demo": (Shown,),
+    "generate": (Generated,),
+    "compare": (Measured,),
+    "report": (Reported,),
+    "trace": (Traced,),
+    "speedup": (Compared, Reported),
+    "doctor": (Machine,),
+    "ablate": (Ablated,),
+    "log": (Ablated,),
+    "bench shapes": (Scored,),
+    "bench attention": (Benched,),
+    "bench tree": (Benched,),
+    "bench scaling": (Benched,),
+    "bench soak": (Soaked,),
+    "extract stages": (Stages,),
+    "extract attention": (Timers,),
+    "extract kernels": (Kernels,),
+    "lint": (Linted,),
+    "presets show": (Presets,),
+    "presets pick": (Picked,),
+    "profile stream": (ProfiledStream,),
+    "profile attention": (ProfiledAttention,),
+    "profile kernels": (ProfiledKernels,),
+    "train-shapes": (Trained,),
+}
+"""Every verb; `speedup` prints the second one for a run folder."""

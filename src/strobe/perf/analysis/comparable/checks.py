@@ -1,0 +1,199 @@
+"""Whether two sides may be compared: what is known of each, where they differ, what nobody recorded.
+
+A fact that neither the artefacts nor the user state is unknown, and is called so: unknown is never equal. A difference that
+matters is an obstacle, unless the user says that it is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from strobe.core.errors import ConfigError, unknown_choice
+
+Verdict = Literal["same", "differs", "allowed", "unknown"]
+"""`allowed`: it differs, and the user named it as meant."""
+Weight = Literal["must", "should", "told"]
+"""`must`: a difference makes the sides not comparable; `should`: it weakens the comparison; `told`: only shown."""
+
+FACTS: Final[dict[str, tuple[str, Weight]]] = {
+    "date": ("date and time", "told"),
+    "commit": ("git commit", "should"),
+    "model": ("model", "must"),
+    "checkpoint": ("model checkpoint", "must"),
+    "weights": ("weights of matrix products", "must"),
+    "kernel": ("focal kernel", "told"),
+    "backend": ("attention backend", "must"),
+    "sparsity": ("sparsity", "must"),
+    "tokens": ("sequence length (effective tokens)", "must"),
+    "frames": ("frames", "must"),
+    "resolution": ("resolution", "must"),
+    "batch": ("batch size", "must"),
+    "steps": ("denoising steps", "must"),
+    "calls": ("focal calls in a stage", "must"),
+    "calls_per_step": ("focal calls in a traced step", "should"),
+    "dtype": ("dtype", "must"),
+    "shapes": ("input sizes of the focal kernel", "must"),
+    "seed": ("seed", "should"),
+    "device": ("device", "must"),
+    "devices": ("devices in the trace", "must"),
+    "world": ("world size", "must"),
+    "sharding": ("SP and TP degrees", "must"),
+    "torch": ("torch", "should"),
+    "cuda": ("CUDA or ROCm", "should"),
+    "driver": ("driver", "should"),
+    "clocks": ("clocks", "should"),
+    "compiled": ("compiled kernels (Inductor)", "must"),
+    "graphs": ("CUDA or HIP graphs", "must"),
+    "launch_blocking": ("launches are serialised (CUDA_LAUNCH_BLOCKING)", "must"),
+    "capture": ("what the profiler recorded", "should"),
+}
+"""What a comparison depends on, by the word that `--allow-different` and `--fact` take, in the order of the table."""
+
+SEVERAL: Final = ("weights", "kernel", "shapes")
+"""Facts that are several values: a side may have some of them in common with the other."""
+ALLOWABLE: Final = tuple(name for name, (_, weight) in FACTS.items() if weight != "told")
+"""What may be meant to differ."""
+_SHOWN: Final = 4
+
+Value: TypeAlias = str | frozenset[str]
+Facts: TypeAlias = Mapping[str, Value]
+"""What is known of one side, by the words of `FACTS`; what is not known is not there. Those of `SEVERAL` are sets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One fact of both sides.
+
+    Args:
+        name: a word of `FACTS`.
+        title: the same in words.
+        baseline: `None` where it is not known.
+        candidate: likewise.
+        verdict: what that means.
+        weight: how much a difference matters here.
+    """
+
+    name: str
+    title: str
+    baseline: Value | None
+    candidate: Value | None
+    verdict: Verdict
+    weight: Weight
+
+    def __str__(self) -> str:
+        return f"{self.title}: {shown(self.baseline)} against {shown(self.candidate)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparability:
+    """All checks, in the order of `FACTS`."""
+
+    checks: tuple[Check, ...]
+
+    def _with(self, verdict: Verdict, weight: Weight) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if (check.verdict, check.weight) == (verdict, weight))
+
+    @property
+    def obstacles(self) -> tuple[Check, ...]:
+        """Why the sides are not comparable. Serialised launches are an obstacle on both sides too: such times are compared with
+        nothing."""
+        serial = (
+            each
+            for each in self.checks
+            if each.name == "launch_blocking" and each.verdict != "allowed" and "yes" in (each.baseline, each.candidate)
+        )
+        return (*(each for each in self._with("differs", "must") if each.name != "launch_blocking"), *serial)
+
+    @property
+    def doubts(self) -> tuple[Check, ...]:
+        """What differs and weakens the comparison."""
+        return self._with("differs", "should")
+
+    @property
+    def unknown(self) -> tuple[Check, ...]:
+        """What must agree and is not known of both sides."""
+        return self._with("unknown", "must")
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no speedup, and what to say if that is meant; empty if the sides are comparable."""
+        names = ",".join(each.name for each in self.obstacles)
+        because = "; ".join(map(str, self.obstacles))
+        return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
+
+
+def check_allowed(names: Sequence[str]) -> None:
+    """Check that facts may be meant to differ.
+
+    Raises:
+        ConfigError: one of them does not exist, or makes no difference.
+    """
+    for name in names:
+        if name not in ALLOWABLE:
+            raise unknown_choice("fact in --allow-different", name, ALLOWABLE)
+
+
+def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[str] = ()) -> Comparability:
+    """Check every fact of two sides.
+
+    A fact of several values differs if the sides do not have the same ones. With some in common it weakens the comparison; with
+    none it is an obstacle. Input sizes are one only where both sides ran the same kernel: another kernel may take its inputs
+    in another layout.
+
+    Args:
+        allow_different: the facts that are meant to differ.
+
+    Raises:
+        ConfigError: a fact of that name does not exist, or makes no difference.
+    """
+    check_allowed(allow_different)
+    for name in (*baseline, *candidate):
+        if name not in FACTS:
+            raise unknown_choice("fact", name, FACTS)
+    one_kernel = _common(baseline.get("kernel"), candidate.get("kernel"))
+    checks = []
+    for name, (title, weight) in FACTS.items():
+        b, c = baseline.get(name), candidate.get(name)
+        if _common(b, c) or (name == "shapes" and not one_kernel):
+            weight = "told" if weight == "told" else "should"
+        verdict: Verdict = "unknown" if b is None or c is None else "same" if b == c else "differs"
+        if name in allow_different and (verdict == "differs" or name == "launch_blocking"):
+            verdict = "allowed"
+        checks.append(Check(name=name, title=title, baseline=b, candidate=c, verdict=verdict, weight=weight))
+    return Comparability(checks=tuple(checks))
+
+
+def _common(baseline: Value | None, candidate: Value | None) -> bool:
+    """Whether two facts of several values have some of them in common, and are not one."""
+    return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
+
+
+def shown(value: Value | None) -> str:
+    """A fact on one line: the first of several values and how many more there are."""
+    if value is None or isinstance(value, str):
+        return value or "not recorded"
+    several = sorted(value)
+    more = len(several) - _SHOWN
+    return "; ".join(several[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def given_facts(texts: Iterable[str]) -> dict[str, Value]:
+    """Read facts that a user states: `frames=121`; several values have `;` between them.
+
+    Raises:
+        ConfigError: not `NAME=VALUE`, a name that does not exist, or one given twice.
+    """
+    facts: dict[str, Value] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (equals and value):
+            raise ConfigError(f"fact {text!r}: write NAME=VALUE, such as frames=121; names: {', '.join(FACTS)}")
+        if name not in FACTS:
+            raise unknown_choice("fact", name, FACTS)
+        read: Value = frozenset(part.strip() for part in value.split(";")) if name in SEVERAL else value
+        if facts.get(name, read) != read:
+            raise ConfigError(f"fact {name!r} is given as {shown(facts[name])!r} and as {value!r}; give it once")
+        facts[name] = read
+    return facts

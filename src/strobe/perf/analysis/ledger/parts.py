@@ -1,0 +1,106 @@
+"""The parts of a frame block that a reader knows by name. Every label of a ledger belongs to one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from strobe.core import spans
+from strobe.perf.analysis.device.idle import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD
+from strobe.perf.analysis.runs.replays import UNMATCHED
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
+
+MISMATCH: Final = "timed run minus trace"
+"""Activity of what the untraced run took beyond the trace; negative where the trace shows more."""
+UNTRACED: Final = "untraced"
+"""Activity of frame blocks of a kind that no trace holds."""
+AROUND: Final = "before and after the frame blocks"
+"""Activity of what a clip takes outside its frame blocks."""
+NOT_APART: Final = "not told apart"
+"""Innermost name of what ran in a graph without a key to its kernels, and of the same pass on the other side."""
+
+
+class Part(StrEnum):
+    """What a nanosecond was spent on, in the words of the answer."""
+
+    ATTENTION_KERNEL = "attention kernel"
+    ATTENTION_AROUND = "attention around its kernel"
+    CROSS_ATTENTION = "cross-attention"
+    FEED_FORWARD = "feed-forward"
+    NORMS = "norms and glue"
+    PASS = "transformer pass, not told apart"
+    COPIES = "copies"
+    COMMUNICATION = "communication between devices"
+    WAITING = "GPU waiting for the host"
+    GAPS = "gaps between kernels"
+    DECODING = "decoding"
+    REST = "noise and prompts"
+    ENDS = "start and end of the clip"
+    UNNAMED = "unexplained"
+
+
+MEANING: Final[dict[Part, str]] = {
+    Part.ATTENTION_KERNEL: "self-attention itself; of video-sparse attention its fine stage",
+    Part.ATTENTION_AROUND: "queries, keys and values, RoPE, the cache, selection, output projection",
+    Part.CROSS_ATTENTION: "attention to the prompt with its projections",
+    Part.FEED_FORWARD: "both matrices and the activation between them",
+    Part.NORMS: "norms, modulation, residuals, embedding, output head, fresh noise mixed in",
+    Part.PASS: "kernels of graphs that nothing tells apart",
+    Part.COPIES: "memory copies and fills",
+    Part.COMMUNICATION: "messages between devices that share a stream",
+    Part.WAITING: "no kernel runs, because the host has launched none yet, or a launch is on its way",
+    Part.GAPS: "no kernel runs although the next one is launched: graph nodes, streams that wait for each other",
+    Part.DECODING: "latents to pixels, and waiting for it",
+    Part.REST: "noise drawn, prompts read, cache opened for a frame block",
+    Part.ENDS: "from the call to the first frame block, and from the last one to the end",
+    Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
+}
+NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
+"""Parts that explain nothing."""
+_NORMS: Final = frozenset(
+    {spans.MODULATED_NORM, spans.GATED_RESIDUAL, spans.CROSS_NORM, spans.CROSS_RESIDUAL, spans.PATCH_EMBEDDING, spans.CONDITIONS,
+     spans.HEAD, spans.RENOISE}
+)  # fmt: skip
+_COPIES: Final = frozenset({"memcpy", "memset"})
+_PASSES: Final = frozenset({spans.DENOISE_STEP, spans.COMMIT, spans.RECACHE})
+_DECODING: Final = frozenset({spans.VAE_DECODE, spans.DECODE_WAIT})
+_REST: Final = frozenset({spans.DRAW, spans.TEXT, spans.TEXT_KV, spans.KV_OPEN, spans.KV_SINK})
+
+
+def part_of(label: Label) -> Part:
+    """Return the part that a label belongs to."""
+    path, activity = label
+    if activity in (MISMATCH, UNTRACED) or path in (NOT_LINKED, OUTSIDE) or UNMATCHED in path:
+        return Part.UNNAMED
+    if activity == AROUND:
+        return Part.ENDS
+    if activity in IDLE:
+        return Part.WAITING if activity in (HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD) else Part.GAPS
+    if not path:
+        return Part.UNNAMED
+    if NOT_APART in path:
+        return Part.PASS
+    if activity == "comm":
+        return Part.COMMUNICATION
+    if activity in _COPIES and path[0] not in _DECODING:
+        return Part.COPIES
+    return _by_path(path)
+
+
+def _by_path(path: tuple[str, ...]) -> Part:
+    names = frozenset(path)
+    if path[0] in _DECODING:
+        return Part.DECODING
+    if spans.ATTENTION_KERNEL in names:
+        return Part.ATTENTION_KERNEL
+    if path[-1] in _NORMS:
+        return Part.NORMS
+    if spans.ATTENTION in names:
+        return Part.ATTENTION_AROUND
+    if spans.CROSS_ATTENTION in names:
+        return Part.CROSS_ATTENTION
+    if spans.FFN in names:
+        return Part.FEED_FORWARD
+    if path[0] in _PASSES:
+        return Part.NORMS
+    return Part.REST if path[0] in _REST else Part.UNNAMED

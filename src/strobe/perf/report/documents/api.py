@@ -1,0 +1,136 @@
+"""The functions that a script or a notebook calls: traces and runs in, documents out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from strobe.core.errors import ConfigError
+from strobe.perf.analysis.comparable.checks import given_facts
+from strobe.perf.analysis.structure.sections import parse_section
+from strobe.perf.records.store import read_run
+from strobe.perf.report.build import report_and_findings
+from strobe.perf.report.documents.runs import RunDocument, run_document
+from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.report.documents.trace_tables import trace_document
+from strobe.perf.report.speedup_page.document import speedup_document
+from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
+from strobe.perf.report.study import only_pair
+from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+
+Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
+"""One path, or several."""
+NAMES: Final[tuple[SideName, SideName]] = ("baseline", "candidate")
+
+
+def read_trace(
+    paths: Paths,
+    *,
+    by: Literal["name", "shape"] = "name",
+    window: str | None = None,
+    steps: str | None = None,
+    sections: Sequence[str] = (),
+) -> TraceDocument:
+    """Read profiler traces and say where their time went.
+
+    ```python
+    trace = strobe.read_trace("trace.json.gz")
+    trace.devices[0].busy_ns
+    pandas.DataFrame(trace.rows())  # every kernel
+    trace.rows("idle")  # why the device was idle
+    ```
+
+    Args:
+        paths: files of `torch.profiler` (.json, .json.gz), or folders that hold some; one file per rank.
+        by: group kernels by name, or by name and shape.
+        window: the part that is analysed: a range or module (`ProfilerStep#3`), steps (`3..7`) or a time (`100ms..200ms`).
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+        sections: device time around a focal event, such as `memcpy:end -> flash_fwd -> gather:end`.
+
+    Raises:
+        DataError: a file that is no trace, or holds no such window.
+        ConfigError: a window, step or section that is not written as one.
+    """
+    options = TraceOptions(by=by, window=window, steps=steps, sections=tuple(sections))
+    return trace_document(load_trace_study(_listed(paths), options))
+
+
+def compare_traces(
+    baseline: Paths,
+    candidate: Paths,
+    *,
+    focal: str | tuple[str, str] | None = None,
+    section: str | None = None,
+    steps: str | None = None,
+    allow_different: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+) -> SpeedupDocument:
+    """Say how much faster one side's traces are than the other's, and where the difference went.
+
+    ```python
+    found = strobe.compare_traces("dense.json.gz", "sparse.json.gz", focal=("flash", "sparse_fwd"))
+    found.comparable, found.levels["step"].ratio
+    pandas.DataFrame(found.rows())  # the ledger: its lines add up
+    ```
+
+    Args:
+        baseline: files or folders of the side that the other is measured against.
+        candidate: of the side that is measured.
+        focal: regular expression of the kernel that the change is about, or one for each side.
+        section: device time around it, such as `memcpy:end -> gather:end`.
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+        allow_different: facts that are meant to differ, such as `device`; any other obstacle leaves no ratio.
+        facts: what neither trace says and holds for both sides, such as `{"frames": "121"}`.
+
+    Raises:
+        DataError: a file that is no trace, or has no such kernel.
+        ConfigError: a fact, step or section that is not written as one.
+    """
+    patterns = focal if isinstance(focal, tuple) else (focal, focal)
+    stated = given_facts(f"{name}={value}" for name, value in (facts or {}).items())
+    definitions = [None if section is None else parse_section(section, pattern) for pattern in patterns]
+    sides = [
+        SideRequest(
+            name=name,
+            traces=_listed(paths),
+            focal=pattern if definition is None else definition.focal,
+            section=definition,
+            facts=stated,
+        )
+        for name, paths, pattern, definition in zip(NAMES, (baseline, candidate), patterns, definitions, strict=True)
+    ]
+    request = SpeedupRequest(baseline=sides[0], candidate=sides[1], steps=steps, allow_different=tuple(allow_different))
+    return speedup_document(load_speedup(request))
+
+
+def compare_runs(folders: Paths, *, pair: tuple[str, str] | None = None, allow_different: Sequence[str] = ()) -> RunDocument:
+    """Say how much faster the candidates of measured runs are than the baseline of their run.
+
+    ```python
+    found = strobe.compare_runs("runs/20260101T120000Z-compare-1a2b3c")
+    pandas.DataFrame(found.rows())  # one row per candidate and level
+    ```
+
+    Args:
+        folders: run folders, as `strobe compare` leaves them.
+        pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
+
+    Raises:
+        DataError: a folder without readable records.
+        ConfigError: a run does not have both of the pair, or there is no such fact.
+    """
+    listed, allowed = _listed(folders), tuple(allow_different)
+    report, findings = report_and_findings(listed, pair=pair, allow_different=allowed)
+    runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in listed]
+    return run_document(runs, report, findings, allowed)
+
+
+def _listed(paths: Paths) -> tuple[Path, ...]:
+    listed = tuple(Path(fspath(path)) for path in ([paths] if isinstance(paths, str | PathLike) else paths))
+    if not listed:
+        raise ConfigError("no path was given: name a file or a folder")
+    return listed

@@ -1,0 +1,75 @@
+"""What every document is: tables of flat rows that turn into dictionaries and show themselves in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import Meta, inspect
+
+from strobe.core.errors import unknown_choice
+from strobe.core.notebook import html_table
+
+SCHEMA_VERSION: Final = 1
+"""Adding a key keeps the version; removing, renaming or redefining one raises it."""
+
+TraceLabel = Annotated[str, Meta(description="which trace: its `label` in `files`")]
+DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]
+Count = Annotated[int, Meta(description="how many")]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a document; a row of a table if its values are plain."""
+
+
+class Document(Part, frozen=True, kw_only=True):
+    """What a verb found."""
+
+    MAIN: ClassVar[str] = ""
+    SHOWN: ClassVar[tuple[str, ...]] = ()
+
+    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+
+    def rows(self, table: str = "") -> list[dict[str, Any]]:
+        """Return a table as one dictionary per row: `pandas.DataFrame(found.rows())`.
+
+        Args:
+            table: name of a field that is a table; by default the main one.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        tables = table_names(type(self))
+        chosen = table or self.MAIN
+        if chosen not in tables:
+            raise unknown_choice("table", chosen, tables)
+        return [msgspec.structs.asdict(row) for row in getattr(self, chosen)]
+
+    def title(self) -> str:
+        """What the document is about, on one line."""
+        return type(self).__name__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the title, then the tables that are looked at first."""
+        tables = (html_table(name, self.rows(name)) for name in self.SHOWN)
+        return f"<h4>{escape(self.title())}</h4>{''.join(tables)}"
+
+
+def table_names(kind: type[Document]) -> tuple[str, ...]:
+    """The fields of a document that are tables."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return tuple(field.name for field in info.fields if _is_table(field.type))
+
+
+def _is_table(kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.Metadata):
+        return _is_table(kind.type)
+    return isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType)
+
+
+def to_json(document: Part) -> dict[str, Any]:
+    """Return a document as the dictionary that its JSON is."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    return plain

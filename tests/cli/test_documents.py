@@ -1,0 +1,216 @@
+"""The documents that `--json` prints and Python returns: every row, full names, units in the keys, the figures of the events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cyclopts import App
+from msgspec import inspect
+
+import strobe as strobe_package
+from artefacts import FA, VSA, write_guide, write_trace
+from model_traces import write_model_trace
+from strobe.cli.documents.verbs import DOCUMENTS
+from strobe.cli.main import app
+from strobe.core.errors import ConfigError, DataError
+from strobe.core.notebook import MAX_ROWS, html_table
+from strobe.perf.report.documents.runs import RunDocument
+from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.report.documents.value import Document, table_names, to_json
+from terminal import Strobe, check_document
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "benchmarks" / "presets-h200"
+VALUES = [TraceDocument, SpeedupDocument, RunDocument]
+LONG = "void very::long::kernel<" + ", ".join(f"int_c<{n}>" for n in range(80)) + ">(int*)"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of 45 kernels of different names and lengths, and one with a long name."""
+    layer = [("kernel", f"work{chr(97 + n % 26)}{chr(97 + n // 26)}", 1_000 + 7 * n) for n in range(45)]
+    return write_trace(tmp_path_factory.mktemp("many") / "t.json.gz", [[*layer, ("kernel", LONG, 500)]] * 3)
+
+
+def test_every_kernel_is_a_row_whatever_a_page_shows(many: Path, strobe: Strobe) -> None:
+    found = strobe_package.read_trace(many)
+    rows = found.rows()
+    assert len(rows) == 46 > 30, "a page shows the first 30"
+    assert {(row["kernel"], row["calls"], row["sum_ns"]) for row in rows if row["kernel"].startswith("work")} == {
+        (f"work{chr(97 + n % 26)}{chr(97 + n // 26)}", 3, 3 * (1_000 + 7 * n)) for n in range(45)
+    }
+    assert LONG in {row["name"] for row in found.rows("kernel_names")}
+    printed = strobe("trace", many, "--json").document
+    assert printed.pop("written") == {} and printed == to_json(found)
+    assert printed["v"] == 1 and strobe("trace", many, "--top", 1, "--json").document["kernels"] == printed["kernels"]
+
+
+def test_tables_add_up(many: Path, tmp_path: Path) -> None:
+    for path in (many, write_model_trace(tmp_path / "m.json")):
+        found = strobe_package.read_trace(path)
+        (device,) = found.devices
+        assert device.busy_ns + device.idle_ns == device.span_ns
+        assert sum(row.exclusive_ns for row in found.kernels) == sum(row.exclusive_ns for row in found.kinds) == device.busy_ns
+        assert sum(row.idle_ns for row in found.idle) == device.idle_ns
+        assert sum(row.sum_ns for row in found.kernel_names) == sum(row.sum_ns for row in found.kernels) == device.sum_ns
+        assert sum(row.events for row in found.streams) == sum(row.events for row in found.kinds) == device.events
+
+
+def test_kernels_and_modules_are_those_of_the_events(tmp_path: Path) -> None:
+    path = write_model_trace(tmp_path / "m.json")
+    times: dict[str, list[int]] = defaultdict(list)
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event["cat"] == "kernel":
+            times[event["name"]].append(1_000 * event["dur"])
+    found = strobe_package.read_trace(path, by="shape")
+    assert {row.kernel: (row.calls, row.sum_ns, row.min_ns, row.max_ns, row.mean_ns) for row in found.kernels} == {
+        name: (len(each), sum(each), min(each), max(each), sum(each) / len(each)) for name, each in times.items()
+    }
+    assert {row.kernel: row.shape for row in found.kernels} == {
+        "flash_fwd": "1x12x4x16, 1x12x4x16, 1x12x4x16", "gemm": "12x64, 64x64",
+    }  # fmt: skip
+    (module,) = (row for row in found.ranges if row.kind == "module")
+    assert (module.name, module.calls, module.sum_ns) == ("Bert", 6, sum(map(sum, times.values())))
+    assert [row.number for row in found.steps] == [0, 1, 2, 3, 4, 5] and found.no_steps == ()
+    assert found.files[0].path == str(path) and found.metadata["m"]["record_shapes"] == "1"
+    assert [row.operator for row in found.operators] == [], "operators are for traces of the host alone"
+
+
+def test_a_window_and_a_section_are_as_on_the_command_line(tmp_path: Path) -> None:
+    path = write_model_trace(tmp_path / "m.json")
+    found = strobe_package.read_trace(path, window="ProfilerStep#2", sections=["kernel:start -> gemm -> kernel:end"])
+    assert sum(row.calls for row in found.kernels) == 2 and found.files[0].window_start_ns is not None
+    with pytest.raises(DataError, match="ProfilerStep#0"):
+        strobe_package.read_trace(path, window="ProfilerStep#9")
+    with pytest.raises(ConfigError, match="no path"):
+        strobe_package.read_trace([])
+
+
+def test_two_traces(tmp_path: Path, strobe: Strobe) -> None:
+    guide = write_guide(tmp_path / "guide")
+    found = strobe_package.compare_traces(guide["fa_trace"], guide["vsa_trace"], focal=(FA, VSA))
+    assert found.comparable and found.levels["kernel"].ratio == pytest.approx(9_534_580 / 2_762_085)
+    lines = found.rows()
+    assert sum(row["saved_ns"] for row in lines) == pytest.approx(float(found.ledgers[0].saved_ns)) == 4_371_483
+    assert [row["level"] for row in found.rows("levels")] == ["kernel", "section", "attention", "step", "stage", "e2e"]
+    assert {row["kernel"] for row in found.rows("kernels")} >= {"focal kernel", "gemm"}
+    assert {row["name"] for row in found.rows("facts")} >= {"model", "device", "world"}
+    given = ("--baseline-trace", guide["fa_trace"], "--candidate-trace", guide["vsa_trace"])
+    printed = strobe("speedup", *given, "--focal-baseline", FA, "--focal-candidate", VSA, "--json").document
+    assert {key: value for key, value in printed.items() if key not in ("written", "not_met")} == to_json(found)
+    with pytest.raises(ConfigError, match="did you mean 'lines'"):
+        found.rows("line")
+
+
+def test_two_unlike_models(tmp_path: Path) -> None:
+    sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", "ViT", size=(96, 20))
+    found = strobe_package.compare_traces(*sides, focal="flash")
+    assert not found.comparable and found.obstacles == ("model", "weights", "shapes") and found.levels["kernel"].ratio is None
+    assert "not comparable: model: Bert against ViT" in found._repr_html_()
+    meant = strobe_package.compare_traces(*sides, focal="flash", allow_different=found.obstacles, facts={"frames": "9"})
+    assert meant.comparable and meant.levels["kernel"].ratio == 1.0
+    with pytest.raises(ConfigError, match="'modle'.*did you mean 'model'"):
+        strobe_package.compare_traces(*sides, allow_different=["modle"])
+
+
+def test_runs() -> None:
+    found = strobe_package.compare_runs(RUN, pair=("quality", "turbo"))
+    assert {row["candidate"] for row in found.rows()} == {"turbo"} and found.comparable == {"turbo": True}
+    (e2e,) = (row for row in found.speedups if row.level == "e2e")
+    assert e2e.low is not None and e2e.high is not None and e2e.low < e2e.ratio < e2e.high
+    assert {row["metric"] for row in found.rows("quality")} == {"psnr", "ssim", "flip"} or found.rows("quality")
+    (account,) = found.accounts
+    assert not account.missing and account.explained_time_share is not None
+    kinds = sum(row.baseline_ns - row.candidate_ns for row in found.kinds)
+    assert sum(row.saved_ns for row in found.lines) == pytest.approx(kinds), "both are what a clip saves"
+    assert sum(row.share or 0 for row in found.parts) == pytest.approx(1) == sum(row.share or 0 for row in found.lines)
+    steady = next(row for row in found.kinds if row.kind == "steady")
+    assert sum(row.baseline_ns for row in found.parts) == pytest.approx(steady.baseline_ns / steady.frame_blocks)
+    run = strobe_package.read_run(str(RUN))
+    assert len(run.rows()) == len(run.spans) and run.rows()[0]["value_ns"] == run.spans[0].value_ns
+    assert "<table>" in run._repr_html_() and run.header.machine.device_name in run._repr_html_()
+    with pytest.raises(ConfigError, match="did you mean 'clips'"):
+        run.rows("clip")
+
+
+def numbers(kind: inspect.Type, name: str = "") -> Iterator[str]:
+    """Names of the fields that are numbers, at any depth."""
+    match kind:
+        case inspect.Metadata():
+            yield from numbers(kind.type, name)
+        case inspect.StructType():
+            for field in kind.fields:
+                yield from numbers(field.type, field.name)
+        case inspect.VarTupleType():
+            yield from numbers(kind.item_type, name)
+        case inspect.UnionType():
+            for member in kind.types:
+                yield from numbers(member, name)
+        case inspect.IntType() | inspect.FloatType():
+            yield name
+
+
+COUNTS = {
+    "v", "n", "calls", "events", "lost", "mended", "rank", "world_size", "device", "stream", "unlinked_events", "unlinked_calls",
+    "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
+    "steady_blocks", "frame_blocks", "ratio", "low", "high", "value",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_number_has_its_unit_in_its_key(kind: type[Document]) -> None:
+    names = set(numbers(inspect.type_info(kind)))
+    assert {name for name in names if not re.search(r"_(ns|bytes|share)$", name)} <= COUNTS
+    assert table_names(kind) and kind.MAIN and "v" in names
+
+
+def test_documents_are_frozen_and_shown(many: Path) -> None:
+    found = strobe_package.read_trace(many)
+    with pytest.raises(AttributeError):
+        found.files = ()
+    page = found._repr_html_()
+    assert page.count("<table>") == 3 and "very::long" not in page and f"{46 - MAX_ROWS} more in .rows()." in page
+    assert msgspec.json.decode(msgspec.json.encode(found), type=TraceDocument) == found
+
+
+def test_foreign_names_are_escaped() -> None:
+    rows: list[dict[str, Any]] = [{"<b>": "<script>alert(1)</script>", "x_ns": 1 / 3, "none": None}]
+    page = html_table("a & b", rows)
+    assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page and "a &amp; b" in page
+    assert "0.333333" in page and "<td></td>" in page and html_table("x", []) == "<p>x: none.</p>"
+
+
+def leaves(parent: App, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every verb that runs, by its words."""
+    inside = [name for name in parent if not name.startswith("-")]
+    if words and not inside:
+        yield " ".join(words)
+    for name in inside:
+        yield from leaves(parent[name], (*words, name))
+
+
+def test_every_verb_has_its_document_in_the_manual() -> None:
+    assert set(leaves(app)) == set(DOCUMENTS)
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    for verb, kinds in DOCUMENTS.items():
+        assert f"| `strobe {verb}` |" in page and all(f"## {kind.__name__}\n" in page for kind in kinds)
+
+
+def test_a_key_that_the_manual_does_not_have_is_found() -> None:
+    arguments = ("lint", "README.md", "--json")
+    check_document(arguments, '{"v": 1, "files": [], "findings": []}')
+    for wrong in (
+        '{"v": 1, "files": [], "findings": [], "more": 1}',
+        '{"v": 1, "files": []}',
+        '{"v": 1, "files": 3, "findings": []}',
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            check_document(arguments, wrong)
