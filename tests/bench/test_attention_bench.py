@@ -163,7 +163,9 @@ def test_grids_that_cannot_be_are_refused(wrong: dict[str, tuple[float, ...]], w
 
 def test_contestants_are_named_by_kind_impl_or_both() -> None:
     assert contestants(["fine:cpu"], CPU) == ("fine:cpu",)
-    assert contestants(["cpu"], CPU) == ("fine:cpu", "tiled:cpu", "raster:cpu")
+    assert contestants(["cpu"], CPU) == ("dense:cpu", "fine:cpu", "tiled:cpu", "raster:cpu")
+    assert not any(name.endswith(":flex") for name in contestants([], CPU))  # it forms all pairs of tokens on a CPU
+    assert "fine:flex" in contestants([], torch.device("cuda"))
     assert {name.partition(":")[0] for name in contestants(["dense"], CPU)} == {"dense"}
     assert set(contestants(["peers"], CPU)) == {f"peer:{name}" for name in peers.PEERS}
     assert not any(name.endswith(":reference") for chosen in ([], ["raster"], ["dense"]) for name in contestants(chosen, CPU))

@@ -17,8 +17,10 @@ from strobe.attention.sparse.api import explain_block_sparse
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.video import explain_video
 from strobe.attention.types import AttentionSpec
 from strobe.core.device import Card, card_of
+from strobe.core.errors import ConfigError
 
 
 def explain(
@@ -30,7 +32,7 @@ def explain(
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
-    deterministic: bool = False,
+    **options: Any,
 ) -> Choice[AttentionSpec] | Choice[SparseSpec]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
@@ -42,17 +44,25 @@ def explain(
         softmax_scale: as it would be given.
         impl: the name that would be given.
         return_lse: whether the lse would be asked for.
-        deterministic: as in `block_sparse_attention`.
+        options: the other arguments of the operator: `deterministic=` of `block_sparse_attention`; `grid=`, which makes the call
+            one of `video_sparse_attention`, and its arguments, such as `sparsity=0.9`.
 
     Raises:
         ShapeError: the arguments do not fit together.
+        ConfigError: arguments of `video_sparse_attention` without a grid, or a selection beside it.
         ImplUnavailableError: the named impl cannot run this call.
     """
+    given: dict[str, Any] = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
+    if "grid" in options:
+        if selection is not None:
+            raise ConfigError("selection: got one beside grid; video_sparse_attention makes its own")
+        return explain_video(q, k, v, **given, **options)
+    unknown = [name for name in options if name != "deterministic"]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)}: an argument of video_sparse_attention alone; give its grid=(T, H, W) too")
     if selection is None:
-        return explain_dense(q, k, v, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse)
-    return explain_block_sparse(
-        q, k, v, selection, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse, deterministic=deterministic
-    )
+        return explain_dense(q, k, v, **given)
+    return explain_block_sparse(q, k, v, selection, **given, **options)
 
 
 State = Literal["gated", "runs", "untested", "failed", "missing"]

@@ -60,14 +60,12 @@ def expect(name: str, value: object, kind: type | tuple[type, ...], wanted: str)
     raise ConfigError(f"{name}: got {given}, expected {wanted}")
 
 
-def scale_of(softmax_scale: float | None) -> float | None:
-    """The scale as a float; None if it is the default.
+def scale_of(softmax_scale: float) -> float:
+    """The scale as a float.
 
     Raises:
         ConfigError: it is no number.
     """
-    if softmax_scale is None:
-        return None
     try:
         return float(softmax_scale)
     except (TypeError, ValueError, RuntimeError):

@@ -34,8 +34,8 @@ class Grid:
     Args:
         grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick; or three sizes T H W
             of a grid of your own.
-        quick: the same as --grid quick: seconds on a CPU.
-        shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick.
+        quick: the same as --grid quick: half a minute on a CPU, a size that is too small for sparsity to pay and one that is not.
+        shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         tokens: length of a plain sequence of your own; a multiple of 1024 fills whole tiles.
         heads: of a grid or sequence of your own.
         head_dim: likewise.
@@ -65,7 +65,8 @@ class How:
     Args:
         impls: implementations (triton, sdpa), kinds (dense, fine, tiled, raster), both (fine:triton), peers, or peer:NAME; all
             that are present by default, reference only by name.
-        seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take.
+        seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take. By default 4, for the quick grid
+            0.5.
         dtype: auto, bfloat16, float16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
         data: smooth (near tokens see each other) or normal (noise).
         tile: auto (fewest padding rows) or cube (the usual tile of the block size).
@@ -75,7 +76,7 @@ class How:
     """
 
     impls: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    seconds_per_cell: float = 4.0
+    seconds_per_cell: float | None = None
     dtype: str = "auto"
     data: str = "smooth"
     tile: str = "auto"
@@ -125,12 +126,19 @@ def attention(
             data=how.data,
             tile=how.tile,
             seed=how.seed,
-            seconds=how.seconds_per_cell,
+            seconds=_seconds(how, grid),
             traced_calls=3 if how.profile else 0,
         )
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe bench attention --render --out {out}")):
             outcome = run_grid(chosen, request, out, progress)
     return _report(out, outcome, output, advice=advice)
+
+
+def _seconds(how: How, grid: Grid) -> float:
+    """Of timed calls in a cell."""
+    if how.seconds_per_cell is not None:
+        return how.seconds_per_cell
+    return 0.5 if grid.quick or grid.grid == ("quick",) else 4.0
 
 
 def _cells(grid: Grid) -> tuple[Cell, ...]:
@@ -161,9 +169,9 @@ def _cells(grid: Grid) -> tuple[Cell, ...]:
     if named == "scenarios":
         return scenario_cells(shapes or [shape_named("wan-1.3b-480p")])
     quick, full = named == "quick", named == "full"
-    shapes = shapes or [shape_named("quick")] if quick else shapes or list(SHAPES[:6] if full else SHAPES[:3])
-    defaults = (0.5, 0.75) if quick else SPARSITIES if full else (0.8, 0.9)
-    blocks = grid.blocks or ((64, 128, 256) if full else (64, 128))
+    shapes = shapes or list(SHAPES[6:] if quick else SHAPES[:6] if full else SHAPES[:3])
+    defaults = (0.9,) if quick else SPARSITIES if full else (0.8, 0.9)
+    blocks = grid.blocks or ((64,) if quick else (64, 128, 256) if full else (64, 128))
     sparsities = grid.sparsity or (() if grid.topk else defaults)
     directions = (False, True) if grid.backward or quick or full else (False,)
     return cells(shapes, sparsities, blocks, topks=grid.topk, directions=directions)

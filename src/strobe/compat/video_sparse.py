@@ -67,11 +67,11 @@ def video_sparse_attn(
     kv_rows = _grid(variable_block_sizes, k.shape[2] // block, block, "variable_block_sizes", q.device)
     ragged = q_rows.ragged_sizes is not None or kv_rows.ragged_sizes is not None
     expect("topk", topk, int, "an int")
-    call = (*(Face.of(*each) for each in (("q", queries), ("k", keys), ("v", values))),)
+    faces = (Face.of("q", queries), Face.of("k", keys), Face.of("v", values))
     tiles, deterministic = Tiles(block, q_rows.num_tiles, kv_rows.num_tiles, ragged), torch.are_deterministic_algorithms_enabled()
     selected = min(index(topk), kv_rows.num_tiles)
     work_out = _worked_out if torch.compiler.is_compiling() else _kept
-    spec, choice = work_out(call, tiles, selected, impl, torch.is_grad_enabled(), deterministic)
+    spec, choice = work_out(faces, tiles, selected, impl, torch.is_grad_enabled(), deterministic)
     wish = Wish(
         softmax_scale=spec.softmax_scale,
         parts=1,

@@ -331,5 +331,16 @@ def test_what_does_not_fit_is_refused() -> None:
     for queries, selection, message in cases:
         with pytest.raises(ShapeError, match=message):
             block_sparse_attention(queries, k, v, selection)
+    wrong: list[tuple[dict[str, object], str]] = [
+        (
+            {"selection": torch.ones(1, 2, 2, 3)},
+            r"selection: got a tensor of shape \(1, 2, 2, 3\) .*BlockSelection.from_mask makes",
+        ),
+        ({"q": None}, r"q: got None, expected a tensor \[B, S, H, D\]"),
+        ({"softmax_scale": torch.ones(2)}, r"softmax_scale: got a tensor of shape \(2,\) and torch.float32, expected a number"),
+    ]
+    for change, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            block_sparse_attention(**({"q": q, "k": k, "v": v, "selection": good} | change))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"mask: got \(2, 3\) torch.bool, expected \[B, H, N_q, N_kv\]"):
         BlockSelection.from_mask(torch.ones(2, 3, dtype=torch.bool), block=64)

@@ -222,12 +222,15 @@ def test_gradients_are_those_of_the_definition() -> None:
         ({"q_tiles": tile_layout((2, 5, 6), "auto")}, ShapeError, r"q: got shape .* expected \[B, 60, H, D\]"),
         ({"q_tiles": tile_layout((2, 5, 7), "auto", 128)}, ShapeError, "blocks of 128, expected the history's 64"),
         ({"means": torch.zeros(2, 2, 3, 8)}, ShapeError, r"history means: got shape \(2, 2, 3, 8\), expected \(2, 2, 45, 8\)"),
+        ({"sizes": torch.zeros(45)}, ShapeError, "history sizes: got torch.float32 on cpu, expected torch.int32 on cpu like q"),
+        ({"q_tiles": (2, 5, 7)}, ConfigError, "q_tiles: got a tuple, expected a strobe.TileLayout; strobe.tile_layout makes one"),
+        ({"sparsity": "0.5"}, ConfigError, r"sparsity: got '0.5', expected 0 \(dense\) to below 1"),
         ({"num_tiles": 99}, ShapeError, "num_tiles: got 99, expected 0 to 45"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
     drawn = draw(Case())
-    own = {name: value for name, value in change.items() if name in ("means", "num_tiles")}
+    own = {name: value for name, value in change.items() if name in ("means", "num_tiles", "sizes")}
     options: dict[str, Any] = {"q_tiles": drawn.q_tiles, "sparsity": 0.5} | {k: v for k, v in change.items() if k not in own}
     with pytest.raises(error, match=words):
         history_attention(drawn.q, (drawn.new,), replace(drawn.history, **own), **options)

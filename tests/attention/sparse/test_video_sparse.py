@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
+from strobe.attention.explain import explain
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
@@ -257,6 +258,28 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"q_layout": "tiled"}, ShapeError, "q: got 90 rows, expected 256 in tiled order"),
         ({"q_layout": "columns"}, ConfigError, "layout of q: got 'columns', expected 'raster' or 'tiled'"),
         ({"gate": torch.ones(3)}, ShapeError, r"gate: got shape \(3,\), expected what broadcasts to q's \(2, 90, 4, 8\)"),
+        ({"gate": 0.5}, ConfigError, r"gate: got 0.5, expected a tensor of what broadcasts to q's \(2, 90, 4, 8\)"),
+        (
+            {"topk": torch.tensor(2)},
+            ConfigError,
+            r"topk: got a tensor of shape \(\) and torch.int64, expected an int, or a sequence",
+        ),
+        (
+            {"topk": torch.tensor([1, 2, 1, 1])},
+            ConfigError,
+            r"topk: got a tensor of shape \(4,\) and torch.int64, expected an int",
+        ),
+        ({"topk": 2.0}, ConfigError, "topk: got 2.0, expected an int, or a sequence with one for each head"),
+        ({"topk": ("2", 1, 1, 1)}, ConfigError, "topk: got '2', expected an int"),
+        ({"topk": None, "sparsity": "0.9"}, ConfigError, r"sparsity: got '0.9', expected 0 \(dense\) to below 1"),
+        ({"grid": 90}, ConfigError, r"grid: got 90, expected \(time, height, width\)"),
+        ({"tile": 4.0}, ConfigError, r"tile: got 4.0, expected \(time, height, width\)"),
+        ({"forced": True}, ConfigError, "forced: got True, expected a strobe.Forced"),
+        ({"estimator": 4}, ConfigError, "estimator: got 4, expected a strobe.Estimator"),
+        ({"probe": "64"}, ConfigError, "probe: got '64', expected 0 for none or a number of queries"),
+        ({"rope": (1.0, 2.0)}, ConfigError, r"rope: got 1.0, expected \(cos, sin\), two tensors"),
+        ({"softmax_scale": "small"}, ConfigError, "softmax_scale: got 'small', expected a number"),
+        ({"q": [1.0]}, ConfigError, r"q: got a list, expected a tensor \[B, S, H, D\]"),
         ({"rope": (torch.ones(90, 8),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on cpu, expected \(90, 4\)"),
         ({"estimator": Estimator(parts=3)}, ConfigError, "estimator: got 3 parts, expected a divisor of the block's 64 rows"),
     ],
@@ -264,7 +287,23 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     q, k, v = _qkv()
     with pytest.raises(error, match=message):
-        video_sparse_attention(q, k, v, **({"grid": GRID, "topk": 2} | change))
+        video_sparse_attention(**({"q": q, "k": k, "v": v, "grid": GRID, "topk": 2} | change))
+
+
+def test_explain_tells_of_the_call_itself() -> None:
+    q, k, v = _qkv()
+    choice = explain(q, k, v, grid=GRID, topk=2)
+    assert choice.impl.name == "cpu" and choice.note == "the stages around it run in PyTorch"
+    assert "runs: cpu" in str(choice) and ("reference", "cpu comes first") in choice.passed_over
+    graded = explain(q.requires_grad_(), k, v, grid=GRID, sparsity=0.5, tile="auto", gate=torch.ones(1))
+    assert graded.note == "the stages around it run in PyTorch: a gradient is asked for"
+    assert explain(q, k, v, grid=GRID, topk=2, impl="reference").impl.name == "reference"
+    with pytest.raises(ConfigError, match="topk: got 9, expected 1 to 4"):
+        explain(q, k, v, grid=GRID, topk=9)
+    with pytest.raises(ConfigError, match="topk: an argument of video_sparse_attention alone; give its grid"):
+        explain(q, k, v, topk=2)
+    with pytest.raises(ConfigError, match="selection: got one beside grid"):
+        explain(q, k, v, video_sparse_attention(q, k, v, grid=GRID, topk=2).selection, grid=GRID, topk=2)
 
 
 def test_rope_needs_positions_it_can_know() -> None:

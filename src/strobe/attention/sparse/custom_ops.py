@@ -163,8 +163,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     @_first
     def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *tensors = saved
-        selection = _selection(tuple(tensors), ctx.options)
+        q, k, v, out, lse, indices, counts, q_sizes, kv_sizes = saved
+        selection = _selection((indices, counts, q_sizes, kv_sizes), ctx.options)
         found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
         return *found, None, None, None
 

@@ -95,8 +95,8 @@ def history_attention(
     Source: the selection is that of Video Sparse Attention, arXiv 2505.13389; the merge is in `strobe.attention.state`.
     """
     _check(q, history, q_tiles)
-    given = scale_of(softmax_scale)
-    parts, scale = [(k, v) for k, v in dense if k.shape[1]], q.shape[-1] ** -0.5 if given is None else given
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
+    parts = [(k, v) for k, v in dense if k.shape[1]]
     rows: list[Tensor | None] = [None] * len(parts)
     if not history.num_tiles:
         with span(ATTENTION_KERNEL):
@@ -148,7 +148,7 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
     fine = fine_spec(spec, tiles, (selected,), needs_grad=spec.needs_grad, deterministic=deterministic)
     wish = Wish(
         softmax_scale=scale,
-        parts=history.estimator.parts,
+        parts=index(history.estimator.parts),
         per_head=(selected,),
         counts=filled(selected, (spec.batch, spec.num_heads, q_tiles.num_tiles), q.device),
         forced=None,
@@ -210,15 +210,15 @@ def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
     if q_tiles.block != history.block:
         raise ShapeError(f"q_tiles: got blocks of {q_tiles.block}, expected the history's {history.block}")
     if history.keys.dim() != 4 or history.keys.shape[1] % history.block:
-        given = tuple(history.keys.shape)
-        raise ShapeError(f"history keys: got shape {given}, expected [B, N * {history.block}, H_kv, D], rows in whole tiles")
+        shape = tuple(history.keys.shape)
+        raise ShapeError(f"history keys: got shape {shape}, expected [B, N * {history.block}, H_kv, D], rows in whole tiles")
     batch, rows, heads, width = history.keys.shape
     number = rows // history.block
     expected = {"means": (batch, heads, number * history.estimator.parts, width), "sizes": (number,)}
-    for name, shape in expected.items():
+    for name, wanted in expected.items():
         found = tuple(getattr(history, name).shape)
-        if found != shape:
-            raise ShapeError(f"history {name}: got shape {found}, expected {shape} for keys {tuple(history.keys.shape)}")
+        if found != wanted:
+            raise ShapeError(f"history {name}: got shape {found}, expected {wanted} for keys {tuple(history.keys.shape)}")
     if history.sizes.dtype != torch.int32 or history.sizes.device != q.device:
         given = f"{history.sizes.dtype} on {history.sizes.device}"
         raise ShapeError(f"history sizes: got {given}, expected torch.int32 on {q.device} like q")

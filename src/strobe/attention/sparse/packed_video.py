@@ -1,7 +1,7 @@
 """Video-sparse attention of packed sequences: the coarse stage, the selection and the fine stage stay inside each sequence.
 
-As `video_sparse_attention` of every sequence by itself, over blocks of consecutive tokens. How many blocks a sequence has is known
-to the device alone; nothing waits for it. All blocks of all sequences are scored, and the scores between two sequences hidden.
+As `video_sparse_attention` of every sequence by itself, over blocks of consecutive tokens. How many blocks a sequence has is
+known to the device alone; nothing waits for it. All blocks are scored against all, and the scores between two sequences hidden.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def video_sparse_attention_varlen(
     own = keys.first_blocks.diff()  # key blocks of each sequence
     wanted, most = _numbers(own, topk, sparsity, keys.num_blocks)
     scale = q.shape[2] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
-    assert scale is not None
-    rows = tuple(layout.to_blocks(each) for layout, each in ((queries, q), (keys, k), (keys, v)))
+    rows = (queries.to_blocks(q), keys.to_blocks(k), keys.to_blocks(v))
     with ambient(q):
         adds = gate is not None if coarse is None else coarse
         hidden = queries.sequences[:, None] != keys.sequences  # [N_q, N_kv]: blocks of another sequence

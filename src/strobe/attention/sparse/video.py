@@ -203,7 +203,7 @@ def _call_of(
         layouts=(q_layout, kv_layout),
         coarse=gate is not None if coarse is None else coarse,
         rotated=rope is not None,
-        softmax_scale=scale_of(softmax_scale),
+        softmax_scale=None if softmax_scale is None else scale_of(softmax_scale),
         impl=impl,
         return_lse=return_lse or probe > 0,
         needs_grad=_graded(q, k, v, *tables),

@@ -158,14 +158,14 @@ def _traced(
     faces: tuple[tuple[Any, ...], ...],
     forced: tuple[bool, int, int],
     parts: int,
-    grids: tuple[Any, ...],
+    grids: Any,
     sparsity: float | None,
-    rest: tuple[Any, ...],
+    rest: Any,
 ) -> VideoPlan:
     """The plan, worked out while a compiler traces. A compiler hands on plain values only."""
     policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
     q, k, v = (Face(*face) for face in faces)
-    return _kept(VideoCall((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest))
+    return _kept(VideoCall._make(((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest)))
 
 
 def _counts(per_head: Sequence[int], batch: int, num_q: int) -> Tensor:

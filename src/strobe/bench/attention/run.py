@@ -103,7 +103,7 @@ def _default(name: str, on_gpu: bool) -> bool:
     kind, _, impl = name.partition(":")
     if kind == "peer":
         return on_gpu and peers.PEERS[impl].installed()
-    return impl != ours.SLOW and not (on_gpu and impl == "cpu")
+    return impl not in (ours.SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
 def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Progress) -> Outcome:

@@ -39,10 +39,10 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs[:3])
+        q, k, v = (tensor.detach().requires_grad_() for tensor in inputs[:3])
         with torch.enable_grad():
-            out = _attend(*leaves, inputs[3])
-        ctx.step = leaves, out
+            out = _attend(q, k, v, inputs[3])
+        ctx.step = (q, k, v), out
         ctx.save_for_backward(*inputs[:3])
         return out.detach()
 

@@ -137,7 +137,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     @_first
     def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
-        return *_backward(*grads, saved[:3], saved[3:], ctx.softmax_scale), None
+        d_out, d_lse = grads
+        return *_backward(d_out, d_lse, saved[:3], saved[3:], ctx.softmax_scale), None
 
 
 def _refuses(spec: AttentionSpec) -> str | None:

@@ -7,7 +7,7 @@ float32 `[B, H, S_q]`: cuDNN's has a last dimension of 1 and the memory-efficien
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
     groups = spec.num_heads // spec.num_kv_heads
     kernel = kernel_of(spec)
     if not kernel:
-        options = {"enable_gqa": True} if groups > 1 else {}  # a comparison of symbolic numbers of heads is no bool
+        options: dict[str, Any] = (
+            {"enable_gqa": True} if groups > 1 else {}
+        )  # a comparison of symbolic numbers of heads is no bool
         out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, **options)
         return AttentionOutput(out=out.transpose(1, 2), lse=None)
     if groups > 1:
