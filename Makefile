@@ -53,7 +53,7 @@ test: setup
 
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rlE '@given|run_state_machine_as_test' tests)
 
 lint: setup
 	$(BIN)/ruff check .
