@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt lint type bench docs lock clean
+.PHONY: setup demo test hunt mutants lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,12 @@ test: setup
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
 	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rlE '@given|run_state_machine_as_test' tests)
+
+# Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
+SEED ?= 0
+NUMBER ?= 40
+mutants: setup
+	$(BIN)/python tests/mutants/mutants.py run --seed $(SEED) --number $(NUMBER)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -120,11 +120,12 @@ def test_copies_know_that_the_window_is_to_be_derived_again(
     session, other = (make(preset=EngineConfig(window=6, sink=1, keep_sink=False)) for _ in range(2))
     play(session, 3)
     session.use_lora(lora(tiny))
+    before = session.snapshot()
     if soft:
         session.prompt("blue square", mode="soft")
         session.prepare()
     snapshot = session.snapshot()
-    assert snapshot.state.stale
+    assert snapshot.state.stale and torch.equal(snapshot.cache.keys, before.cache.keys)
     if way == "save":
         snapshot.save(tmp_path / "s")
         snapshot = read_snapshot(tmp_path / "s", torch.device("cpu"))
