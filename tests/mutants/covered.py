@@ -110,8 +110,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--covered-to", type=Path)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Note from the start, so that what runs at import is seen."""
-    lines = Lines(config.getoption("--covered").resolve())
-    config.pluginmanager.register(Map(lines, config.rootpath, config.getoption("--covered-to")))
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Note from before the first `conftest.py`, so that what runs at import is seen."""
+    options = early_config.known_args_namespace
+    lines = Lines(options.covered.resolve())
+    early_config.pluginmanager.register(Map(lines, early_config.rootpath, options.covered_to))
     lines.start()

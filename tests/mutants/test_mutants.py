@@ -72,6 +72,7 @@ def project(tmp_path: Path) -> Project:
         "src/toy/__init__.py": "",
         "src/toy/room/__init__.py": "",
         "src/toy/room/clamp.py": SOURCE,
+        "tests/room/conftest.py": "import toy.room.clamp",
         "tests/room/test_clamp.py": TESTS,
         "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n",
     }.items():
