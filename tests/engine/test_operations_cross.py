@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from damaged_snapshots import numbers, tensors
+from fault_snapshots import numbers, tensors
 from strobe.core.errors import SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.frame_block import FrameBlock

@@ -1,10 +1,12 @@
-"""Damages snapshot files, and checks what comes of it: each is refused with a `SessionError`, or read as what it was."""
+"""Damage to snapshot files: bits flipped, a part cut out, tensors swapped, a number of a header changed."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +14,34 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import SessionError
+from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot, read_snapshot
 
 LENGTH_BYTES = 8
 """Of the number at the start of a safetensors file: bytes of its header, which follows."""
 NUMBERS = (0, 1, -1, 2, 7, 64, 1_000_000_000, 10**30, 1.5)
 """What a number of the header is replaced by."""
+
+
+def damaged_snapshot(seed: int, folder: Path) -> None:
+    """One damage to the file of a session of the bundled model: it is refused with a `SessionError`, or read as what it was."""
+    path, data = folder / "snapshot.safetensors", sound()
+    path.write_bytes(data)
+    whole = read_snapshot(path, torch.device("cpu"))
+    path.write_bytes(damage(data, seed))
+    check(path, whole)
+
+
+@cache
+def sound() -> bytes:
+    """The file of a session on its way from one prompt to another, with a third that waits."""
+    with tempfile.TemporaryDirectory() as folder, Session("a red circle moving left", preset="turbo", device="cpu") as session:
+        next(iter(session.stream()))
+        session.prompt("a blue square moving up", mode="interpolate", over=3)
+        next(iter(session.stream()))
+        session.prompt("a green circle moving left")
+        session.snapshot().save(Path(folder) / "s")
+        return (Path(folder) / "s").read_bytes()
 
 
 def damage(data: bytes, number: int) -> bytes:
