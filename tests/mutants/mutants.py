@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ NOT_COPIED = (".git", ".venv", "build", "runs", "dist", "__pycache__", ".hypothe
 SLACK_S, SLOWER = 60, 4
 """A mutant may take so many seconds, and so many times as long as its tests took under the tracer; then it hangs, and counts as
 killed."""
+NO_TESTS = 5
+"""Exit code of pytest for a file without any, such as one for a device that is not there."""
 Entry = dict[str, Any]
 
 
@@ -66,32 +69,47 @@ class Project:
         with self.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def covered(self, package: str) -> Entry:
-        """Tests of the package, and which of its lines each runs; found anew if a source or a test changed."""
-        source, tests = self.root / "src" / self.name / package, self.root / "tests" / package
-        digest = hashlib.sha256()
-        for path in sorted([*source.rglob("*.py"), *tests.rglob("*.py")]):
+    def covered(self, package: str, jobs: int) -> Entry:
+        """Tests of the package, and which of its lines each runs; found anew, a file of tests at a time, if a source or a test
+        changed."""
+        tests, digest = self.root / "tests" / package, hashlib.sha256()
+        for path in sorted([*(self.root / "src" / self.name / package).rglob("*.py"), *tests.rglob("*.py")]):
             digest.update(f"{path.relative_to(self.root)} {len(path.read_bytes())} ".encode() + path.read_bytes())
-        kept = self.root / "build" / "mutants" / f"{package.replace('/', '.')}.{digest.hexdigest()[:16]}.json"
-        if not kept.exists():
+        name = package.replace("/", ".")
+        folder = self.root / "build" / "mutants" / f"{name}-{digest.hexdigest()[:16]}"
+        if not folder.exists():
             say(f"{package}: finding out which test runs which line")
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            for old in kept.parent.glob(f"{package.replace('/', '.')}.*.json"):
-                old.unlink()
-            options = ["-p", "covered", f"--covered={source}", f"--covered-to={kept}.partial", f"tests/{package}"]
+            for old in folder.parent.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            folder.mkdir(parents=True)
+        found: Entry = {"tests": [], "lines": defaultdict(lambda: defaultdict(list))}
+        with ThreadPoolExecutor(jobs) as pool:
+            for each in pool.map(lambda file: self._map(package, file, folder), sorted(tests.rglob("test_*.py"))):
+                first = len(found["tests"])
+                found["tests"] += each["tests"]
+                for path, lines in each["lines"].items():
+                    for line, numbers in lines.items():
+                        found["lines"][path][line] += [first + number for number in numbers]
+        return found
+
+    def _map(self, package: str, file: Path, folder: Path) -> Entry:
+        """The map of one file of tests; kept at once, so that a run that is broken off loses little."""
+        kept = folder / f"{str(file.relative_to(self.root)).replace('/', '.')}.json"
+        if not kept.exists():
+            source, beside = self.root / "src" / self.name / package, kept.with_suffix(".partial")
+            options = ["-p", "covered", f"--covered={source}", f"--covered-to={beside}", str(file)]
             done = pytest(options, self.root, path=HERE)
-            found = json.loads(Path(f"{kept}.partial").read_text(encoding="utf-8")) if done.returncode == 0 else {}
-            if not found or found["failed"]:
+            if done.returncode not in (0, NO_TESTS) or json.loads(beside.read_text(encoding="utf-8"))["failed"]:
                 raise SystemExit(f"the tests of {package} fail without a mutant; mend them first\n{done.stdout[-2000:]}")
-            Path(f"{kept}.partial").replace(kept)
+            beside.replace(kept)
         result: Entry = json.loads(kept.read_text(encoding="utf-8"))
         return result
 
-    def candidates(self, packages: Iterable[str]) -> dict[str, tuple[Mutant, list[tuple[str, float]]]]:
+    def candidates(self, packages: Iterable[str], jobs: int) -> dict[str, tuple[Mutant, list[tuple[str, float]]]]:
         """All mutants on lines that tests run, with these tests and their seconds, the fastest first; by key."""
         found = {}
         for package in packages:
-            covered = self.covered(package)
+            covered = self.covered(package, jobs)
             for path, lines in covered["lines"].items():
                 for mutant in mutants(path, (self.root / path).read_text(encoding="utf-8")):
                     numbers = {number for line in mutant.lines for number in lines.get(str(line), ())}
@@ -193,7 +211,7 @@ def main(words: list[str], project: Project) -> None:
             parser.error(f"{asked.key} is no survivor, or has no reason; `list` shows the survivors")
         project.add(entries[asked.key] | {"outcome": "equivalent", "reason": asked.reason})
     elif asked.what in ("run", "again"):
-        found = project.candidates(asked.packages)
+        found = project.candidates(asked.packages, asked.jobs)
         if asked.what == "again":
             keys = [key for key, entry in entries.items() if entry["outcome"] == "survived" and key in found]
         else:
