@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt layouts faults lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts faults mutants lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -53,7 +53,7 @@ test: setup
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests) tests/attention/sparse/test_compiled_ahead.py
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rlE '@given|run_state_machine_as_test' tests) tests/attention/sparse/test_compiled_ahead.py
 
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup
@@ -63,6 +63,12 @@ layouts: setup
 # KINDS="'kill -9' 'damaged records'" tries some.
 faults: setup
 	PYTHONPATH=tests/faults $(BIN)/python tests/faults/run_faults.py $(KINDS)
+
+# Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
+SEED ?= 0
+NUMBER ?= 40
+mutants: setup
+	$(BIN)/python tests/mutants/mutants.py run --seed $(SEED) --number $(NUMBER)
 
 lint: setup
 	$(BIN)/ruff check .

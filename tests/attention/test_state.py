@@ -107,6 +107,16 @@ def test_nan_is_never_hidden() -> None:
             assert merge(order).out.isnan().all()
 
 
+def test_a_score_that_overflowed_is_never_hidden() -> None:
+    """An lse of +inf is no attention: its row is NaN, out and lse, and the rows beside it are what they were."""
+    good = AttentionOutput(out=torch.ones(1, 2, 1, 4), lse=torch.zeros(1, 1, 2))
+    bad = AttentionOutput(out=torch.zeros(1, 2, 1, 4), lse=torch.tensor([[[float("inf"), 0.0]]]))
+    for order in ([good, bad], [bad, good], [bad], [bad, bad]):
+        found = merge(order)
+        assert found.lse is not None and found.out[:, 0].isnan().all() and found.lse[..., 0].isnan().all()
+        assert found.out[:, 1].isfinite().all() and found.lse[..., 1].isfinite().all()
+
+
 def test_rows_of_a_part_lie_elsewhere() -> None:
     """One part in another order amid rows that nothing reads; what it gives is what reordering it first gives, with gradients."""
     q, k, v = _qkv(9, 41)

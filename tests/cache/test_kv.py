@@ -153,6 +153,23 @@ def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None
         build(kind, 8, 2).restore(state)
 
 
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, partial(QuantizedRing, to="int8")])
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+def test_a_snapshot_knows_where_a_renewed_sink_begins(kind: Any, positions: str) -> None:
+    cache, other = (build(kind, 7, 2, positions=positions, rotate=turn_into) for _ in range(2))
+    for block in range(4):
+        write(cache.at(3 * block, 3))
+    write(cache.rewrite(12, keep_sink=False), 9)
+    state = cache.snapshot()
+    assert (state.origin, state.end) == (5, 12)
+    other.restore(state)
+    for block in range(4, 8):
+        for mine, theirs in zip(write(other.at(3 * block, 3)), write(cache.at(3 * block, 3)), strict=True):
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    other.reset()
+    assert other.snapshot().origin == 0
+
+
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
 def test_reset_starts_over(kind: type[Any]) -> None:
     used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))

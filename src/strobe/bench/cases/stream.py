@@ -26,8 +26,8 @@ from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.prompts import Switch, check_switches
 from strobe.engine.session import Session
+from strobe.engine.snapshot import Snapshot
 from strobe.engine.sparsity import BLOCK
-from strobe.engine.state import Snapshot
 from strobe.engine.video import VideoFile
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
