@@ -11,6 +11,7 @@ from fault_disks import full_disk
 from fault_folders import HOSTILE, hostile_file
 from fault_kills import killed
 from fault_records import damaged_records
+from fault_snapshots import damaged_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,12 @@ KINDS: Final = (
         tries=500,
         survived="The report says the same as before, or a banner names the damage, or one line says why there is none.",
         attempt=damaged_records,
+    ),
+    Kind(
+        name="damaged snapshots",
+        tries=200,
+        survived="The snapshot is refused with one error, or what is read is bit-equal to what was written.",
+        attempt=damaged_snapshot,
     ),
     Kind(
         name="hostile files in a run folder",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -255,19 +255,12 @@ class Session:
             with self._prompting:
                 self._pending, self._open_block = snapshot.pending, snapshot.state.next_block
 
-    @contextmanager
-    def launched(self) -> Iterator[None]:
-        """Run passes kernel by kernel meanwhile, not as recorded graphs: the same frames, slower. For a profiler, which sees no
-        regions inside a graph."""
-        self._check_open()
-        with self._stream.launched():
-            yield
+    def launched(self) -> AbstractContextManager[None]:
+        """Launch passes kernel by kernel meanwhile, not as graphs, inside which a profiler sees no regions: the same frames."""
+        return self._stream.launched()
 
     def fork(self) -> Session:
-        """Return a second session that goes on from here on its own; weights are shared.
-
-        Raises: see `snapshot`.
-        """
+        """Return a second session that goes on from here on its own, with the same weights; raises what `snapshot` does."""
         with self._exclusive():
             other = Session.__new__(Session)
             other._attach(self._stream.fork())
