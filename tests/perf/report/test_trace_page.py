@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -246,3 +248,33 @@ def test_events_are_written_once_each(tmp_path: Path) -> None:
 def test_every_section_takes_a_trace_of_nothing(top: int) -> None:
     report = build_trace_report(study_of(trace_of(()), top=top))
     assert render_html(report) and render_markdown(report)
+
+
+def many_devices(num: int) -> Trace:
+    """Devices that each run a loop of four kernels, two of them launched by one graph, under ranges of the host."""
+    events, ranges = [], []
+    for step in range(6):
+        ranges.append(HostEvent(f"step {step}", 100_000 * step, 100_000 * step + 90_000, 0))
+        for device in range(num):
+            at = 100_000 * step + 17 * device
+            graph = HostEvent("cudaGraphLaunch", at + 400, at + 500, 0)
+            for place, name in enumerate(("a", "b", "c", "c")):
+                host = graph if place > 1 else HostEvent("cudaLaunchKernel", at + 100 * place, at + 100 * place + 50, 0)
+                start = at + 9_000 + 3_000 * place
+                events.append(DeviceEvent(name, "kernel", start, start + 2_500, device, 7, max(0, place - 2), host))
+    return trace_of(events, ranges=HostEvents.from_rows(ranges), devices=tuple(Device(index=i) for i in range(num)))
+
+
+def calls_of_a_page(num: int) -> tuple[int, int]:
+    """Calls of all functions, and of the search for periods, that the page of so many devices takes."""
+    study, profile = study_of(many_devices(num)), cProfile.Profile()
+    profile.runcall(build_trace_report, study)
+    counts = {(code.co_name if isinstance(code, CodeType) else code): n for code, n, *_ in profile.getstats()}
+    return sum(n for _, n, *_ in profile.getstats()), counts["find_periods"]
+
+
+def test_the_work_grows_no_faster_than_the_devices() -> None:
+    calls_of_a_page(2)  # imports and what is kept of names
+    (few, periods), (many, twice) = calls_of_a_page(16), calls_of_a_page(32)
+    assert many <= 2.1 * few
+    assert twice == 2 * periods

@@ -100,9 +100,14 @@ class Launch:
     activity: Activity
 
 
-def launch(view: DeviceView) -> Launch:
-    """Analyse how the events of one device were launched."""
-    calls = _Calls(view)
+def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
+    """Analyse how the events of one device were launched.
+
+    Args:
+        view: the device.
+        is_graph: what `graph_calls` says of its trace; it is asked if this is not given.
+    """
+    calls = _Calls(view, graph_calls(view.trace) if is_graph is None else is_graph)
     names = len(calls.hosts.names)
     by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
     by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
@@ -134,20 +139,20 @@ def launch(view: DeviceView) -> Launch:
 class _Calls:
     """The events that start in the window of a view, and the calls that launched them."""
 
-    def __init__(self, view: DeviceView) -> None:
-        self._view = view
+    def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
+        self._view, self.is_graph = view, is_graph
         self.hosts = view.trace.device_events.hosts
         self.name, self.begin, self.end = (
             np.asarray(column) for column in (self.hosts.name, self.hosts.start_ns, self.hosts.end_ns)
         )
-        self.is_graph = _graphs(view.trace)
         self.num_events = self.num_unlinked = 0
-        self._used = np.zeros(len(self.hosts), np.bool_)
+        used = [np.empty(0, np.int32)]
         for work in self._starting():
             linked = work.host >= 0
             self.num_events += len(linked)
             self.num_unlinked += int((~linked).sum())
-            self._used[work.host[linked]] = True
+            used.append(np.unique(work.host[linked]))
+        self._used = np.unique(np.concatenate(used))
 
     def _starting(self) -> Iterator[Work]:
         view = self._view
@@ -184,7 +189,7 @@ class _Calls:
         """Of the calls that launched one of the events, by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
-            yield (self.end[block] - self.begin[block])[used], self.name[block][used]
+            yield self.end[used] - self.begin[used], self.name[used]
 
 
 def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
@@ -212,8 +217,8 @@ def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
     return verdicts[cause]
 
 
-def _graphs(trace: Trace) -> NDArray[np.bool_]:
-    """Whether each launch call launched a graph."""
+def graph_calls(trace: Trace) -> NDArray[np.bool_]:
+    """Whether each launch call of a trace launched a graph: by its name, or because it launched several events."""
     hosts, host = trace.device_events.hosts, np.asarray(trace.device_events.host)
     seen, several = (np.zeros(len(hosts), np.bool_) for _ in range(2))
     for block in blocks(len(host)):
@@ -307,7 +312,7 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
     """Calls that launched a graph, by their name and that of their first event, then by how many events they recorded."""
     events = trace.device_events
     host, hosts = np.asarray(events.host), events.hosts
-    graphs = np.flatnonzero(_graphs(trace)).astype(np.int32)
+    graphs = np.flatnonzero(graph_calls(trace)).astype(np.int32)
     nodes, first = np.zeros(len(graphs), np.int32), np.full(len(graphs), -1, np.int64)
     for block in blocks(len(host) if len(graphs) else 0):
         place = np.minimum(np.searchsorted(graphs, host[block]), len(graphs) - 1)
