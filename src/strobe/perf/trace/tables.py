@@ -81,9 +81,9 @@ class LaunchTable(HostTable):
         self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
-        """The calls to keep: they have a correlation, and their name is none of those that are known to launch nothing."""
+        """The calls to keep: they have a correlation (0 is none), and their name is not one that is known to launch nothing."""
         launches = self._launches
-        return [event for event in events if launches[event.name] and event.args and integer(event.args.correlation) >= 0]
+        return [event for event in events if launches[event.name] and event.args and integer(event.args.correlation) > 0]
 
     def add(self, times: Times) -> None:
         """Keep calls."""

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
-from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.distribution import Distribution, Grouped, distribution, grouped
+from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.analysis.device.views import DeviceView, Work
+from strobe.perf.analysis.device.views import NONE, DeviceView, Work
 from strobe.perf.trace.columns import blocks
-from strobe.perf.trace.events import Trace
+from strobe.perf.trace.events import NO_CORRELATION, Trace
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
@@ -84,19 +84,21 @@ class Launch:
         kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
         calls: by name of the launch call, most events first.
+        num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
         verdict: what the idle time says, see `judge_idle`.
-        median_ns: the start-to-start delay the verdict rests on: the median of single launches, of first events of graphs where
-            there are none.
+        late_median_ns: the start-to-start delay the verdict rests on: the median of the launches that end a gap with the host
+            late; `None` if there is no such gap. The others tell how long the queue was, not how fast a launch is.
         activity: of the same window.
     """
 
     device: int
     num_events: int
     num_unlinked: int
+    num_uncorrelated: int
     kinds: Mapping[LaunchKind, Delays]
     calls: tuple[CallRow, ...]
     verdict: Verdict
-    median_ns: int | None
+    late_median_ns: int | None
     activity: Activity
 
 
@@ -122,16 +124,16 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
             rows.append(CallRow(name=calls.hosts.names[number], n=host.n, num_events=num_events, host=host, delays=delays))
     kinds = {kind: found for kind, found in zip(LAUNCH_KINDS, by_kind, strict=True) if found is not None}
     done = activity(view)
-    typical = kinds.get("single") or kinds.get("graph-first")
-    median = None if typical is None else typical.start_to_start.p50_ns
+    median = _late_median(view)
     return Launch(
         device=view.device,
         num_events=calls.num_events,
         num_unlinked=calls.num_unlinked,
+        num_uncorrelated=calls.num_uncorrelated,
         kinds=kinds,
         calls=tuple(sorted(rows, key=lambda row: (-row.num_events, row.name))),
         verdict=judge_idle(done, median),
-        median_ns=median,
+        late_median_ns=median,
         activity=done,
     )
 
@@ -145,12 +147,13 @@ class _Calls:
         self.name, self.begin, self.end = (
             np.asarray(column) for column in (self.hosts.name, self.hosts.start_ns, self.hosts.end_ns)
         )
-        self.num_events = self.num_unlinked = 0
+        self.num_events = self.num_unlinked = self.num_uncorrelated = 0
         used = [np.empty(0, np.int32)]
         for work in self._starting():
             linked = work.host >= 0
             self.num_events += len(linked)
             self.num_unlinked += int((~linked).sum())
+            self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
             used.append(np.unique(work.host[linked]))
         self._used = np.unique(np.concatenate(used))
 
@@ -192,17 +195,30 @@ class _Calls:
             yield self.end[used] - self.begin[used], self.name[used]
 
 
-def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
+def _late_median(view: DeviceView) -> int | None:
+    """The median start-to-start delay of the launches that end a gap with the host late."""
+    begin, delays, last = np.asarray(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
+    for slices in view.stretches():
+        late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]
+        late = late[np.diff(late, prepend=last) != 0]  # overhead may split a gap
+        if len(late):
+            work, last = view.work.at(late), int(late[-1])
+            delays.append(work.start - begin[work.host])
+    found = distribution(np.concatenate(delays)) if delays else None
+    return None if found is None else found.p50_ns
+
+
+def judge_idle(done: Activity, late_median_ns: int | None) -> Verdict:
     """Say in a word what keeps a device from being busy.
 
     `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
-    if it is the host being late and a typical launch starts within `MAX_PROMPT_NS`; `host late, slow launches` if it starts later
-    than that; `launch latency`, `queued`, `profiler overhead`, or `unknown` (launches before the window). `mixed`: none has more
-    than half.
+    if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch; `host late, slow
+    launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown` (the trace does not hold
+    the launches). `mixed`: none has more than half.
 
     Args:
         done: busy and idle time.
-        median_ns: typical start-to-start delay, `None` if there is none.
+        late_median_ns: median start-to-start delay of the launches that end a gap with the host late, `None` if there is none.
     """
     if done.idle_ns < MIN_IDLE_SHARE * done.span_ns or not done.idle_ns:
         return "busy"
@@ -210,7 +226,7 @@ def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
     if 2 * done.idle[cause] <= done.idle_ns:
         return "mixed"
     if cause == HOST_LATE:
-        return "host-bound" if median_ns is not None and median_ns < MAX_PROMPT_NS else "host late, slow launches"
+        return "host-bound" if late_median_ns is not None and late_median_ns < MAX_PROMPT_NS else "host late, slow launches"
     verdicts: dict[str, Verdict] = {
         LAUNCH_LATENCY: "launch latency", QUEUED: "queued", PROFILER_OVERHEAD: "profiler overhead", UNLINKED: "unknown"
     }  # fmt: skip

@@ -27,6 +27,8 @@ LAST: Final = "the last one: no next step bounds it"
 OVERTAKEN: Final = "overtaken on the device by another step"
 COMPILED: Final = "compiled"
 HELD_UP: Final = "the profiler at work"
+UNEVEN: Final = 1.5
+"""Steady steps of which one takes so many times as long as another are not one kind of step."""
 _HELD_UP_SHARE: Final = 0.05
 """Share of a step with the profiler at work above which it is not like the others."""
 _NAMED: Final = {
@@ -110,6 +112,13 @@ class Steps:
     def kept(self) -> tuple[Step, ...]:
         """The steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
+
+    @property
+    def uneven(self) -> tuple[Step, Step] | None:
+        """A short and a long steady step where they differ by more than `UNEVEN`, the shortest and the longest tenth left out."""
+        ordered = sorted(self.kept(), key=lambda step: step.length_ns)
+        inner = ordered[len(ordered) // 10 : len(ordered) - len(ordered) // 10]
+        return (inner[0], inner[-1]) if inner and inner[-1].length_ns > UNEVEN * inner[0].length_ns else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
