@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,32 @@ def test_a_stray_bracket_before_the_metadata_is_lost(known: Trace, tmp_path: Pat
     text = compact(sample(), {}).removesuffix("]}") + ']], "baseTimeNanoseconds": 7}'
     trace = read_trace(write(tmp_path / "t.json", text))
     assert (trace.counts.lost, trace.counts.mended, trace.base_ns) == (1, 0, 7)
+
+
+def _long_event(text_bytes: int, closed: bool) -> str:
+    """Ten operators, one event with a long text in the middle."""
+    events = [json.dumps(event("cpu_op", f"op{i}", str(i), "1")) for i in range(10)]
+    end = '"}}' if closed else ""
+    events.insert(5, '{"ph":"X","cat":"cpu_op","name":"long","ts":5,"dur":1,"args":{"text":"' + "x" * text_bytes + end)
+    return '{"traceEvents":[' + ",".join(events) + "]}"
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "closed", "names", "lost"),
+    [
+        (7 << 20, True, 11, 0),  # an event of up to 8 MB is read
+        (20 << 20, True, 10, 1),
+        (7 << 20, False, 9, 1),  # its open text reaches into the next one
+        (20 << 20, False, 10, 1),
+    ],
+)
+def test_one_event_is_read_up_to_8_mb_and_never_held_whole_beyond(
+    text_bytes: int, closed: bool, names: int, lost: int, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.json", _long_event(text_bytes, closed))
+    tracemalloc.start()
+    trace = read_trace(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(trace.ops), trace.counts.lost >= lost, trace.counts.clean) == (names, True, not lost)
+    assert peak < 120 << 20
