@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt lint type bench docs lock clean
+.PHONY: setup demo test hunt fuzz lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,12 @@ test: setup
 # Property tests on new random examples, 5,000 each, until one fails (minutes).
 hunt: setup
 	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+
+# Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
+TIME ?= 600
+FUZZ ?=
+fuzz: setup
+	$(BIN)/python tests/fuzz/run.py --seconds $(TIME) $(FUZZ)
 
 lint: setup
 	$(BIN)/ruff check .
