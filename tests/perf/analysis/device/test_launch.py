@@ -90,7 +90,7 @@ def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: M
         host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
         events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
     found = _launch(make_trace(events))
-    assert (found.verdict, found.late_median_ns, list(found.kinds)) == ("host-bound", 5_000, ["graph-first", "graph-rest"])
+    assert (found.verdict, found.activity.late_delay_ns, list(found.kinds)) == ("host-bound", 5_000, ["graph-first", "graph-rest"])
 
 
 # ---- signs of loss ----
@@ -168,12 +168,12 @@ def test_delays_behind_a_busy_device_do_not_hide_a_late_host(make_trace: MakeTra
     assert found.activity.idle_ns > 0.4 * found.activity.span_ns
     assert found.activity.idle["host_late"] > 0.98 * found.activity.idle_ns
     assert found.kinds["single"].start_to_start.p50_ns > 500_000
-    assert (found.verdict, found.late_median_ns) == ("host-bound", 6_600)
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 6_600)
 
 
 def test_what_ends_a_late_gap_slowly_is_a_slow_launch(make_trace: MakeTrace) -> None:
     found = _launch(make_trace(_backlog(33_000)))
-    assert (found.verdict, found.late_median_ns) == ("host late, slow launches", 33_000)
+    assert (found.verdict, found.activity.late_delay_ns) == ("host late, slow launches", 33_000)
 
 
 def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace) -> None:
@@ -187,9 +187,9 @@ def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace
         events.append(_kernel(start, start + 1_000, host))
         now = start + 1_000
     found = _launch(make_trace(events, overhead=tuple(overhead)))
-    assert (found.verdict, found.late_median_ns) == ("host-bound", 5_000)
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
 
 
 def test_without_a_gap_that_the_host_was_late_for_no_delay_is_typical(make_trace: MakeTrace) -> None:
     found = _launch(make_trace([_kernel(10 * i, 10 * i + 10, HostEvent("c", 0, 1, 0)) for i in range(3)]))
-    assert (found.verdict, found.late_median_ns) == ("busy", None)
+    assert (found.verdict, found.activity.late_delay_ns) == ("busy", None)

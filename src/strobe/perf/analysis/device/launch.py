@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.distribution import Distribution, Grouped, distribution, grouped
-from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
+from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.analysis.device.views import NONE, DeviceView, Work
+from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace.columns import blocks
 from strobe.perf.trace.events import NO_CORRELATION, Trace
 
@@ -86,9 +86,8 @@ class Launch:
         calls: by name of the launch call, most events first.
         num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
         verdict: what the idle time says, see `judge_idle`.
-        late_median_ns: the start-to-start delay the verdict rests on: the median of the launches that end a gap with the host
-            late; `None` if there is no such gap. The others tell how long the queue was, not how fast a launch is.
-        activity: of the same window.
+        activity: of the same window; the verdict rests on its idle causes and its `late_delay_ns`. The delays of other launches
+            tell how long the queue was, not how fast a launch is.
     """
 
     device: int
@@ -98,7 +97,6 @@ class Launch:
     kinds: Mapping[LaunchKind, Delays]
     calls: tuple[CallRow, ...]
     verdict: Verdict
-    late_median_ns: int | None
     activity: Activity
 
 
@@ -124,7 +122,6 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
             rows.append(CallRow(name=calls.hosts.names[number], n=host.n, num_events=num_events, host=host, delays=delays))
     kinds = {kind: found for kind, found in zip(LAUNCH_KINDS, by_kind, strict=True) if found is not None}
     done = activity(view)
-    median = _late_median(view)
     return Launch(
         device=view.device,
         num_events=calls.num_events,
@@ -132,8 +129,7 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
         num_uncorrelated=calls.num_uncorrelated,
         kinds=kinds,
         calls=tuple(sorted(rows, key=lambda row: (-row.num_events, row.name))),
-        verdict=judge_idle(done, median),
-        late_median_ns=median,
+        verdict=judge_idle(done),
         activity=done,
     )
 
@@ -195,20 +191,7 @@ class _Calls:
             yield self.end[used] - self.begin[used], self.name[used]
 
 
-def _late_median(view: DeviceView) -> int | None:
-    """The median start-to-start delay of the launches that end a gap with the host late."""
-    begin, delays, last = np.asarray(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
-    for slices in view.stretches():
-        late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]
-        late = late[np.diff(late, prepend=last) != 0]  # overhead may split a gap
-        if len(late):
-            work, last = view.work.at(late), int(late[-1])
-            delays.append(work.start - begin[work.host])
-    found = distribution(np.concatenate(delays)) if delays else None
-    return None if found is None else found.p50_ns
-
-
-def judge_idle(done: Activity, late_median_ns: int | None) -> Verdict:
+def judge_idle(done: Activity) -> Verdict:
     """Say in a word what keeps a device from being busy.
 
     `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
@@ -218,7 +201,6 @@ def judge_idle(done: Activity, late_median_ns: int | None) -> Verdict:
 
     Args:
         done: busy and idle time.
-        late_median_ns: median start-to-start delay of the launches that end a gap with the host late, `None` if there is none.
     """
     if done.idle_ns < MIN_IDLE_SHARE * done.span_ns or not done.idle_ns:
         return "busy"
@@ -226,7 +208,8 @@ def judge_idle(done: Activity, late_median_ns: int | None) -> Verdict:
     if 2 * done.idle[cause] <= done.idle_ns:
         return "mixed"
     if cause == HOST_LATE:
-        return "host-bound" if late_median_ns is not None and late_median_ns < MAX_PROMPT_NS else "host late, slow launches"
+        assert done.late_delay_ns is not None, "the host was late and nothing ended a gap"
+        return "host-bound" if done.late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
     verdicts: dict[str, Verdict] = {
         LAUNCH_LATENCY: "launch latency", QUEUED: "queued", PROFILER_OVERHEAD: "profiler overhead", UNLINKED: "unknown"
     }  # fmt: skip

@@ -121,7 +121,8 @@ def _overlap(seen: Seen) -> Iterator[str]:
 
 
 def _host_bound(seen: Seen) -> Iterator[str]:
-    done, median = seen.launch.activity, seen.launch.late_median_ns
+    done = seen.launch.activity
+    median = done.late_delay_ns
     if seen.launch.verdict == "host-bound" and median is not None:
         yield (
             f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "

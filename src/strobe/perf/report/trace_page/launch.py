@@ -56,7 +56,7 @@ def _verdicts(seen: Seen) -> Table:
     rows = []
     for name, found in seen:
         done = found.activity
-        delay: Cell = Missing("no gap with the host late", "-") if found.late_median_ns is None else Time(found.late_median_ns)
+        delay: Cell = Missing("no gap with the host late", "-") if done.late_delay_ns is None else Time(done.late_delay_ns)
         verdict = Text(found.verdict, "good" if found.verdict == "busy" else "bad")
         shares = share_cell(done.idle_ns, done.span_ns), share_cell(done.idle[HOST_LATE], done.idle_ns)
         rows.append(Row((Code(name), verdict, *shares, delay, Text(_meaning(found)))))
