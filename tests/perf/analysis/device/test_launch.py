@@ -90,7 +90,8 @@ def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: M
         host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
         events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
     found = _launch(make_trace(events))
-    assert (found.verdict, found.activity.late_delay_ns, list(found.kinds)) == ("host-bound", 5_000, ["graph-first", "graph-rest"])
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
+    assert list(found.kinds) == ["graph-first", "graph-rest"]
 
 
 # ---- signs of loss ----

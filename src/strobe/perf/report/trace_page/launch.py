@@ -100,8 +100,8 @@ def _delays(seen: Seen) -> Table:
 def _unlinked(name: str, found: Launch) -> str:
     """How many events have no known launch call, and why."""
     before = found.num_unlinked - found.num_uncorrelated
-    why = (f"{before} were launched before the trace",) if before else ()
-    why += (f"{found.num_uncorrelated} carry no correlation",) if found.num_uncorrelated else ()
+    why = [f"{before} were launched before the trace"] if before else []
+    why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
 
 
