@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt layouts faults mutants lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts faults mutants fuzz lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -69,6 +69,12 @@ SEED ?= 0
 NUMBER ?= 40
 mutants: setup
 	$(BIN)/python tests/mutants/mutants.py run --seed $(SEED) --number $(NUMBER)
+
+# Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
+TIME ?= 600
+FUZZ ?=
+fuzz: setup
+	$(BIN)/python tests/fuzz/run.py --seconds $(TIME) $(FUZZ)
 
 lint: setup
 	$(BIN)/ruff check .

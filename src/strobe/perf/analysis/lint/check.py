@@ -14,6 +14,7 @@ from strobe.perf.analysis.lint.document import CodeLine, Document, Section
 from strobe.perf.analysis.lint.finding import Claim, Finding, Rule
 from strobe.perf.analysis.lint.lines import lines_table
 from strobe.perf.analysis.lint.markdown import read_markdown
+from strobe.perf.analysis.lint.quantity import readable
 from strobe.perf.analysis.lint.report_json import read_report
 from strobe.perf.analysis.lint.rules import RULES
 from strobe.perf.analysis.lint.study import Numbered, Options, Study
@@ -62,7 +63,7 @@ def _study(path: Path, options: Options) -> Study:
 
 
 def _printed(text: str, path: str) -> Document:
-    numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1)]
+    numbered = [(number, line) for number, line in enumerate(readable(text).splitlines(), 1)]
     table = lines_table(numbered, Section())
     code = tuple(CodeLine(text=line, line=number, section=Section()) for number, line in numbered)
     return Document(path=path, tables=(table,) if table else (), code=code)
