@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt layouts lint type bench docs lock clean
+.PHONY: setup demo test hunt layouts faults mutants fuzz lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -51,13 +51,30 @@ test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Property tests on new random examples, 5,000 each, until one fails (minutes).
+# Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rl '@given' tests)
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rlE '@given|run_state_machine_as_test' tests) tests/attention/sparse/test_compiled_ahead.py
 
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup
 	$(BIN)/python tests/attention/tree/random_layouts.py
+
+# kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
+# KINDS="'kill -9' 'damaged records'" tries some.
+faults: setup
+	PYTHONPATH=tests/faults $(BIN)/python tests/faults/run_faults.py $(KINDS)
+
+# Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
+SEED ?= 0
+NUMBER ?= 40
+mutants: setup
+	$(BIN)/python tests/mutants/mutants.py run --seed $(SEED) --number $(NUMBER)
+
+# Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
+TIME ?= 600
+FUZZ ?=
+fuzz: setup
+	$(BIN)/python tests/fuzz/run.py --seconds $(TIME) $(FUZZ)
 
 lint: setup
 	$(BIN)/ruff check .

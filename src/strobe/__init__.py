@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from strobe.attention.explain import explain
     from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
+    from strobe.attention.sparse.history import History, history_attention
     from strobe.attention.sparse.layout import TileLayout, tile_layout
     from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
+    from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
     from strobe.attention.sparse.selection import BlockSelection
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
@@ -63,6 +65,7 @@ __all__ = [
     "EngineConfig",
     "Estimator",
     "Forced",
+    "History",
     "ImplUnavailableError",
     "KVShards",
     "Knobs",
@@ -86,6 +89,7 @@ __all__ = [
     "create_run",
     "dense_attention",
     "explain",
+    "history_attention",
     "merge",
     "preset",
     "read_run",
@@ -95,6 +99,7 @@ __all__ = [
     "tile_layout",
     "tree_attention",
     "video_sparse_attention",
+    "video_sparse_attention_varlen",
 ]
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
@@ -103,8 +108,10 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.api": ("block_sparse_attention",),
     "strobe.attention.sparse.video": ("video_sparse_attention",),
     "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
+    "strobe.attention.sparse.history": ("History", "history_attention"),
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
     "strobe.attention.sparse.packed": ("PackedLayout", "block_sparse_attention_varlen"),
+    "strobe.attention.sparse.packed_video": ("video_sparse_attention_varlen",),
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
     "strobe.attention.tree.api": ("tree_attention",),

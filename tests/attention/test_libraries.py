@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import runpy
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -17,19 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention import gates, libraries
+from strobe.attention import impls
 from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.impl import fa4, sdpa
-from strobe.attention.gates import Gate
-from strobe.attention.impls import select
+from strobe.attention.impls import Gate, select
 from strobe.attention.sparse import impls as sparse_impls
 from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.survey import survey
 from strobe.attention.types import AttentionSpec
-from strobe.core.errors import ImplUnavailableError
+from strobe.core.device import NO_GPU, Card
 
 GPU = torch.device("cuda", 0)
+H200 = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="NVIDIA H200", shared_bytes=232448)
+A100 = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="NVIDIA A100", shared_bytes=166912)
+ON_CPU = {"device": torch.device("cpu"), "card": NO_GPU}
 DENSE = AttentionSpec(
     batch=1,
     q_len=128,
@@ -42,33 +40,23 @@ DENSE = AttentionSpec(
     softmax_scale=0.1,
     return_lse=False,
     needs_grad=False,
+    card=H200,
 )
 SPARSE = SparseSpec.of(DENSE, block=64, most_selected=3, ragged=True, uniform=False, deterministic=False)
 VERSIONS = {"nvidia-cudnn-frontend": "1.32.0", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A Hopper machine with every library and no gate."""
-    found = SimpleNamespace(capability=(9, 0))
-    for module in (libraries, gates, sdpa):
-        monkeypatch.setattr(module, "capability", lambda device: found.capability if device.type == "cuda" else (0, 0))
-    for name in libraries.MISSING:
-        monkeypatch.setitem(libraries.MISSING, name, None)
-    monkeypatch.setattr(gates, "GATES", ())
-    return found
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with every library."""
+    for name in impls.MISSING:
+        monkeypatch.setitem(impls.MISSING, name, None)
 
 
-def gate(operator: str, impl: str, capability: tuple[int, int] = (9, 0)) -> Gate:
-    return Gate(
-        operator=operator,
-        impl=impl,
-        device="NVIDIA H200",
-        capability=capability,
-        versions={"torch": "2.11.0"},
-        date="2026-01-31",
-        tests=7,
-    )
+def gate(operator: str, impl: str, card: Card = H200, **changes: str) -> Gate:
+    """A green gate of an implementation as it is now."""
+    given = {"vendor": card.vendor, "architecture": card.architecture, "device": card.name, "date": "2026-01-31"} | changes
+    return Gate(operator=operator, impl=impl, versions={"torch": "2.11.0"}, tests=7, **given)  # type: ignore[arg-type]
 
 
 def refusals(spec: AttentionSpec, impls: tuple[object, ...]) -> dict[str, str | None]:
@@ -84,7 +72,7 @@ ACCEPTED = [
     ("fa4", {"needs_grad": True, "block": 128, "return_lse": True, "num_kv_heads": 2, "head_dim": 64}),
 ]
 REFUSED = [
-    ("cudnn", {"device": torch.device("cpu")}, "it runs on a GPU, the tensors are on cpu"),
+    ("cudnn", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
     ("cudnn", {"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
     ("cudnn", {"block": 256}, "it has blocks of 64 and 128 tokens, not 256"),
     ("cudnn", {"head_dim": 32}, "it has head_dim 64, 96, 128, not 32"),
@@ -104,12 +92,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes"), ACCEPTED)
-def test_what_the_sparse_libraries_accept(machine: SimpleNamespace, name: str, changes: dict[str, object]) -> None:
+def test_what_the_sparse_libraries_accept(machine: None, name: str, changes: dict[str, object]) -> None:
     assert refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name] is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "changes", "reason"), REFUSED)
-def test_what_the_sparse_libraries_refuse(machine: SimpleNamespace, name: str, changes: dict[str, object], reason: str) -> None:
+def test_what_the_sparse_libraries_refuse(machine: None, name: str, changes: dict[str, object], reason: str) -> None:
     found = refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name]  # type: ignore[arg-type]
     assert found is not None and found.startswith(reason)
 
@@ -123,8 +111,9 @@ def test_what_the_sparse_libraries_refuse(machine: SimpleNamespace, name: str, c
         ({"softmax_scale": -1.0}, "it takes a positive softmax_scale, not -1.0"),
     ],
 )
-def test_what_the_dense_libraries_refuse(machine: SimpleNamespace, changes: dict[str, object], reason: str) -> None:
-    assert refusals(DENSE, dense_api.IMPLS) == {"fa4": None, "fa3": None, "sdpa": None, "reference": None}
+def test_what_the_dense_libraries_refuse(machine: None, changes: dict[str, object], reason: str) -> None:
+    taken = [name for name, reason in refusals(DENSE, dense_api.IMPLS).items() if reason is None]
+    assert taken == ["fa4", "fa3", "sdpa", "triton", "reference"]
     found = refusals(replace(DENSE, **changes), dense_api.IMPLS)  # type: ignore[arg-type]
     assert found["fa4"] == found["fa3"] == reason
 
@@ -143,18 +132,16 @@ def test_what_the_dense_libraries_refuse(machine: SimpleNamespace, changes: dict
         ({"block": 128, "needs_grad": True}, "cudnn"),
         ({"block": 256}, "triton"),
         ({"dtype": torch.float32}, "triton"),
-        ({"device": torch.device("cpu"), "dtype": torch.float32}, "cpu"),
+        (ON_CPU | {"dtype": torch.float32}, "cpu"),
     ],
 )
-def test_auto_takes_what_was_measured_to_be_fastest(
-    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], name: str
-) -> None:
-    monkeypatch.setattr(gates, "GATES", tuple(gate("sparse", impl) for impl in ("cudnn", "fa4", "triton")))
+def test_auto_takes_what_was_measured_to_be_fastest(machine: None, changes: dict[str, object], name: str) -> None:
+    green = [gate("sparse", impl) for impl in ("cudnn", "fa4", "triton")]
     spec = replace(SPARSE, **changes)  # type: ignore[arg-type]
-    assert select(spec, sparse_impls.ranked(spec)).impl.name == name
+    assert select(spec, sparse_impls.ranked(spec), gates=green).impl.name == name
 
 
-def test_gradients_through_the_lse_in_the_dense_libraries(machine: SimpleNamespace) -> None:
+def test_gradients_through_the_lse_in_the_dense_libraries(machine: None) -> None:
     found = refusals(replace(DENSE, return_lse=True, needs_grad=True), dense_api.IMPLS)
     assert found["fa4"] is None and found["fa3"] == "it has no gradient through the lse" and "no gradient" in str(found["sdpa"])
 
@@ -182,60 +169,16 @@ def test_a_library_is_found_by_its_module_and_its_version(
         return found
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = libraries.not_installed(module, "nvidia-cudnn-frontend", "1.32")
+    found = impls.not_installed(module, "nvidia-cudnn-frontend", "1.32")
     assert found == reason or (found is not None and reason is not None and found.startswith(reason))
 
 
-def test_another_machine_says_what_is_missing(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(libraries.MISSING, "cudnn", "it is not there")
+def test_another_machine_says_what_is_missing(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(impls.MISSING, "cudnn", "it is not there")
     found = refusals(SPARSE, sparse_impls.IMPLS)
     assert found["cudnn"] == "it is not there" and found["fa4"] is None
-    machine.capability = (8, 0)
-    assert refusals(SPARSE, sparse_impls.IMPLS)["fa4"] == "it runs on compute capability 9.0, cuda:0 has 8.0"
-
-
-def test_auto_takes_only_what_passed_its_gate_on_such_a_device(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(*green: Gate) -> str:
-        monkeypatch.setattr(gates, "GATES", green)
-        return select(SPARSE, sparse_impls.IMPLS).impl.name
-
-    assert chosen() == "reference"  # nothing was ever tested on this GPU
-    others = (gate("sparse", "triton"), gate("sparse", "cudnn", (10, 0)), gate("dense", "fa4"))
-    assert chosen(*others) == "triton"
-    passed = dict(select(SPARSE, sparse_impls.IMPLS).passed_over)
-    assert passed["cudnn"] == passed["fa4"] == "untested: no recorded green gate on compute capability 9.0"
-    assert chosen(*others, gate("sparse", "cudnn")) == "cudnn"
-    assert select(replace(SPARSE, needs_grad=True, deterministic=True), sparse_impls.IMPLS).impl.name == "triton"
-    assert select(SPARSE, sparse_impls.IMPLS, "fa4").impl.name == "fa4"  # by its name it runs
-    assert select(DENSE, dense_api.IMPLS).impl.name == "fa4"
-    with pytest.raises(ImplUnavailableError, match="its backward computes bfloat16.*; would run here: .*triton"):
-        select(replace(SPARSE, needs_grad=True, dtype=torch.float16), sparse_impls.IMPLS, "cudnn")
-
-
-def test_a_survey_tells_the_four_states(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "GATES", (gate("sparse", "cudnn"),))
-    monkeypatch.setitem(libraries.MISSING, "fa4", "it is not there")
-    found = {(state.operator, state.name): state for state in survey(GPU)}
-    record = "7 tests on NVIDIA H200, 2026-01-31, torch 2.11.0"
-    assert found["sparse", "cudnn"].detail == f"{record}; not with what is here: torch {importlib.metadata.version('torch')}"
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"torch": "2.11.0"}[name])
-    assert next(each for each in survey(GPU) if (each.operator, each.name) == ("sparse", "cudnn")).detail == record
-    states = {name: found["sparse", name].state for name in ("cudnn", "fa4", "triton", "cpu", "reference")}
-    assert states == {"cudnn": "gated", "fa4": "missing", "triton": "untested", "cpu": "missing", "reference": "runs"}
-    assert found["dense", "sdpa"].state == "runs" and found["dense", "fa4"].detail == "it is not there"
-
-
-def test_the_record_that_ships_can_be_read() -> None:
-    for each in gates.GATES:
-        assert each.operator in ("dense", "sparse") and each.tests > 0 and each.versions["torch"] and len(each.capability) == 2
-
-
-def test_choosing_is_traced_with_its_gates(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `torch.compile` the choice is part of the trace: nothing in it may read a file or look a package up."""
-    monkeypatch.setattr(gates, "GATES", (gate("sparse", "fa4"),))
-    name = {"cudnn": 1.0, "fa4": 2.0, "triton": 3.0}
-    traced = torch.compile(lambda x: x * name[select(SPARSE, sparse_impls.IMPLS).impl.name], fullgraph=True, backend="eager")
-    assert traced(torch.ones(1)).item() == 2.0
+    on_a100 = refusals(replace(SPARSE, card=A100), sparse_impls.IMPLS)
+    assert on_a100["fa4"] == "it runs on compute capability 9.x, cuda:0 has 8.0"
 
 
 @pytest.mark.parametrize(
@@ -255,25 +198,25 @@ def test_choosing_is_traced_with_its_gates(machine: SimpleNamespace, monkeypatch
         ({"head_dim": 20, "return_lse": True}, "efficient"),
         ({"dtype": torch.float32, "return_lse": True}, "efficient"),
         ({"dtype": torch.float32}, ""),
-        ({"device": torch.device("cpu")}, ""),
-        ({"device": torch.device("cpu"), "return_lse": True}, "cpu"),
+        (ON_CPU, ""),
+        (ON_CPU | {"return_lse": True}, "cpu"),
     ],
 )
-def test_which_of_torch_s_kernels_runs(machine: SimpleNamespace, changes: dict[str, object], kernel: str) -> None:
+def test_which_of_torch_s_kernels_runs(machine: None, changes: dict[str, object], kernel: str) -> None:
     assert sdpa.kernel_of(replace(DENSE, **changes)) == kernel  # type: ignore[arg-type]
 
 
-def test_torch_prefers_its_own_choice_before_hopper(machine: SimpleNamespace) -> None:
-    machine.capability = (8, 0)
-    assert sdpa.kernel_of(DENSE) == "" and sdpa.kernel_of(replace(DENSE, return_lse=True)) == "flash"
+def test_torch_prefers_its_own_choice_before_hopper(machine: None) -> None:
+    on_a100 = replace(DENSE, card=A100)
+    assert sdpa.kernel_of(on_a100) == "" and sdpa.kernel_of(replace(on_a100, return_lse=True)) == "flash"
 
 
-def test_few_queries_over_many_keys_do_not_go_to_fa4(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_queries_over_many_keys_do_not_go_to_fa4(machine: None) -> None:
     """It would leave most multiprocessors idle. With gradients and with grouped heads it is taken all the same."""
-    monkeypatch.setattr(gates, "GATES", (gate("dense", "fa4"), gate("dense", "sdpa")))
+    green = (gate("dense", "fa4"), gate("dense", "sdpa"))
     for q_len, impl in ((1, "sdpa"), (64, "sdpa"), (65, "fa4")):
         spec = replace(DENSE, q_len=q_len, kv_len=8192, head_dim=128)
-        assert select(spec, dense_api._order(spec)).impl.name == impl
+        assert select(spec, dense_api._order(spec), gates=green).impl.name == impl
     for change in ({"needs_grad": True}, {"num_kv_heads": 2}):
         spec = replace(DENSE, q_len=1, kv_len=8192, head_dim=128, **change)
         assert dense_api._order(spec) == dense_api.IMPLS
@@ -322,39 +265,6 @@ def test_the_operators_of_fa4_are_clean(monkeypatch: pytest.MonkeyPatch) -> None
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_gate_is_recorded_for_what_ran_and_did_not_fail(tmp_path: Path) -> None:
-    """Of made-up tests one implementation's pass, one's fail, one's are skipped; the old record of the first two is replaced."""
-    (tmp_path / "sparse").mkdir()
-    (tmp_path / "sparse" / "test_made_up.py").write_text(
-        "import pytest\n\n"
-        "@pytest.mark.parametrize('impl', ['good', 'bad', 'absent'])\n"
-        "@pytest.mark.parametrize('number', [1, 2])\n"
-        "def test_it(impl, number):\n"
-        "    if impl == 'absent':\n"
-        "        pytest.skip('refused')\n"
-        "    assert impl == 'good' or number == 1\n"
-    )
-    script = Path(__file__).with_name("record_gate.py")
-    code = (
-        f"import sys; sys.path.insert(0, {str(script.parent)!r})\n"
-        "import pytest, record_gate as it\n"
-        "from strobe.attention.gates import Gate\n"
-        "tally = it.Tally()\n"
-        f"pytest.main(['-q', '-p', 'no:cacheprovider', '--rootdir', {str(tmp_path)!r}, {str(tmp_path)!r}], plugins=[tally])\n"
-        "def old(impl, minor):\n"
-        "    rest = {'device': 'old', 'versions': {}, 'date': '', 'tests': 1}\n"
-        "    return Gate(operator='sparse', impl=impl, capability=(9, minor), **rest)\n\n"
-        "new = it.gates(tally, 'GPU', (9, 0), '2026-01-31')\n"
-        "record = it.updated((old('good', 0), old('bad', 0), old('bad', 1), old('absent', 0)), new, tally, (9, 0))\n"
-        "sys.stdout.write('|'.join(f'{gate.impl} {gate.device} {gate.capability[1]} {gate.tests}' for gate in record))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert result.stdout.splitlines()[-1] == "absent old 0 1|bad old 1 1|good GPU 0 2"
-
-
 OF_FA4 = (
     "Argument aux_data (position 17) cannot be converted to a JitArgument for function "
     "'cutlass___call___flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__Tensorgmemoi64i64i641_None_00883'. "
@@ -372,7 +282,7 @@ def test_one_warning_of_fa4_is_passed_over_and_no_other() -> None:
     ]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        libraries.silence_fa4()
+        impls.silence_fa4()
         for text, category in ((OF_FA4, UserWarning), *others, (OF_FA4.replace("17", "9"), UserWarning)):
             warnings.warn(text, category, stacklevel=1)
     assert [(str(each.message), each.category) for each in seen] == others

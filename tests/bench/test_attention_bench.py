@@ -21,7 +21,11 @@ from strobe.bench.attention.grid import Cell, Shape, cells, layout_of, scenario_
 from strobe.bench.attention.inputs import Inputs, draw
 from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.tolerances import tolerance
 from strobe.perf.records.store import read_run
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 SHAPE = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
 CPU = torch.device("cpu")
@@ -72,7 +76,7 @@ def test_the_oracle_is_the_plain_computation(name: str) -> None:
     upstream = inputs.upstream[0, inputs.checked].double()
     gradients = torch.autograd.grad(out[inputs.checked], leaves, upstream)
     for given, wanted in zip(expected.gradients, gradients, strict=True):
-        torch.testing.assert_close(given.float(), wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(given.float(), wanted, rtol=ELEMENT, atol=ROUNDING)
 
 
 def test_recall_and_the_approximation_are_against_all_keys() -> None:
@@ -159,7 +163,9 @@ def test_grids_that_cannot_be_are_refused(wrong: dict[str, tuple[float, ...]], w
 
 def test_contestants_are_named_by_kind_impl_or_both() -> None:
     assert contestants(["fine:cpu"], CPU) == ("fine:cpu",)
-    assert contestants(["cpu"], CPU) == ("fine:cpu", "tiled:cpu", "raster:cpu")
+    assert contestants(["cpu"], CPU) == ("dense:cpu", "fine:cpu", "tiled:cpu", "raster:cpu")
+    assert not any(name.endswith(":flex") for name in contestants([], CPU))  # it forms all pairs of tokens on a CPU
+    assert "fine:flex" in contestants([], torch.device("cuda"))
     assert {name.partition(":")[0] for name in contestants(["dense"], CPU)} == {"dense"}
     assert set(contestants(["peers"], CPU)) == {f"peer:{name}" for name in peers.PEERS}
     assert not any(name.endswith(":reference") for chosen in ([], ["raster"], ["dense"]) for name in contestants(chosen, CPU))

@@ -243,6 +243,19 @@ def test_the_page_says_times_rates_precision_and_who_is_absent(tmp_path: Path) -
     assert "Red gate" in render_markdown(report) and "<svg" in render_html(report)
 
 
+def test_a_size_too_small_for_sparsity_is_said_to_be(tmp_path: Path) -> None:
+    remark = "Too small for sparsity to pay"
+    faster = tables(bench_report(run(tmp_path / "a")))["shape, forward: speed."]
+    assert not any(note.startswith(remark) for note in faster.notes)
+    cell = CellWriter(tmp_path / "b", "shape_s0.9_b64_forward", ("dense:a", "fine:x", "raster:x"))
+    cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
+    cell.measured("fine:x", [(10, 10), (12, 9), (10.1, 10.1)])
+    cell.measured("raster:x", [(15, 15)] * 3)
+    cell.end()
+    slower = tables(bench_report(tmp_path / "b"))["shape, forward: speed."]
+    assert [note for note in slower.notes if note.startswith(f"{remark}: at ")]
+
+
 def test_the_pictures_are_speed_rate_stages_and_memory(tmp_path: Path) -> None:
     report = bench_report(run(tmp_path))
     figures = {block.title: block for section in report.sections for block in section.blocks if isinstance(block, Figure)}

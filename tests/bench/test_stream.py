@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.bench import gate
 from strobe.bench.case import Plan
 from strobe.bench.cases.stream import GATE_BLOCKS, Script, StreamCase
 from strobe.bench.runner import run_case
@@ -168,3 +169,11 @@ def test_a_configuration_of_ones_own_is_called_custom(tiny: Model) -> None:
     case = StreamCase([balanced(), own], script=SCRIPT, model=tiny, device="cpu")
     assert (case.settings("mine").preset, case.settings("balanced").preset) == ("custom", "balanced")
     assert case.gate("mine").passed
+
+
+def test_a_sparse_stream_has_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = StreamCase(["quality", "sparse"], script=SCRIPT, device="cpu")
+    assert gate.recorded(case._sparse_choice(preset("sparse")), case.device)[0]
+    monkeypatch.setattr(gate, "recorded", lambda *_: (False, "triton passed its gate on this card", "it has not been run"))
+    found = case.gate("sparse")
+    assert not found.passed and (found.rule, found.detail) == ("triton passed its gate on this card", "it has not been run")

@@ -18,6 +18,10 @@ from strobe.cache.policy import RingPolicy
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
 from strobe.core.errors import ConfigError, SessionError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 WINDOWS = [(12, 3), (12, 0), (8, 3), (6, 1), (6, 3), (7, 2), (5, 2), (3, 0), (4, 1), (9, 5), (30, 3)]
 
@@ -50,7 +54,7 @@ def test_ring_shows_the_frames_of_the_rolling_cache(window: int, sink: int, size
         first += size
         kept = [frame for frame in range(first) if frame < sink or frame >= first - (window - sink)]
         assert frame_set(mine[0][1]) == frame_set(content(kept, 0, 50))
-        torch.testing.assert_close(attend(ring_k, ring_v), attend(rolling_k, rolling_v), rtol=0, atol=2e-6)
+        torch.testing.assert_close(attend(ring_k, ring_v), attend(rolling_k, rolling_v), rtol=0, atol=ROUNDING)
 
 
 def test_ring_returns_views_of_tensors_that_never_move() -> None:
@@ -75,7 +79,7 @@ def test_rebased_sink_sits_right_before_the_window(kind: type[Any], window: int,
         expected = turned_content(frames, [f + shift if f < sink else f for f in frames], 1)
         order = keys if kind is RingCache else keys.flatten()
         expected = expected if kind is RingCache else turned_content(sorted(frames), range(end - len(frames), end), 1).flatten()
-        torch.testing.assert_close(order, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(order, expected, rtol=0, atol=ELEMENT)
 
 
 @pytest.mark.parametrize("positions", ["absolute", "rebased"])
@@ -99,7 +103,7 @@ def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, 
         expected = content(range(first, cur), 0, 59)
     assert frame_set(mine[0][1]) == frame_set(expected)
     for block in range(blocks_before, blocks_before + 6):
-        torch.testing.assert_close(attend(*mine[1]), attend(*other[1]), rtol=0, atol=2e-6)
+        torch.testing.assert_close(attend(*mine[1]), attend(*other[1]), rtol=0, atol=ROUNDING)
         mine, other = write(ring.at(3 * block, 3)), write(rolling.at(3 * block, 3))
     sinks = content(range(sink), 0, 50) if keep_sink and evicting else content(range(first, first + sink), 0, 59)
     torch.testing.assert_close(mine[0][1][:, : sinks.shape[1]], sinks)
@@ -107,7 +111,7 @@ def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, 
         end = 3 * blocks_before + 18
         origin, version = (0, 0) if keep_sink and evicting else (first, 9)
         expected = turned_content(range(origin, origin + sink), range(end - window, end - window + sink), 0, version)
-        torch.testing.assert_close(mine[0][0][:, : sinks.shape[1]], expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(mine[0][0][:, : sinks.shape[1]], expected, rtol=0, atol=ELEMENT)
 
 
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
@@ -126,7 +130,7 @@ def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: b
         for cache in (plain, broken)
     ]
     for expected, given in zip(*results, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(given, expected, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])
@@ -147,6 +151,23 @@ def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None
     assert all(torch.equal(a, b) for a, b in zip(go_on(), expected, strict=True))
     with pytest.raises(ShapeError):
         build(kind, 8, 2).restore(state)
+
+
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, partial(QuantizedRing, to="int8")])
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+def test_a_snapshot_knows_where_a_renewed_sink_begins(kind: Any, positions: str) -> None:
+    cache, other = (build(kind, 7, 2, positions=positions, rotate=turn_into) for _ in range(2))
+    for block in range(4):
+        write(cache.at(3 * block, 3))
+    write(cache.rewrite(12, keep_sink=False), 9)
+    state = cache.snapshot()
+    assert (state.origin, state.end) == (5, 12)
+    other.restore(state)
+    for block in range(4, 8):
+        for mine, theirs in zip(write(other.at(3 * block, 3)), write(cache.at(3 * block, 3)), strict=True):
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    other.reset()
+    assert other.snapshot().origin == 0
 
 
 @pytest.mark.parametrize("kind", [RingCache, RollingCache])

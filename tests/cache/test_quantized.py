@@ -14,7 +14,10 @@ from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.quantized import QuantizedRing, ring_bytes
 from strobe.core.errors import ConfigError, SessionError, ShapeError
+from strobe.core.tolerances import tolerance
 from strobe.eightbit.rows import EightBit, quantize_rows
+
+ROUNDING = tolerance("rounding", "float32")
 
 FORMATS: list[EightBit] = ["int8", "fp8"]
 CPU = torch.device("cpu")
@@ -92,7 +95,7 @@ def test_a_sink_that_moved_often_was_turned_once(to: EightBit) -> None:
         keys, values = write(eight.at(3 * block, 3))[1]
     first = quantize_rows(turned_content(range(2), range(2), 1), to).dequantized(torch.float32)
     expected = quantize_rows(turn(first, 150 - 6), to).dequantized(torch.float32)
-    torch.testing.assert_close(keys[:, :rows], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(keys[:, :rows], expected, rtol=0, atol=ROUNDING)
     exact = turned_content(range(2), range(144, 146), 1)
     assert ((keys[:, :rows] - exact).abs() <= bound(exact, to, rows)).all()
     assert torch.equal(values[:, :rows], quantize_rows(content(range(2), 1, 50), to).dequantized(torch.float32))

@@ -16,6 +16,10 @@ from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 ROWS = torch.tensor([5, 0, 1])  # two tiles of four rows: tokens 1 and 2 in the first, token 0 in the second
 SIZES = torch.tensor([2, 1], dtype=torch.int32)
@@ -65,7 +69,7 @@ def check(tiled: RingCache, step: Any, plain_step: Any, version: int) -> None:
         for which in (0, 1):
             found = seen(step, mine, layer, which, version)
             torch.testing.assert_close(
-                torch.tensor(frame_set(found)), torch.tensor(frame_set(other[layer][which])), rtol=0, atol=1e-6
+                torch.tensor(frame_set(found)), torch.tensor(frame_set(other[layer][which])), rtol=0, atol=ROUNDING
             )
         check_means(step.reach, mine[layer][0], layer)
 
@@ -75,7 +79,7 @@ def check_means(reach: Any, keys: Tensor, layer: int) -> None:
         start = reach.tiled_from + slot * 8
         frame = keys[:, start : start + 8][:, ROWS]  # [B, 3, H, D]
         expected = torch.stack([frame[:, 1:].mean(dim=1), frame[:, 0]], dim=2)
-        torch.testing.assert_close(reach.means[layer, :, :, 2 * slot : 2 * slot + 2], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(reach.means[layer, :, :, 2 * slot : 2 * slot + 2], expected, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("sizes", [(3,) * 9, (1,) + (3,) * 8, (1, 2, 3, 1) * 4])
@@ -172,7 +176,7 @@ class Naive:
 
 
 def same_frames(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(torch.tensor(frame_set(found)), torch.tensor(frame_set(expected)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(frame_set(found)), torch.tensor(frame_set(expected)), rtol=0, atol=ELEMENT)
 
 
 class Played:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from strobe.cli import bench_attention
 from terminal import Strobe
 
 FAST = ("--seconds-per-cell", "0.01", "--quiet")
@@ -23,7 +24,7 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
     (forward, backward) = first.document["cells"]
     assert (forward["reference"], forward["serialised"]) == ("dense:sdpa", False)
     rows = {each["name"]: each for each in forward["contestants"]}
-    assert set(rows) == {"dense:sdpa", "fine:cpu", "tiled:cpu", "raster:cpu"}
+    assert set(rows) == {"dense:sdpa", "dense:cpu", "fine:cpu", "tiled:cpu", "raster:cpu"}
     assert rows["dense:sdpa"]["flops"] == 4 * 32 * 72**2
     assert {each["name"] for each in backward["contestants"]} == set(rows)
     for file in ("report.html", "report.md", "report.json", "advice/report.md"):
@@ -35,6 +36,14 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
     assert rendered.code == 0 and "2x4x9, forward: speed." in rendered.out
     other = strobe(*line, "--seed", 1)
     assert other.code == 2 and "differ in seed" in other.err
+
+
+def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
+    cells = bench_attention._cells(bench_attention.Grid(quick=True))
+    assert max(cell.shape.num_tokens for cell in cells) >= 4096 and len(cells) <= 4
+    how, quick = bench_attention.How(), bench_attention.Grid(quick=True)
+    assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.Grid())
+    assert bench_attention._seconds(bench_attention.How(seconds_per_cell=7), quick) == 7
 
 
 def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:
@@ -108,9 +117,9 @@ def test_a_cell_that_cannot_be_is_in_the_report(strobe: Strobe, tmp_path: Path, 
 
 
 def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strobe.bench.attention import oracle
+    from strobe.bench.attention import cell
 
-    monkeypatch.setattr(oracle, "TOLERANCES", dict.fromkeys(oracle.TOLERANCES, 0.0))
+    monkeypatch.setattr(cell, "tolerance", lambda measure, dtype: 0.0)
     found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--json")
     assert found.code == 1
     assert found.document["cells"][0]["contestants"][0]["reason"].startswith("red gate: ")

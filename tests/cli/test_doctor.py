@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from strobe.attention.gates import run
+from strobe.attention.gates.run import Outcome
+from strobe.attention.impls import Gate, parse_gates
+from strobe.cli import doctor as doctor_module
+from strobe.cli.console import Output
+from strobe.core import device
 from strobe.core.errors import WeightsError
 from strobe.engine import load
 from strobe.engine.arena import ArenaPlan
+from strobe.perf.measure import machine
 from terminal import Strobe
 
 
@@ -100,3 +113,69 @@ def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_predicted(strobe: Strobe, flags: tuple[str, ...], words: str) -> None:
     result = strobe("doctor", "--device", "cpu", *flags)
     assert result.code == 2 and words in result.err
+
+
+def test_a_machine_without_a_gpu_has_no_gates_to_run(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the page is as it was, and nothing is written."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    document = strobe("doctor", "--gate", "--device", "cpu", "--json").document
+    assert "no GPU" in document["gate"]["reason"] and document["gate"]["gates"] == []
+    result = strobe("doctor", "--gate", "--device", "cpu")
+    assert result.code == 3 and "not run: there is no GPU" in result.out and "runs: " in result.out
+    assert not [*tmp_path.iterdir()]
+
+
+def test_gates_are_run_and_recorded(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(
+        operator="sparse", impl="triton", vendor="nvidia", architecture="sm_89", device="RTX 4090",
+        versions={"torch": "2.11.0"}, date="2026-01-31", tests=75,
+    )  # fmt: skip
+    came = [
+        Outcome(operator="sparse", impl="triton", gate=gate, refused="4 cases that it does not take"),
+        Outcome(operator="sparse", impl="cudnn", gate=None, refused="it runs on compute capability 9.x, cuda:0 has 8.9"),
+    ]
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "resolve_device", lambda name: torch.device("cpu" if name == "cpu" else "cuda"))
+    monkeypatch.setattr(machine, "describe_machine", lambda _: SimpleNamespace(driver="570.1"))
+    monkeypatch.setattr(run, "run_gates", lambda where, driver, advance: iter(came))
+    found, gates = doctor_module.run_gate("cuda", Output(quiet=True))
+    place = tmp_path / "strobe" / "gates.json"
+    assert gates == (gate,) and found["record"] == str(place) and found["reason"] == ""
+    assert parse_gates(place.read_bytes()) == ((gate,), ())
+    page = "\n".join(str(line) for line in doctor_module._gate_lines(found))
+    assert "sparse triton: 75 cases passed, 4 cases that it does not take" in page and "sparse cudnn: not run: it runs on" in page
+    came[0] = replace(came[0], gate=replace(gate, failed="views: they differ"))
+    found, _ = doctor_module.run_gate("cuda", Output(quiet=True))
+    assert "failed[/] at views: they differ" in "\n".join(str(line) for line in doctor_module._gate_lines(found))
+    assert parse_gates(place.read_bytes())[0][0].failed == "views: they differ"
+
+
+def test_a_red_gate_is_exit_code_1(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(failed: str) -> tuple[dict[str, object], tuple[()]]:
+        each = {"operator": "sparse", "impl": "triton", "ran": True, "tests": 3, "failed": failed, "refused": ""}
+        return {"reason": "", "record": "a file", "gates": [each]}, ()
+
+    for failed, code in (("", 0), ("views: they differ", 1)):
+        monkeypatch.setattr(doctor_module, "run_gate", lambda *_, failed=failed: found(failed))
+        assert strobe("doctor", "--gate", "--device", "cpu").code == code
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strobe").write_text("a file in the way")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(run, "run_gates", lambda *_: pytest.fail("it was begun"))
+    result = strobe("doctor", "--gate")
+    assert result.code == 2 and "in the way" in result.err and str(tmp_path) in result.err
+
+
+def test_a_damaged_record_does_not_stop_anything(tmp_path: Path) -> None:
+    (tmp_path / "strobe").mkdir()
+    (tmp_path / "strobe" / "gates.json").write_text("[{")
+    environment = os.environ | {"XDG_DATA_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "import sys; from strobe.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    result = subprocess.run([*command, "doctor", "--device", "cpu", "--json"], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and json.loads(result.stdout)["attention"]["runs"]
+    assert result.stderr.count("gates.json is ignored: ") == 1 and len(result.stderr.splitlines()) == 1, result.stderr

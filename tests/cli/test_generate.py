@@ -127,6 +127,11 @@ def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, 
     assert result.code == 130
     assert num_frames(out) == 21 and "21 frames" in result.out
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.mp4"]
+    out.write_bytes(b"an earlier one")
+    result = strobe("generate", PROMPT, "--blocks", 5, "--preset", "turbo", "--device", "cpu", "-o", out)
+    own = tmp_path / "clip.partial.mp4"
+    assert result.code == 130 and f"{own}: 21 frames" in result.out
+    assert num_frames(own) == 21 and out.read_bytes() == b"an earlier one"
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
@@ -135,7 +140,7 @@ def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[s
     out.symlink_to("/dev/full")
     result = strobe("generate", PROMPT, "--blocks", 2, "--preset", "turbo", "--device", "cpu", "-o", out, *flags)
     assert (result.code, result.out) == (3, "") and result.err.count("\n") == 1
-    assert "cannot write" in result.err and "No space left on device" in result.err
+    assert "cannot write" in result.err and "the disk is full" in result.err
 
 
 @pytest.mark.parametrize(

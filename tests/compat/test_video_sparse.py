@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from torch import Tensor
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.compat import video_sparse_attn
-from strobe.core.errors import ShapeError
+from strobe.core.errors import StrobeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
 
 
 def _draw(rows: int, seed: int) -> Tensor:
@@ -29,9 +33,44 @@ def test_the_documented_calls(block_size: Any, block: int) -> None:
     seen = torch.zeros(2, 3, 2, 3, dtype=torch.bool).scatter(-1, scores.topk(2).indices, True)
     mask = seen.repeat_interleave(block, dim=2).repeat_interleave(block, dim=3)
     fine = torch.softmax((q @ k.transpose(-1, -2) / 4).masked_fill(~mask, float("-inf")), dim=-1) @ v
-    torch.testing.assert_close(found, coarse * gate + fine, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, coarse * gate + fine, atol=ELEMENT, rtol=ELEMENT)
     plain = video_sparse_attn(q, k, v, topk=2, block_size=block_size)
-    torch.testing.assert_close(plain, coarse + fine, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(plain, coarse + fine, atol=ELEMENT, rtol=ELEMENT)
+
+
+def test_fastvideo_s_documented_calls_bind_as_they_are_written() -> None:
+    """The public signature of fastvideo-kernel 0.3, by position and by name, and the older one without sizes."""
+    named = ["q", "k", "v", "variable_block_sizes", "q_variable_block_sizes", "topk", "block_size", "compress_attn_weight"]
+    parameters = inspect.signature(video_sparse_attn).parameters
+    positional = [name for name, each in parameters.items() if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == named
+    q, k, v, gate = (_draw(192, seed) for seed in range(4))
+    sizes = torch.tensor([64, 20, 64], dtype=torch.int32)
+    for tensor in (q, k, v):
+        tensor[:, :, 84:128] = 0  # padding rows are zeros
+    by_position = video_sparse_attn(q, k, v, sizes, sizes, 2, (4, 4, 4), gate)
+    by_name = video_sparse_attn(
+        q, k, v, variable_block_sizes=sizes, q_variable_block_sizes=sizes, topk=2, block_size=(4, 4, 4), compress_attn_weight=gate
+    )
+    assert torch.equal(by_position, by_name)
+    assert torch.equal(video_sparse_attn(q, k, v, sizes, sizes, topk=2), video_sparse_attn(q, k, v, sizes, sizes, 2, 64))
+    older = video_sparse_attn(q, k, v, topk=2, block_size=64)
+    whole = torch.full((3,), 64, dtype=torch.int32)
+    torch.testing.assert_close(older, video_sparse_attn(q, k, v, whole, whole, topk=2))
+    reference = video_sparse_attn(q, k, v, sizes, sizes, 2, (4, 4, 4), gate, impl="reference")
+    torch.testing.assert_close(by_name, reference, atol=1e-5, rtol=1e-5)
+    assert not by_name[:, :, 84:128].any()
+
+
+def test_gradients_reach_every_input() -> None:
+    inputs = [_draw(128, seed).double().requires_grad_() for seed in range(4)]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return video_sparse_attn(*tensors[:3], topk=1, compress_attn_weight=tensors[3])
+
+    out = [call(*inputs), video_sparse_attn(*inputs[:3], topk=1, compress_attn_weight=inputs[3], impl="reference")]
+    for mine, theirs in zip(*(torch.autograd.grad(each.square().sum(), inputs) for each in out), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 def test_ragged_tiles_are_those_of_our_own_operator() -> None:
@@ -53,9 +92,32 @@ def test_ragged_tiles_are_those_of_our_own_operator() -> None:
         ({"block_size": (8, 8, 8)}, "block: got 512 tokens"),
         ({"block_size": 128}, "got 64 and 192 rows, expected multiples of the block's 128"),
         ({"variable_block_sizes": torch.ones(2)}, r"variable_block_sizes: got shape \(2,\), expected \(3,\)"),
-        ({"q": torch.ones(2, 3)}, r"got shapes \(2, 3\)"),
+        (
+            {"variable_block_sizes": torch.tensor([64, 65, 0])},
+            "variable_block_sizes: got 0 to 65 tokens in a block, expected 0 to 64",
+        ),
+        ({"variable_block_sizes": [64, 64, 64]}, r"variable_block_sizes: got a list, expected a tensor of shape \(3,\)"),
+        ({"q": torch.ones(2, 3)}, r"q: got shape \(2, 3\), expected \[B, H, S, D\]"),
+        ({"q": 3}, r"q: got 3, expected a tensor \[B, H, S, D\]"),
+        (
+            {"k": _draw(192, 1)[:, :2]},
+            r"got shapes .*\(2, 2, 192, 16\).*, expected \[B, H, S, D\] with one batch, number of heads",
+        ),
+        ({"v": _draw(128, 1)}, r"got shapes .*\(2, 3, 128, 16\), expected \[B, H, S, D\] .* and k and v alike"),
+        ({"topk": torch.tensor(2)}, r"topk: got a tensor of shape \(\) and torch.int64, expected an int"),
+        ({"topk": 0}, "topk: got 0, expected 1 to 3"),
+        (
+            {"compress_attn_weight": 0.5},
+            r"compress_attn_weight: got 0.5, expected a tensor of what broadcasts to q's \(2, 3, 64, 16\)",
+        ),
+        (
+            {"compress_attn_weight": torch.ones(2, 64, 3, 16)},
+            r"compress_attn_weight: got shape .*\(2, 3, 64, 16\), \[B, H, S, D\]",
+        ),
+        ({"impl": "cudn"}, "unknown impl 'cudn'"),
+        ({"impl": "cudnn"}, "impl 'cudnn' cannot run: it runs on a GPU"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(StrobeError, match=message):
         video_sparse_attn(**({"q": _draw(64, 0), "k": _draw(192, 1), "v": _draw(192, 2)} | change))

@@ -17,7 +17,7 @@ from strobe.cache.policy import RingPolicy
 from strobe.core import spans
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.graphs import Eager, PassInputs, Recorded
+from strobe.engine.graphs import Eager, PassInputs, Recorded, Replay
 from strobe.engine.load import Model
 from strobe.engine.memory import predict
 from strobe.engine.prompts import Switch
@@ -165,6 +165,23 @@ def test_few_passes_kept_are_recorded_again(make: Callable[..., Session]) -> Non
     assert torch.equal(play(session), play(make()))
     runner: Any = session._stream._dit.runner
     assert len(runner) == 2
+
+
+def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
+    """Of three passes and room for two, the one that was used less recently goes, recorded first or not."""
+    made: list[str] = []
+
+    class Noted(Recorded):
+        def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+            made.append(name)
+            return super()._record(call)
+
+    runner, sizes = Noted(limit=2), {"one": 1, "two": 2, "three": 3}
+    for name in ("one", "two", "one", "three", "one", "three", "two"):
+        ring.reset()
+        latents = torch.ones(1, sizes[name], 1, 1, 1)
+        runner.run("flow", lambda latents, *rest: latents + 1, replace(inputs(), latents=latents), ring.at(0, sizes[name]))
+    assert made == ["one", "two", "three", "two"]
 
 
 def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:

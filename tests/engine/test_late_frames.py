@@ -21,7 +21,7 @@ from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
-from strobe.engine.state import Snapshot
+from strobe.engine.snapshot import Snapshot
 
 Make = Callable[..., Session]
 SETTINGS = EngineConfig(window=9, sink=3, timesteps=(1000, 500))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from strobe.core.errors import SessionError, WeightsError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.load import Model
 from strobe.engine.session import Session
+from strobe.engine.snapshot import read_snapshot
 from strobe.models.lora import Lora, LoraPair, merge
 
 BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
@@ -96,7 +98,59 @@ def test_what_is_refused(make: Callable[..., Session], tiny: Model) -> None:
 def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Model) -> None:
     session = make()
     play(session, 1)
-    snapshot = session.snapshot()
+    snapshots = [session.snapshot()]
+    for strength in (1.0, 0.5):
+        session.use_lora(lora(tiny), strength=strength)
+        snapshots.append(session.snapshot())
+        for before in snapshots[:-1]:
+            with pytest.raises(SessionError, match="other weights"):
+                session.restore(before)
+    session.use_lora(lora(tiny), strength=1)  # an int is the same number
+    session.restore(snapshots[1])
+    session.use_lora(None)
+    session.restore(snapshots[0])
+    assert torch.equal(play(session, 2), play(make(), 3)[:, 3:])
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["at once", "made ready under a soft prompt"])
+@pytest.mark.parametrize("way", ["restore", "another", "save", "fork"])
+def test_copies_know_that_the_window_is_to_be_derived_again(
+    make: Callable[..., Session], tiny: Model, tmp_path: Path, way: str, soft: bool
+) -> None:
+    session, other = (make(preset=EngineConfig(window=6, sink=1, keep_sink=False)) for _ in range(2))
+    play(session, 3)
     session.use_lora(lora(tiny))
-    with pytest.raises(SessionError, match="other weights"):
-        session.restore(snapshot)
+    before = session.snapshot()
+    if soft:
+        session.prompt("blue square", mode="soft")
+        session.prepare()
+    snapshot = session.snapshot()
+    assert snapshot.state.stale and torch.equal(snapshot.cache.keys, before.cache.keys)
+    if way == "save":
+        snapshot.save(tmp_path / "s")
+        snapshot = read_snapshot(tmp_path / "s", torch.device("cpu"))
+    if way == "fork":
+        other = session.fork()
+    expected = play(session, 2)
+    if way == "restore":
+        other = session
+    elif way != "fork":
+        other.use_lora(lora(tiny))
+    if way != "fork":
+        other.restore(snapshot)
+    assert torch.equal(play(other, 2), expected)
+    assert not other.snapshot().state.stale
+
+
+def test_a_snapshot_with_a_fresh_window_stays_so(make: Callable[..., Session], tiny: Model) -> None:
+    """In a session that was about to derive its own again."""
+    session, other = make(), make()
+    for each in (session, other):
+        each.use_lora(lora(tiny))
+    play(session, 3)
+    snapshot = session.snapshot()
+    assert not snapshot.state.stale
+    play(other, 1)
+    other.use_lora(lora(tiny))
+    other.restore(snapshot)
+    assert torch.equal(play(other, 2), play(session, 2))

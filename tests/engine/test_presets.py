@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch._inductor import list_mode_options
 
+from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
+from strobe.engine import config as config_module
 from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, lacking, replace_knobs, resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, diff, preset
@@ -55,8 +57,9 @@ def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch,
         match=f"^preset '{name}' cannot run: it runs linear layers in FP8, and cpu has .* preset 'turbo' .* --simulate",
     ):
         resolve(preset(name), DEFAULTS, torch.device("cpu"))
-    for capability, there in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+    nvidia = [(Card(vendor="nvidia", capability=capability), capability >= (8, 9)) for capability in ((8, 0), (8, 9), (9, 0))]
+    for card, there in (*nvidia, (Card(vendor="amd", architecture="gfx942"), False)):
+        monkeypatch.setattr(config_module, "card_of", lambda _, card=card: card)
         assert bool(lacking(preset(name), torch.device("cuda", 0))) == (not there)
         assert not lacking(simulated(name), torch.device("cuda", 0))
 

@@ -81,6 +81,29 @@ class TestPrompts:
         assert (runs["recache"][:, 15:] - runs["soft"][:, 15:]).abs().max() > 1e-4
         assert (runs["interpolate"][:, 15:] - runs["soft"][:, 15:]).abs().max() > 1e-4
 
+    def test_a_hard_switch_after_one_block_derives_it_again(self, make: Callable[..., Session]) -> None:
+        hard, soft = (
+            latents(play(make(), 3, switches=[Switch(frame_block=1, prompt="blue square", mode=mode)]))
+            for mode in ("recache", "soft")
+        )
+        assert torch.equal(hard[:, :3], soft[:, :3]) and (hard[:, 3:6] - soft[:, 3:6]).abs().max() > 1e-4
+
+    def test_an_interpolation_goes_on_from_where_another_is(self, make: Callable[..., Session], tiny: Model) -> None:
+        red, blue, green = (tiny.text.encode([prompt]) for prompt in ("red circle", "blue square", "green circle"))
+        session, found = make(), []
+        switches = [
+            Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4),
+            Switch(frame_block=3, prompt="green circle", mode="interpolate", over=2),
+        ]
+        for _ in session.stream(6, switches=switches):
+            assert session._stream.state.blend is not None
+            found.append(session._stream.state.blend.text)
+        halfway = torch.lerp(red, blue, 2 / 4)
+        for text, expected in zip(
+            found, [red, torch.lerp(red, blue, 1 / 4), halfway, torch.lerp(halfway, green, 1 / 2), green, green], strict=True
+        ):
+            torch.testing.assert_close(text, expected)
+
     def test_interpolation_over_one_block_is_a_soft_switch(self, make: Callable[..., Session]) -> None:
         switch = Switch(frame_block=2, prompt="blue square", mode="soft")
         soft, interpolated = (play(make(), 5, switches=[each]) for each in (switch, replace(switch, mode="interpolate", over=1)))
@@ -189,13 +212,10 @@ class TestSnapshots:
         with pytest.raises(SessionError, match="weights"):
             Session.resume(tmp_path / "s", model=replace(tiny, weights_hash="1" * 64), device="cpu")
 
-    def test_broken_files_are_data_errors(self, make: Callable[..., Session], tmp_path: Path) -> None:
-        session, path = make(), tmp_path / "s"
-        session.snapshot().save(path)
-        path.write_bytes(path.read_bytes()[:-10])
-        for broken in (path, tmp_path / "missing"):
-            with pytest.raises(DataError, match="cannot read the snapshot"):
-                Session.resume(broken, device="cpu")
+    def test_files_that_cannot_be_are_data_errors(self, make: Callable[..., Session], tmp_path: Path) -> None:
+        session = make()
+        with pytest.raises(DataError, match="cannot read the snapshot"):
+            Session.resume(tmp_path / "missing", device="cpu")
         with pytest.raises(DataError, match="cannot write the snapshot"):
             session.snapshot().save(tmp_path / "missing" / "s")
 

@@ -98,17 +98,21 @@ def test_an_interrupted_clip_keeps_its_frames(tmp_path: Path, error: type[BaseEx
     assert len(decode(path)) == 5
 
 
-def test_a_killed_process_keeps_its_finished_seconds(tmp_path: Path) -> None:
-    path = tmp_path / "clip.mp4"
+@pytest.mark.parametrize(("suffix", "least"), [(".mp4", 32), (".mkv", 16)])
+def test_a_killed_process_leaves_the_earlier_clip_and_what_it_had(tmp_path: Path, suffix: str, least: int) -> None:
+    path = tmp_path / f"clip{suffix}"
+    path.write_bytes(b"an old one")
     script = (
         "import os, torch\n"
         "from strobe.engine.video import VideoFile\n"
         "video = VideoFile(sys.argv[1], fps=16)\n"
-        "video.write(torch.randint(0, 255, (80, 64, 64, 3), dtype=torch.uint8))\n"
+        "for _ in range(5):\n"
+        "    video.write(torch.randint(0, 255, (8, 64, 64, 3), dtype=torch.uint8))\n"
         "os._exit(9)\n"
     )
     assert run(script, path).returncode == 9
-    assert len(decode(path)) >= 16
+    assert path.read_bytes() == b"an old one"
+    assert len(decode(tmp_path / f"clip.partial{suffix}")) >= least
 
 
 def fill(path: Path, limit: int) -> str:
@@ -138,7 +142,7 @@ def test_no_space_is_one_clear_error_that_says_what_is_kept(tmp_path: Path, suff
     said = fill(path, 200_000)
     kept = len(decode(path))
     assert kept >= least
-    reason = f"File too large; the first {kept} of its frames are kept; free some space or choose another place"
+    reason = f"File too large; the first {kept} of its frames are kept; free some space or name another place"
     assert said == f"cannot write {path}: {reason}\n"
 
 
@@ -148,12 +152,41 @@ def test_a_file_of_which_nothing_plays_is_removed(tmp_path: Path, suffix: str, l
     assert not list(tmp_path.iterdir())
 
 
-def test_of_a_link_what_it_names_is_removed(tmp_path: Path) -> None:
+def test_an_earlier_clip_outlives_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"an old one")
+    assert "nothing of it plays, so it is removed" in fill(path, 500)
+    assert path.read_bytes() == b"an old one" and len(list(tmp_path.iterdir())) == 1
+    said, own = fill(path, 200_000), tmp_path / "clip.partial.mp4"
+    assert f"of its frames are kept as {own}; " in said
+    assert path.read_bytes() == b"an old one" and len(decode(own)) >= 16
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_earlier_clip_outlives_an_interruption(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"an old one")
+    for number in ("", ".2"):  # what an earlier interruption left is kept as well
+        with pytest.raises(error), VideoFile(path, fps=16) as video:
+            video.write(moving_square(5))
+            raise error
+        assert video.written == tmp_path / f"clip.partial{number}.mp4"
+        assert path.read_bytes() == b"an old one" and len(decode(video.written)) == 5
+    with VideoFile(path, fps=16) as video:
+        video.write(moving_square(7))
+    assert video.written == path and len(decode(path)) == 7
+
+
+def test_of_a_link_what_it_names_is_kept(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "clip.mp4").write_bytes(b"an old one")
     (tmp_path / "clip.mp4").symlink_to(tmp_path / "there" / "clip.mp4")
     assert "so it is removed" in fill(tmp_path / "clip.mp4", 500)
-    assert (tmp_path / "clip.mp4").is_symlink() and not list((tmp_path / "there").iterdir())
+    assert (tmp_path / "clip.mp4").is_symlink() and len(list((tmp_path / "there").iterdir())) == 1
+    assert (tmp_path / "clip.mp4").read_bytes() == b"an old one"
+    with VideoFile(tmp_path / "clip.mp4", fps=16) as video:
+        video.write(moving_square(5))
+    assert (tmp_path / "clip.mp4").is_symlink() and len(decode(tmp_path / "there" / "clip.mp4")) == 5
 
 
 def test_a_folder_in_the_way_is_said_to_be_one(tmp_path: Path) -> None:

@@ -19,12 +19,14 @@ COMMANDS = {
     ),
     "custom_profiling.py": ("--seq-len", "64", "--calls", "2"),
     "tree_decode.py": ("--world-size", "2", "--seq-len", "31"),
+    "vsa_calls.py": ("--grid", "5x6x7", "--heads", "2", "--head-dim", "16", "--rounds", "2", "--device", "cpu"),
 }  # fmt: skip
 SAYS = {
     "assert_tree_attn.py": "1 cells measured, 0 were there, 0 failed",
     "profile_examples.py": "$ strobe bench scaling --world-sizes 1 --seq-lens 64",
     "custom_profiling.py": "my_attention",
     "tree_decode.py": "2 ranks and one process are the same: largest error ",
+    "vsa_calls.py": "time of the operator / time of the foreign call: ",
 }
 
 

@@ -44,7 +44,7 @@ def check(data: bytes, folder: Path) -> None:
         assert list(events.start_ns) == sorted(events.start_ns)
         assert all(start <= end for start, end in zip(events.start_ns, events.end_ns, strict=True))
         assert not len(events) or max(events.name) < len(events.names)
-    assert all(-1 <= host < len(hosts) for host in device.host)
+    assert all(-2 <= host < len(hosts) for host in device.host)
     assert sorted(trace.threads) == list(trace.threads)
     without = read(path, ops=False, shapes=True)
     assert without is not None

@@ -1,15 +1,26 @@
-"""Which implementation an attention call would run."""
+"""Which implementation an attention call would run, and what every implementation is on one device."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
 from torch import Tensor
 
+from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
-from strobe.attention.impls import Choice
+from strobe.attention.impls import GATES, Choice, Gate, Impl
 from strobe.attention.sparse.api import explain_block_sparse
+from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.video import explain_video
 from strobe.attention.types import AttentionSpec
+from strobe.core.device import Card, card_of
+from strobe.core.errors import ConfigError
 
 
 def explain(
@@ -21,7 +32,7 @@ def explain(
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
-    deterministic: bool = False,
+    **options: Any,
 ) -> Choice[AttentionSpec] | Choice[SparseSpec]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
@@ -33,14 +44,97 @@ def explain(
         softmax_scale: as it would be given.
         impl: the name that would be given.
         return_lse: whether the lse would be asked for.
-        deterministic: as in `block_sparse_attention`.
+        options: the other arguments of the operator: `deterministic=` of `block_sparse_attention`; `grid=`, which makes the call
+            one of `video_sparse_attention`, and its arguments, such as `sparsity=0.9`.
 
     Raises:
         ShapeError: the arguments do not fit together.
+        ConfigError: arguments of `video_sparse_attention` without a grid, or a selection beside it.
         ImplUnavailableError: the named impl cannot run this call.
     """
+    given: dict[str, Any] = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
+    if "grid" in options:
+        if selection is not None:
+            raise ConfigError("selection: got one beside grid; video_sparse_attention makes its own")
+        return explain_video(q, k, v, **given, **options)
+    unknown = [name for name in options if name != "deterministic"]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)}: an argument of video_sparse_attention alone; give its grid=(T, H, W) too")
     if selection is None:
-        return explain_dense(q, k, v, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse)
-    return explain_block_sparse(
-        q, k, v, selection, softmax_scale=softmax_scale, impl=impl, return_lse=return_lse, deterministic=deterministic
+        return explain_dense(q, k, v, **given)
+    return explain_block_sparse(q, k, v, selection, **given, **options)
+
+
+State = Literal["gated", "runs", "untested", "failed", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImplState:
+    """What one implementation is on one device.
+
+    Args:
+        operator: `dense` or `sparse`.
+        name: of the implementation.
+        state: `gated`: it runs and passed its gate on such a card; `runs`: it runs and needs no gate; `untested`: it runs, its
+            gate was not run; `failed`: it runs if named, its gate failed; `missing`: it does not run.
+        detail: the record of the gate, with what is installed in another version than it ran with; or the reason; empty for
+            `runs`.
+    """
+
+    operator: str
+    name: str
+    state: State
+    detail: str
+
+
+def survey(
+    device: torch.device,
+    *,
+    card: Card | None = None,
+    gates: tuple[Gate, ...] | None = None,
+    versions: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[ImplState, ...]:
+    """Ask every implementation about a plain call on a device: bfloat16 on a GPU, head_dim 128, blocks of 64, no gradient.
+
+    Args:
+        card: what the device is, to ask about one that is not there.
+        gates: records of gates; by default those of this machine and of the package.
+        versions: what is installed, by name, to compare the records with.
+    """
+    card, known = card_of(device) if card is None else card, GATES if gates is None else gates
+    return tuple(_state(impl, spec, known, versions) for impl, spec in plain_calls(device, card))
+
+
+def plain_calls(device: torch.device, card: Card) -> list[tuple[Impl[Any], AttentionSpec]]:
+    """Every implementation of both operators, and the call that `survey` asks it about."""
+    dense = AttentionSpec(
+        batch=1,
+        q_len=1024,
+        kv_len=1024,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=128,
+        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+        device=device,
+        softmax_scale=128**-0.5,
+        return_lse=False,
+        needs_grad=False,
+        card=card,
     )
+    sparse = SparseSpec.of(dense, block=64, most_selected=4, ragged=False, uniform=False, deterministic=False)
+    return [*((impl, dense) for impl in DENSE if impl.operator == "dense"), *((impl, sparse) for impl in SPARSE)]
+
+
+def _state(impl: Impl[Any], spec: AttentionSpec, gates: tuple[Gate, ...], versions: Mapping[str, str]) -> ImplState:
+    gate = impl.gate(spec.card, gates) if spec.card.vendor else None
+    state: State = "runs"
+    detail = ""
+    if reason := impl.refuses(spec):
+        state, detail = "missing", reason
+    elif gate is not None:
+        drift = gate.drift(versions)
+        state = "failed" if gate.failed else "gated"
+        detail = str(gate) + (f"; not with what is here: {drift}" if drift else "")
+    elif reason := impl.untested(spec.card, gates):
+        state, detail = "untested", reason
+    return ImplState(operator=impl.operator, name=impl.name, state=state, detail=detail)

@@ -1,21 +1,222 @@
-"""Which implementation runs, and why the others were passed over."""
+"""Which implementation runs a call, and why the others were passed over: what each needs of a card, of libraries and of its gate.
+
+Every decision is a function of plain values: the call's spec, in which the card is, and the records of gates. Nothing optional is
+imported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, Generic, Literal, TypeVar
 
+import msgspec
 import torch
+from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec
-from strobe.core.errors import ImplUnavailableError, unknown_choice
+from strobe.core.device import Card
+from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
+from strobe.core.settings import data_folder
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
+Standing = Literal["free", "green", "red", "none"]
+
+# ---------------------------------------------------------------------------------------------- what is installed, what a card is
 
 
-def _needs_no_gate(_: torch.device) -> str:
-    return ""
+def not_installed(module: str, distribution: str, wanted: str = "") -> str | None:
+    """Say why a library cannot be used, or None if it can: its top-level module is found and its version begins with `wanted`.
+
+    The module is looked up and not imported: `module` is a name without a dot.
+    """
+    if importlib.util.find_spec(module) is None:
+        return f"{distribution} is not installed" + (" (strobe[hopper] installs it)" if wanted else "")
+    if not wanted:
+        return None
+    try:
+        found = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{distribution} is not installed (strobe[hopper] installs it); another package provides {module}"
+    if not re.match(re.escape(wanted) + r"(?!\d)", found):
+        return f"it is written for {distribution} {wanted}, {found} is installed"
+    return None
+
+
+def _missing() -> dict[str, str | None]:
+    dsl = not_installed("cutlass", "nvidia-cutlass-dsl", "4.8")
+    return {
+        "cudnn": not_installed("cudnn", "nvidia-cudnn-frontend", "1.32") or dsl,
+        "fa4": not_installed("flash_attn", "flash-attn-4", "4.0.0b36") or dsl,
+        "fa3": not_installed("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),
+        "triton": not_installed("triton", "triton"),
+    }
+
+
+MISSING: Final = _missing()
+"""Why the library of an implementation cannot be used, or None; looked up once, because a compiler cannot trace a look-up."""
+
+CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
+    ("dense", "fa4"): (8, 9, 10, 11, 12),
+    ("dense", "fa3"): (9,),
+    ("sparse", "cudnn"): (9,),
+    ("sparse", "fa4"): (9,),
+    ("sparse", "triton"): (8, 9, 10, 11, 12),
+    ("sparse", "flex"): (8, 9, 10, 11, 12),
+}
+"""Compute capabilities, by their first number, for which the kernels of an operator's implementation are built: no gate is run
+elsewhere. FA4 4.0.0b36 and cuDNN's frontend 1.32 name theirs; the sparse adapters to both are written for the kernels of 9.x."""
+ON_AMD: Final = frozenset({("sparse", "triton"), ("sparse", "flex")})
+"""What runs on an AMD GPU: what Triton compiles."""
+
+
+def no_card_for(spec: AttentionSpec, operator: str, impl: str) -> str | None:
+    """Say that a call's tensors are on no GPU, or on none that the implementation's kernels are built for; None if they are."""
+    if spec.device.type != "cuda":
+        return f"it runs on a GPU, the tensors are on {spec.device}"
+    card, majors = spec.card, CAPABILITIES[operator, impl]
+    if (card.vendor == "nvidia" and card.capability[0] in majors) or (card.vendor == "amd" and (operator, impl) in ON_AMD):
+        return None
+    here = f"{card.capability[0]}.{card.capability[1]}" if card.vendor == "nvidia" else str(card)
+    return f"it runs on compute capability {', '.join(f'{major}.x' for major in majors)}, {spec.device} has {here}"
+
+
+def short(dtype: torch.dtype) -> str:
+    """`bfloat16` for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def silence_fa4() -> None:
+    """Pass over what FA4's compiler warns of with every kernel: that it does not know the type of an argument that FA4 itself
+    hands over. The kernels pass their gates all the same, and who calls them can do nothing about it.
+    """
+    message = r"Argument aux_data \(position \d+\) cannot be converted to a JitArgument for function '\w*flash_attn"
+    warnings.filterwarnings("ignore", message=message, category=UserWarning)
+
+
+# ------------------------------------------------------------------------------------------------------------ records of gates
+
+FILE: Final = "gates.json"
+"""Name of the record that ships with the package, and of the one in the user's data folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One run of the gate of one implementation: its cases against the reference, on one card.
+
+    Args:
+        operator: `dense` or `sparse`.
+        impl: its name.
+        vendor: of the card, `nvidia` or `amd`.
+        architecture: of the card, such as `sm_90`.
+        device: name of the card.
+        versions: of the driver, torch, Triton and the library, as far as they are known.
+        date: of the run, `2026-01-31`.
+        tests: cases that passed.
+        kernel: hash of the implementation's sources; empty in a record from before it was kept, which stands for any.
+        failed: the first case that failed and why; empty if none did.
+    """
+
+    operator: str
+    impl: str
+    vendor: str
+    architecture: str
+    device: str
+    versions: dict[str, str]
+    date: str
+    tests: int
+    kernel: str = ""
+    failed: str = ""
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        what = f"failed at {self.failed}; {self.tests} cases passed before it" if self.failed else f"{self.tests} tests"
+        return f"{what} on {self.device}, {self.date}, {versions}"
+
+    def drift(self, here: Mapping[str, str]) -> str:
+        """What is `here` in another version than the gate ran with, such as `torch 2.12.0`; empty if nothing is.
+
+        Args:
+            here: versions by name; a name that is not in it is not compared.
+        """
+        changed = (name for name, version in self.versions.items() if here.get(name, version) != version)
+        return ", ".join(f"{name} {here[name]}" for name in changed)
+
+
+def parse_gates(data: bytes) -> tuple[tuple[Gate, ...], tuple[msgspec.Raw, ...]]:
+    """Read a record: a list with an entry for each operator, implementation and architecture.
+
+    Returns:
+        The gates, and the entries that are none, as they stand.
+
+    Raises:
+        DataError: it is no list at all.
+    """
+    try:
+        entries = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"not a list of gate records: {error}") from error
+    gates, others = [], []
+    for entry in entries:
+        try:
+            gates.append(msgspec.json.decode(entry, type=Gate))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            others.append(entry)
+    return tuple(gates), tuple(others)
+
+
+def gate_file() -> Path | None:
+    """Where the gates that were run on this machine are recorded; None without a data folder."""
+    folder = data_folder()
+    return None if folder is None else folder / "strobe" / FILE
+
+
+def _own_gates() -> tuple[Gate, ...]:
+    """The gates that were run here. A file that is damaged does not stop anything: it is said once and left out."""
+    place = gate_file()
+    try:
+        if place is None or not place.exists():
+            return ()
+        gates, others = parse_gates(place.read_bytes())
+    except (OSError, DataError) as error:
+        _warn(f"{place} is ignored: {error}; `strobe doctor --gate` writes a new one")
+        return ()
+    if others:
+        _warn(f"{place}: {len(others)} of {len(gates) + len(others)} entries are no gate records and are ignored")
+    return gates
+
+
+def _warn(text: str) -> None:
+    warnings.warn_explicit(text, UserWarning, "strobe", 0)  # one line: there is no source to quote
+
+
+GATES: Final = (*_own_gates(), *parse_gates(files("strobe.attention").joinpath(FILE).read_bytes())[0])
+"""The record of this machine, then the one that ships; read once, because a compiler cannot trace a file."""
+
+
+def hash_of(*sources: str) -> str:
+    """Hash of the lines of source files that are neither blank nor comments: what a gate's record stands for.
+
+    Args:
+        sources: paths in the folder of this room.
+    """
+    found = hashlib.sha256()
+    for source in sources:
+        text = files("strobe.attention").joinpath(source).read_text("utf-8")
+        lines = (line.rstrip() for line in text.splitlines())
+        found.update("\n".join(line for line in lines if line and not line.lstrip().startswith("#")).encode())
+    return found.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------------------------ the choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,53 +227,136 @@ class Impl(Generic[Spec]):
         name: what a user writes as `impl=`.
         refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
         run: the implementation, called with the operator's tensors and the spec.
-        untested: why `auto` must not choose it on a device although it could run: it never passed its gate on such hardware.
-            Empty if it did, or needs none.
+        operator: `dense` or `sparse`: whose gate it has to pass.
+        kernel: hash of the sources that its gate stands for; empty if `auto` may take it without one.
+        portable: `auto` may take it on a card where its gate has not been run, and then says so.
+        slow: `auto` takes it only where no other runs, a portable one included.
     """
 
     name: str
     refuses: Callable[[Spec], str | None]
     run: Callable[..., AttentionOutput]
-    untested: Callable[[torch.device], str] = _needs_no_gate
+    operator: str = ""
+    kernel: str = ""
+    portable: bool = False
+    slow: bool = False
+
+    def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
+        """The gate that was run on such a card, of the sources as they are now; the first of several."""
+        mine = (self.operator, self.name, card.vendor, card.architecture)
+        of_mine = (each for each in gates if (each.operator, each.impl, each.vendor, each.architecture) == mine)
+        return next((each for each in of_mine if each.kernel in ("", self.kernel)), None)
+
+    def standing(self, card: Card, gates: Sequence[Gate]) -> Standing:
+        """Whether it passed its gate on such a card: `green`, `red`, `none` if that was not run, `free` if it needs none."""
+        if not self.kernel or not card.vendor:
+            return "free"
+        found = self.gate(card, gates)
+        return "none" if found is None else "red" if found.failed else "green"
+
+    def untested(self, card: Card, gates: Sequence[Gate]) -> str:
+        """Say why `auto` must not choose it on a card although it could run; empty if it may."""
+        match self.standing(card, gates):
+            case "none":
+                return f"its gate has not been run on {card} with these kernels; strobe doctor --gate runs it"
+            case "red":
+                found = self.gate(card, gates)
+                assert found is not None
+                return f"its gate failed on {card}, at {found.failed}"
+            case _:
+                return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice(Generic[Spec]):
-    """The implementation that would run and the reason each other one was passed over."""
+    """The implementation that would run and the reason each other one was passed over.
+
+    Args:
+        note: what a user is to know of the one that runs: that its gate has not been run on this card; empty if nothing.
+    """
 
     impl: Impl[Spec]
     passed_over: tuple[tuple[str, str], ...]
+    note: str = ""
 
     def __str__(self) -> str:
-        lines = [f"runs: {self.impl.name}"]
+        lines = [f"runs: {self.impl.name}", *([f"  {self.note}"] if self.note else [])]
         lines += [f"  not {name}: {reason}" for name, reason in self.passed_over]
         return "\n".join(lines)
 
 
-def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto") -> Choice[Spec]:
-    """Choose an implementation: the first of `impls` (best first) that accepts the call, or the named one.
+def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: Sequence[Gate] | None = None) -> Choice[Spec]:
+    """Choose an implementation: the named one, or of `impls` (best first) the first that accepts the call and passed its gate.
+
+    Where only slow ones passed, a portable one comes before them, though its gate was not run; not if it failed.
+
+    Args:
+        gates: records of gates; by default those of this machine and of the package.
 
     Raises:
         ConfigError: no implementation has that name.
-        ImplUnavailableError: the named one cannot run this call.
+        ImplUnavailableError: the named one cannot run this call, or none can.
     """
     if name != "auto" and name not in [impl.name for impl in impls]:
         raise unknown_choice("impl", name, ["auto", *(impl.name for impl in impls)])
-    passed: list[tuple[str, str]] = []
-    chosen: Impl[Spec] | None = None
+    known = GATES if gates is None else gates
+    refused = {impl.name: impl.refuses(spec) for impl in impls}
+    able = [impl for impl in impls if refused[impl.name] is None]
+    doubts = {impl.name: impl.untested(spec.card, known) if name == "auto" else "" for impl in able}
+    passed = [impl for impl in able if not doubts[impl.name]]
+    portable = [impl for impl in able if impl.portable and impl.standing(spec.card, known) == "none"]
+    wanted = [impl for impl in able if impl.name == name]
+    if name == "auto":
+        wanted = [*[impl for impl in passed if not impl.slow], *portable, *passed]
+    if not wanted:
+        reasons = {each: why if why is not None else f"untested: {doubts[each]}" for each, why in refused.items()}
+        reason = reasons.get(name) or "; ".join(f"{other}: {why}" for other, why in reasons.items())
+        raise ImplUnavailableError(name, reason, [impl.name for impl in able])
+    chosen = wanted[0]
+    comes_first = f"{chosen.name} comes first" if name == "auto" else f"{name} was asked for by name"
+    passed_over = []
     for impl in impls:
-        reason = impl.refuses(spec)
-        if reason is None and name == "auto" and (doubt := impl.untested(spec.device)):
-            passed.append((impl.name, f"untested: {doubt}"))
-        elif reason is None and chosen is None and name in ("auto", impl.name):
-            chosen = impl
-        elif reason is None:
-            passed.append((impl.name, f"{name} was asked for by name" if chosen is None else f"{chosen.name} comes first"))
-        else:
-            passed.append((impl.name, reason))
-    if chosen is None:
-        reasons = dict(passed)
-        able = [impl.name for impl in impls if impl.refuses(spec) is None]
-        reason = reasons.get(name) or "; ".join(f"{other}: {why}" for other, why in passed)
-        raise ImplUnavailableError(name, reason, able)
-    return Choice(impl=chosen, passed_over=tuple(passed))
+        if impl.name != chosen.name:
+            why = refused[impl.name]
+            doubt = "" if why is not None or not doubts[impl.name] else f"untested: {doubts[impl.name]}"
+            passed_over.append((impl.name, why if why is not None else doubt or comes_first))
+    note = f"{chosen.name} runs on {spec.card.name}: {doubts[chosen.name]}" if doubts[chosen.name] else ""
+    return Choice(impl=chosen, passed_over=tuple(passed_over), note=note)
+
+
+_SAID: Final[list[str]] = []
+
+
+def announce(choice: Choice[Spec]) -> Choice[Spec]:
+    """Say the note of a choice that is about to run, once per process."""
+    if choice.note:
+        _say(choice.note)
+    return choice
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _say(note: str) -> bool:
+    """Also where a compiler traces the choice: then and there."""
+    if not _SAID:
+        _SAID.append(note)
+        _warn(note)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------ around every call
+
+_AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
+
+
+def ambient(tensor: Tensor) -> AbstractContextManager[None]:
+    """Make a tensor's device the current one, and keep autocast from changing dtypes; a compiler sees to the device itself."""
+    if torch.compiler.is_compiling():
+        return _AS_IT_IS
+    elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
+    return _changed(tensor.device) if elsewhere or torch.is_autocast_enabled(tensor.device.type) else _AS_IT_IS
+
+
+@contextmanager
+def _changed(device: torch.device) -> Iterator[None]:
+    with torch.autocast(device.type, enabled=False), torch.cuda.device(device if device.type == "cuda" else -1):
+        yield

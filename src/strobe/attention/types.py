@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.core.errors import ShapeError
+from strobe.core.device import NO_GPU, Card, card_of
+from strobe.core.errors import ConfigError, ShapeError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +17,7 @@ class AttentionSpec:
     """One attention call, checked once at the api and then handed inward.
 
     Layout is `[B, S, H, D]`; `num_heads` is a multiple of `num_kv_heads` (grouped queries).
-    `needs_grad`: a gradient may be asked for.
+    `needs_grad`: a gradient may be asked for. `card`: what the device is.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class AttentionSpec:
     softmax_scale: float
     return_lse: bool
     needs_grad: bool
+    card: Card = NO_GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,31 @@ class AttentionOutput:
     lse: Tensor | None
 
 
+def expect(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raise ConfigError, which says what was given, unless an argument is of a kind."""
+    if isinstance(value, kind):
+        return
+    given = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        given = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    elif isinstance(value, (bool, int, float, str, type(None))):
+        given = repr(value)
+    raise ConfigError(f"{name}: got {given}, expected {wanted}")
+
+
+def scale_of(softmax_scale: float) -> float:
+    """The scale as a float.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    try:
+        return float(softmax_scale)
+    except (TypeError, ValueError, RuntimeError):
+        expect("softmax_scale", softmax_scale, float, "a number")
+        raise
+
+
 class Face(NamedTuple):
     """What `check` looks at of a tensor: hashable, so that what follows from it can be kept."""
 
@@ -55,8 +82,9 @@ class Face(NamedTuple):
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Face:
-        """The face of a tensor."""
+    def of(cls, name: str, tensor: Tensor) -> Face:
+        """The face of the tensor that an argument must be."""
+        expect(name, tensor, Tensor, "a tensor [B, S, H, D]")
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
 
@@ -67,6 +95,7 @@ def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: f
         ShapeError: names the argument, what was given and what is allowed.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        expect(name, tensor, (Tensor, Face), "a tensor [B, S, H, D]")
         if len(tensor.shape) != 4:
             raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
         if not tensor.dtype.is_floating_point:
@@ -91,7 +120,14 @@ def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: f
         head_dim=q.shape[3],
         dtype=q.dtype,
         device=q.device,
-        softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else scale_of(softmax_scale),
         return_lse=return_lse,
         needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)),
+        card=_card(q.device),
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _card(device: torch.device) -> Card:
+    """As `card_of`; a compiler that traces a call asks the device then and there."""
+    return card_of(device)

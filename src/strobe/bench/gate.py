@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Largest relative error of latents over a few frame blocks, by dtype. Each block feeds on those before it, so rounding grows."""
-
-
-CALL_TOLERANCES: Final[dict[torch.dtype, float]] = {
-    torch.float64: 1e-6,
-    torch.float32: 1e-5,
-    torch.float16: 2e-3,
-    torch.bfloat16: 1e-2,
-}
-"""Largest relative error of one attention call against the reference in float64, by dtype."""
+from strobe.attention.impls import GATES, Choice
+from strobe.core.device import card_of
+from strobe.core.tolerances import tolerance
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -39,7 +31,7 @@ def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: tor
         passed, the rule, the measured figure.
     """
     errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
-    limit = TOLERANCES[dtype]
+    limit = tolerance("latents", dtype)
     worst = max(range(len(errors)), key=errors.__getitem__)
     rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
     return errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}"
@@ -54,8 +46,18 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
     Returns:
         passed, the rule, the measured figure.
     """
-    error, limit = relative_error(found, expected), CALL_TOLERANCES[dtype]
+    error, limit = relative_error(found, expected), tolerance("call", dtype)
     return error <= limit, f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})", f"{error:.3g}"
+
+
+def recorded(choice: Choice[Any], device: torch.device) -> tuple[bool, str, str]:
+    """Check that the implementation of attention that would run passed its gate on such a card, where it has one.
+
+    Returns:
+        passed, the rule, the measured figure.
+    """
+    doubt = choice.impl.untested(card_of(device), GATES)
+    return not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none"
 
 
 def finite(latents: Sequence[Tensor]) -> tuple[bool, str, str]:

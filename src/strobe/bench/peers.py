@@ -17,6 +17,7 @@ from torch import Tensor
 
 from strobe.bench.attention.contestant import Contestant, Found, Kind
 from strobe.bench.attention.inputs import Inputs
+from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 
@@ -27,18 +28,26 @@ class Peer:
     Args:
         package: what it is installed as.
         module: what is imported.
+        capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
     """
 
     package: str
     module: str
+    capabilities: tuple[int, ...]
     refuses: Callable[[Inputs], str | None]
     build: Callable[[str, Inputs, Any], Contestant]
 
     def installed(self) -> bool:
         """Whether the module can be found."""
         return importlib.util.find_spec(self.module.partition(".")[0]) is not None
+
+    def no_card(self, card: Card) -> str | None:
+        """Say that its kernels are not built for a card; None if they are."""
+        if card.capability[0] in self.capabilities:
+            return None
+        return f"it runs on compute capability {', '.join(f'{major}.x' for major in self.capabilities)}, not on {card}"
 
 
 def build(name: str, inputs: Inputs) -> Contestant:
@@ -56,7 +65,7 @@ def build(name: str, inputs: Inputs) -> Contestant:
         raise ImplUnavailableError(name, f"{peer.package} is not installed")
     if inputs.device.type != "cuda":
         raise ImplUnavailableError(name, f"it runs on a GPU, the tensors are on {inputs.device}")
-    reason = peer.refuses(inputs)
+    reason = peer.no_card(card_of(inputs.device)) or peer.refuses(inputs)
     if reason is not None:
         raise ImplUnavailableError(name, reason)
     found = peer.build(name, inputs, importlib.import_module(peer.module))
@@ -131,8 +140,6 @@ def _fastvideo_whole(name: str, inputs: Inputs, module: Any) -> Contestant:
 
 
 def _refuses_cudnn(inputs: Inputs) -> str | None:
-    if torch.cuda.get_device_capability(inputs.device)[0] != 9:
-        return "this adapter is written for compute capability 9"
     if inputs.tiles.block not in (64, 128):
         return f"it has blocks of 64 and 128, not {inputs.tiles.block}"
     if inputs.cell.backward and inputs.q.shape[-1] != 128:
@@ -242,14 +249,43 @@ def _flashinfer(name: str, inputs: Inputs, module: Any) -> Contestant:
     return Contestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
 
 
+_SINCE_AMPERE: Final = (8, 9, 10, 11, 12)
 PEERS: Final = {
     "fastvideo-fine": Peer(
-        package="fastvideo-kernel", module="fastvideo_kernel", refuses=_refuses_fastvideo, build=_fastvideo_fine
+        package="fastvideo-kernel",
+        module="fastvideo_kernel",
+        capabilities=_SINCE_AMPERE,
+        refuses=_refuses_fastvideo,
+        build=_fastvideo_fine,
     ),
-    "fastvideo": Peer(package="fastvideo-kernel", module="fastvideo_kernel", refuses=_refuses_fastvideo, build=_fastvideo_whole),
-    "cudnn-bsa": Peer(package="nvidia-cudnn-frontend", module="cudnn", refuses=_refuses_cudnn, build=_cudnn),
-    "fa4-dense": Peer(package="flash-attn-4", module="flash_attn.cute", refuses=lambda inputs: _half(inputs), build=_fa4_dense),
-    "fa4-sparse": Peer(package="flash-attn-4", module="flash_attn.cute", refuses=_refuses_fa4_sparse, build=_fa4_sparse),
-    "flashinfer": Peer(package="flashinfer-python", module="flashinfer", refuses=_refuses_flashinfer, build=_flashinfer),
+    "fastvideo": Peer(
+        package="fastvideo-kernel",
+        module="fastvideo_kernel",
+        capabilities=_SINCE_AMPERE,
+        refuses=_refuses_fastvideo,
+        build=_fastvideo_whole,
+    ),
+    "cudnn-bsa": Peer(package="nvidia-cudnn-frontend", module="cudnn", capabilities=(9,), refuses=_refuses_cudnn, build=_cudnn),
+    "fa4-dense": Peer(
+        package="flash-attn-4",
+        module="flash_attn.cute",
+        capabilities=_SINCE_AMPERE,
+        refuses=lambda inputs: _half(inputs),
+        build=_fa4_dense,
+    ),
+    "fa4-sparse": Peer(
+        package="flash-attn-4",
+        module="flash_attn.cute",
+        capabilities=(9, 10, 11),
+        refuses=_refuses_fa4_sparse,
+        build=_fa4_sparse,
+    ),
+    "flashinfer": Peer(
+        package="flashinfer-python",
+        module="flashinfer",
+        capabilities=_SINCE_AMPERE,
+        refuses=_refuses_flashinfer,
+        build=_flashinfer,
+    ),
 }
 """Peers by the name that follows `peer:`."""

@@ -18,6 +18,7 @@ from strobe.bench.case import Case, Plan, Progress
 from strobe.bench.clips import ClipNumbers
 from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, span
 from strobe.perf.analysis.runs.replays import encode_passes, passes_of
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
@@ -285,7 +286,7 @@ class _Run:
             passes = passes_of(read_trace(scratch))
         finally:
             scratch.unlink(missing_ok=True)
-        path.write_bytes(encode_passes(passes))
+        write_whole(path, encode_passes(passes))
         return (LaunchedPasses(variant=name, path=str(path.relative_to(self._writer.folder)), sha256=file_sha256(path)),)
 
     def _review(self, name: str) -> None:

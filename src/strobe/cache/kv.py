@@ -368,8 +368,10 @@ def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:
     """Check that a snapshot fits.
 
     Raises:
-        ShapeError: it belongs to a cache of another shape.
+        ShapeError: it belongs to a cache of another shape, or of another kind of numbers.
     """
     for name, given, own in (("keys", state.keys, keys), ("values", state.values, keys), ("sink", state.sink_keys, sink_keys)):
         if given.shape != own.shape:
             raise ShapeError(f"snapshot {name} have shape {tuple(given.shape)}; this cache holds {tuple(own.shape)}")
+        if given.is_floating_point() != own.is_floating_point():
+            raise ShapeError(f"snapshot {name} are {given.dtype}; this cache holds {own.dtype}")

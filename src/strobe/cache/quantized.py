@@ -153,7 +153,8 @@ class QuantizedRing:
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
-        expected, sink = (torch.empty(_packed_shape(held.shape), device="meta") for held in (self.values[0], self._sink.values))
+        shapes = (_packed_shape(held.shape) for held in (self.values[0], self._sink.values))
+        expected, sink = (torch.empty(shape, device="meta", dtype=torch.int8) for shape in shapes)
         check_state(state, expected, sink)
         for index, packed in enumerate((state.keys, state.values)):
             _unpack(packed, Quantized(self.values[index], self.scales[index]))

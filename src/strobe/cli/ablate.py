@@ -13,7 +13,7 @@ from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import at_least
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def tell(report: Report, paths: tuple[Path, ...], outcome: Outcome | None, outpu
     from strobe.perf.report.model import Table
 
     blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Table)]
-    output.show(*(table_text(table, notes=False) for table in blocks), " ".join(map(str, paths)))
+    stops = [banner for banner in report.banners if banner.level == "stop"]
+    output.show(*banner_texts(stops), *(table_text(table, notes=False) for table in blocks), " ".join(map(str, paths)))
     failed = outcome.failed if outcome is not None else ()
     for line in failed:
         output.note(f"no numbers of {line}")
@@ -135,6 +136,7 @@ def tell(report: Report, paths: tuple[Path, ...], outcome: Outcome | None, outpu
             "measured": list(outcome.measured) if outcome else [],
             "kept": list(outcome.kept) if outcome else [],
             "failed": list(failed),
+            "stop": {banner.title: list(banner.items) for banner in stops},
             "speedups": [
                 {"candidate": each.candidate, "reference": each.reference, "ratio": each.ratio.value, "low": each.ratio.low,
                  "high": each.ratio.high}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Grid:
     Args:
         grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick; or three sizes T H W
             of a grid of your own.
-        quick: the same as --grid quick: seconds on a CPU.
-        shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick.
+        quick: the same as --grid quick: half a minute on a CPU, a size that is too small for sparsity to pay and one that is not.
+        shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         tokens: length of a plain sequence of your own; a multiple of 1024 fills whole tiles.
         heads: of a grid or sequence of your own.
         head_dim: likewise.
@@ -64,7 +65,8 @@ class How:
     Args:
         impls: implementations (triton, sdpa), kinds (dense, fine, tiled, raster), both (fine:triton), peers, or peer:NAME; all
             that are present by default, reference only by name.
-        seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take.
+        seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take. By default 4, for the quick grid
+            0.5.
         dtype: auto, bfloat16, float16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
         data: smooth (near tokens see each other) or normal (noise).
         tile: auto (fewest padding rows) or cube (the usual tile of the block size).
@@ -74,7 +76,7 @@ class How:
     """
 
     impls: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    seconds_per_cell: float = 4.0
+    seconds_per_cell: float | None = None
     dtype: str = "auto"
     data: str = "smooth"
     tile: str = "auto"
@@ -124,12 +126,19 @@ def attention(
             data=how.data,
             tile=how.tile,
             seed=how.seed,
-            seconds=how.seconds_per_cell,
+            seconds=_seconds(how, grid),
             traced_calls=3 if how.profile else 0,
         )
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe bench attention --render --out {out}")):
             outcome = run_grid(chosen, request, out, progress)
     return _report(out, outcome, output, advice=advice)
+
+
+def _seconds(how: How, grid: Grid) -> float:
+    """Of timed calls in a cell."""
+    if how.seconds_per_cell is not None:
+        return how.seconds_per_cell
+    return 0.5 if grid.quick or grid.grid == ("quick",) else 4.0
 
 
 def _cells(grid: Grid) -> tuple[Cell, ...]:
@@ -160,9 +169,9 @@ def _cells(grid: Grid) -> tuple[Cell, ...]:
     if named == "scenarios":
         return scenario_cells(shapes or [shape_named("wan-1.3b-480p")])
     quick, full = named == "quick", named == "full"
-    shapes = shapes or [shape_named("quick")] if quick else shapes or list(SHAPES[:6] if full else SHAPES[:3])
-    defaults = (0.5, 0.75) if quick else SPARSITIES if full else (0.8, 0.9)
-    blocks = grid.blocks or ((64, 128, 256) if full else (64, 128))
+    shapes = shapes or list(SHAPES[6:] if quick else SHAPES[:6] if full else SHAPES[:3])
+    defaults = (0.9,) if quick else SPARSITIES if full else (0.8, 0.9)
+    blocks = grid.blocks or ((64,) if quick else (64, 128, 256) if full else (64, 128))
     sparsities = grid.sparsity or (() if grid.topk else defaults)
     directions = (False, True) if grid.backward or quick or full else (False,)
     return cells(shapes, sparsities, blocks, topks=grid.topk, directions=directions)
@@ -185,7 +194,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += _tables(page, ": advice.")
-    output.show(*(table_text(table, _SHOWN) for table in shown))
+    output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     failed = () if outcome is None else outcome.failed
     measured = () if outcome is None else outcome.measured
     _show_traces([cell for cell in runs if cell.name in measured], output)
@@ -211,6 +220,7 @@ def _tables(report: Report, *endings: str) -> list[Table]:
 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
     """The kernel table of every trace (operators on a CPU), and memory before and after."""
+    from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
     from strobe.perf.report.trace_page.kernels import kernels_section
     from strobe.perf.report.trace_page.operators import operators_section
@@ -218,13 +228,13 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
 
     for cell in runs:
         for trace in cell.run.traces:
-            study = load_trace_study([cell.run.folder / trace.path])
+            study = load_trace_study([file_inside(cell.run.folder, trace.path)])
             section = kernels_section(study) or operators_section(study)
             tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
             calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
             output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))
-            summary = cell.run.folder / "memory" / f"{trace.variant.replace(':', '-')}.txt"
-            if summary.exists():
+            with suppress(FileNotFoundError):
+                summary = file_inside(cell.run.folder, f"memory/{trace.variant.replace(':', '-')}.txt")
                 output.write(summary.read_text(encoding="utf-8"))
 
 

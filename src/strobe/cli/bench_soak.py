@@ -13,7 +13,7 @@ from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.log import LogClip
 from strobe.cli.profile.folder import rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 _CLIP: Final = LogClip()
@@ -72,7 +72,7 @@ def soak(
 
         found, report = soak_of(read_run(folder)), soak_report(folder)
         paths = write_report(report, folder)
-    output.show(table_text(verdict_table(found)), " ".join(map(str, paths)))
+    output.show(*banner_texts(report.banners, ("stop",)), table_text(verdict_table(found)), " ".join(map(str, paths)))
     compared = (*found.times, *found.held)
     output.emit(
         {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
 
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
@@ -224,7 +223,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
         paths = [str(path) for path in write_report(report, out)]
     output.show(*(table_text(table, _SHOWN) for table in _tables(report, scaling=scaling)))
     if not scaling:
-        output.show(*(escape(line) for cell in runs for line in _verdicts(cell)))
+        output.show(*(line for cell in runs for line in _verdicts(cell)))
     for banner in report.banners:
         for item in banner.items:
             output.note(item)

@@ -1,19 +1,26 @@
-"""What a verb says and where: data on stdout, everything else on stderr."""
+"""What a verb says and where: data on stdout, everything else on stderr. Nothing reaches the terminal by another way.
+
+A string is shown as it is, and no mark in it is obeyed: control and direction characters become escapes, square brackets stay.
+Style is given apart from the text, as a `rich.text.Text`, see `styled`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
-from rich.console import Console, RenderableType
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.text import Text
+
+from strobe.core.printable import clean, clean_lines
 
 
 class Advance(Protocol):
@@ -40,19 +47,19 @@ class Output:
     def note(self, text: str) -> None:
         """Say something on stderr."""
         if not self.quiet:
-            Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(escape(text))
+            terminal(stderr=True).print(text)
 
     def show(self, *renderables: RenderableType) -> None:
         """Print tables or text on stdout, unless stdout carries JSON."""
         if not self.json:
-            console = _Stdout(highlight=False, emoji=False, soft_wrap=True)
+            console = terminal()
             for renderable in renderables:
                 console.print(renderable)
 
     def write(self, text: str) -> None:
-        """Print a document on stdout as it is, unless stdout carries JSON."""
+        """Print a document on stdout, unless stdout carries JSON; a JSON document stays one."""
         if not self.json:
-            sys.stdout.write(text)
+            sys.stdout.write(clean_lines(text))
 
     def emit(self, document: dict[str, Any]) -> None:
         """Print the JSON document with its version, if it was asked for. Numbers that JSON has no word for are an error."""
@@ -60,7 +67,7 @@ class Output:
             from strobe.perf.report.documents.value import SCHEMA_VERSION
 
             versioned = {"v": SCHEMA_VERSION, **document}
-            sys.stdout.write(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Advance]:
@@ -68,22 +75,47 @@ class Output:
 
         A terminal gets a bar that goes away at the end, a log file a line now and then.
         """
-        console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        console = terminal(stderr=True)
         if self.quiet or not console.is_terminal:
             yield _Log(title, self)
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=False), console=console, transient=True) as bar:
-            task = bar.add_task(escape(title), total=None, count="")
+            task = bar.add_task(clean(title), total=None, count="")
 
             def advance(done: int, total: int, what: str = "") -> None:
                 label = f"{title}: {what}" if what else title
-                bar.update(task, completed=done, total=total, description=escape(label), count=f"{done}/{total}")
+                bar.update(task, completed=done, total=total, description=clean(label), count=f"{done}/{total}")
 
             yield advance
 
 
-class _Stdout(Console):
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Put texts from anywhere together on one line; a pair is text and style."""
+    return Text.assemble(*(clean(part) if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts))
+
+
+def joined_lines(lines: Iterable[Text | str]) -> Text:
+    """Put lines below each other."""
+    return Text("\n").join(line if isinstance(line, Text) else Text(clean(line)) for line in lines)
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """Open the way to stdout or stderr."""
+    return _Terminal(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class _Terminal(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Clean every text on its way out, whatever it was part of."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean_lines(segment.text), segment.style)
+
     def on_broken_pipe(self) -> None:
         """What reads stdout has gone: for `main` to say, not for a library to exit on."""
         raise BrokenPipeError

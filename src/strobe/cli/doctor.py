@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Column, Table
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.model import at_least, parse_size
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
@@ -18,6 +17,7 @@ from strobe.core.errors import ConfigError, StrobeError
 if TYPE_CHECKING:
     import torch
 
+    from strobe.attention.impls import Gate
     from strobe.engine.config import ResolvedConfig
     from strobe.engine.load import Parts
     from strobe.engine.memory import MemoryPart
@@ -48,6 +48,7 @@ def doctor(
     size: str | None = None,
     samples: int = 1,
     devices: int | None = None,
+    gate: bool = False,
     output: Output = Output(),
 ) -> int:
     """Say what this machine has, which implementation would run and why the others would not.
@@ -57,9 +58,10 @@ def doctor(
     strobe doctor --device cpu --json
     strobe doctor --preset balanced --model wan-1.3b --size 480x832
     strobe doctor --preset balanced --model wan-1.3b --devices 8
+    strobe doctor --gate
     ```
 
-    Exit code 3 if something that every stream needs is missing.
+    Exit code 3 if something that every stream needs is missing, or a GPU to run the gates on; 1 if a gate failed.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -69,6 +71,8 @@ def doctor(
         samples: streams in lockstep.
         devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
             why they cannot.
+        gate: first hold every implementation of attention on this GPU against the reference (minutes), and record in your data
+            folder which passed: `auto` reads it.
     """
     if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
         raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
@@ -77,8 +81,11 @@ def doctor(
     if checks[0].ok:
         checks += [check_weights(), check_video()]
     document: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
+    gates: tuple[Gate, ...] = ()
+    if checks[0].ok and gate:
+        document["gate"], gates = run_gate(device, output)
     if checks[0].ok:
-        document |= look(device)
+        document |= look(device, gates)
         if preset is not None:
             stream = _asked(preset, model, size, samples, device)
             document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
@@ -86,7 +93,10 @@ def doctor(
                 document["devices"] = predict_devices(stream, devices)
     output.show(*_tables(document))
     output.emit(document)
-    return 0 if all(check.ok for check in checks) else MISSING
+    gated = document.get("gate", {})
+    if gated.get("reason") or not all(check.ok for check in checks):
+        return MISSING
+    return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
 
 
 def check_torch() -> Check:
@@ -119,8 +129,47 @@ def check_video() -> Check:
     return Check(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
 
 
-def look(device: str) -> dict[str, Any]:
-    """Describe the machine, and what attention, the presets' optimisations and the quality metrics are on it."""
+def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, ...]]:
+    """Run the gates of a GPU and record each as it ends; or say why none can be run."""
+    from strobe.attention.gates.run import record, run_gates
+    from strobe.attention.impls import gate_file
+    from strobe.core.device import resolve_device
+    from strobe.perf.measure.machine import describe_machine
+
+    where, place = resolve_device(device), gate_file()
+    if where.type != "cuda":
+        reason = "there is no GPU to run the gates on; what auto takes on a CPU needs none"
+        return {"reason": reason, "record": "", "gates": []}, ()
+    if place is None:
+        return {"reason": "there is no folder to record gates in; set XDG_DATA_HOME", "record": "", "gates": []}, ()
+    record([], place)  # a folder that cannot be written is told before the work
+    done: list[Gate] = []
+    told = []
+    with output.progress("gate") as advance:
+        for outcome in run_gates(where, describe_machine(where).driver, advance):
+            if outcome.gate is not None:
+                record([outcome.gate], place)
+                done.append(outcome.gate)
+            tests, failed = (outcome.gate.tests, outcome.gate.failed) if outcome.gate is not None else (0, "")
+            told.append(
+                {
+                    "operator": outcome.operator,
+                    "impl": outcome.impl,
+                    "ran": outcome.gate is not None,
+                    "tests": tests,
+                    "failed": failed,
+                    "refused": outcome.refused,
+                }
+            )
+    return {"reason": "", "record": str(place), "gates": told}, tuple(done)
+
+
+def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
+    """Describe the machine, and what attention, the presets' optimisations and the quality metrics are on it.
+
+    Args:
+        gates: that were run just now.
+    """
     import msgspec
 
     from strobe.core.device import resolve_device
@@ -132,9 +181,10 @@ def look(device: str) -> dict[str, Any]:
 
     where = resolve_device(device)
     presets = {name: make() for name, make in PRESETS.items()}
+    machine = describe_machine(where)
     return {
-        "machine": msgspec.to_builtins(describe_machine(where)),
-        "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"]),
+        "machine": msgspec.to_builtins(machine),
+        "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"], gates, machine.driver),
         "presets": {
             name: {
                 state.name: {"on": state.on, "reason": state.reason} for state in knob_states(config, shapes_defaults(), where)
@@ -226,12 +276,13 @@ def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
     return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...], driver: str | None) -> dict[str, Any]:
     """Ask which implementation would run the bundled model's self-attention with a full window, and what the others are here."""
     import torch
 
-    from strobe.attention.explain import explain
-    from strobe.attention.survey import survey
+    from strobe.attention.explain import explain, survey
+    from strobe.attention.gates.run import LIBRARIES, versions_here
+    from strobe.attention.impls import GATES
     from strobe.engine.load import shapes_defaults
     from strobe.models.shapes.config import WAN
 
@@ -241,39 +292,53 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     q = torch.empty(1, defaults.frame_block * tokens, WAN.num_heads, WAN.head_dim, dtype=dtype, device=device)
     kv = q.repeat(1, 4, 1, 1)
     choice = explain(q, kv, kv)
-    states = [asdict(state) for state in survey(device)]
+    here: dict[str, str] = {}
+    for impl in LIBRARIES:
+        here |= versions_here(impl, driver)
+    states = [asdict(state) for state in survey(device, gates=(*gates, *GATES), versions=here)]
     return {"runs": choice.impl.name, "passed_over": dict(choice.passed_over), "impls": states}
 
 
 def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     """The document for a reader."""
     for check in document["checks"]:
-        yield f"{'[green]ok[/]     ' if check['ok'] else '[red]missing[/]'}  {check['name']}: {escape(check['detail'])}"
+        yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
-            yield f"         {escape(check['fix'])}"
+            yield f"         {check['fix']}"
     if "machine" not in document:
         return
     machine = Table(box=None, show_header=False)
     for key, value in document["machine"].items():
         if value not in (None, False) and not isinstance(value, dict):
             machine.add_row(key, str(value))
-    yield from ("", "[bold]machine[/]", machine)
+    yield from ("", styled(("machine", "bold")), machine)
+    if "gate" in document:
+        yield from _gate_lines(document["gate"])
     attention = document["attention"]
-    yield from ("", f"[bold]attention[/]  runs: {attention['runs']}")
-    yield from (f"  not {name}: {escape(reason)}" for name, reason in attention["passed_over"].items())
+    yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
+    yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
     yield _impl_table(attention["impls"])
-    yield from ("", "[bold]optimisations[/] on this device", _knob_table(document["presets"]))
+    yield from ("", styled(("optimisations", "bold"), " on this device"), _knob_table(document["presets"]))
     reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
-    yield from (f"  {name} is off: {escape(reason)}" for name, reason in reasons.items())
-    yield from (
-        f"  not here: {escape(reason)}; --simulate computes what it would give" for reason in document["lacking"].values()
-    )
-    yield from ("", "[bold]quality metrics[/]")
-    yield from (f"  {name}: {escape(state)}" for name, state in document["metrics"].items())
+    yield from (f"  {name} is off: {reason}" for name, reason in reasons.items())
+    yield from (f"  not here: {reason}; --simulate computes what it would give" for reason in document["lacking"].values())
+    yield from ("", styled(("quality metrics", "bold")))
+    yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
     if "memory" in document:
         yield from _memory_table(document["memory"])
     if "devices" in document:
         yield from _devices_table(document["devices"])
+
+
+def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
+    """What came of each gate, and where it is recorded."""
+    yield from ("", styled(("gates", "bold"), f"  not run: {gate['reason']}" if gate["reason"] else ""))
+    for each in gate["gates"]:
+        what = f"{each['tests']} cases passed, {each['refused']}" if each["ran"] else f"not run: {each['refused']}"
+        said = (("failed", "red"), f" at {each['failed']}") if each["failed"] else (what,)
+        yield styled(f"  {each['operator']} {each['impl']}: ", *said)
+    if gate["record"]:
+        yield f"  recorded in {gate['record']}"
 
 
 def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
@@ -281,7 +346,7 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     height, width = memory["frame_size"]
     yield ""
     what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
-    yield f"[bold]memory[/] of {memory['preset']}, {memory['model']}, {what}, in GiB"
+    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in GiB")
     table = Table("", Column("", justify="right"), "", box=None, show_header=False)
     for part in memory["parts"]:
         table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
@@ -293,18 +358,18 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
     if memory["lacking"]:
-        yield f"  [red]does not run here[/]: {escape(memory['lacking'])}; --simulate computes what it would give"
+        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}; --simulate computes what it would give")
 
 
 def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
     """Numbers of devices, and what the fullest ranks of each hold."""
-    yield from ("", "[bold]devices[/] that share it, in GiB each; rank 0 decodes")
+    yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
     numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
     table = Table(*numbers, "", box=None, header_style="")
     for each in devices:
         grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
         held = [f"{rank['total_bytes'] / 2**30:.2f}" for rank in each["ranks"]]
-        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), escape(each["reason"]))
+        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
     yield table
 
 
@@ -312,7 +377,7 @@ def _impl_table(impls: list[dict[str, str]]) -> Table:
     """Every implementation: gated and where, or untested or missing and why."""
     table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
     for impl in impls:
-        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], escape(impl["detail"]))
+        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], impl["detail"])
     return table
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from cyclopts import App, Parameter
 
 from strobe.cli.console import Output
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.focal import TraceEvidence
@@ -344,6 +344,7 @@ def _finish(
     output: Output,
 ) -> None:
     """Write the Markdown, print the tables, emit the JSON."""
+    from strobe.core.files import write_whole
     from strobe.perf.report.extract import extract_report, inputs_section
     from strobe.perf.report.extract_json import log_document
     from strobe.perf.report.markdown import render_markdown
@@ -352,11 +353,12 @@ def _finish(
     inputs, logs = read
     sections = (section, inputs_section(inputs, logs))
     subtitle = f"From {', '.join(file.path.name for file in inputs)}."
+    report = extract_report(title, subtitle, sections, logs)
     if into is not None:
         into.parent.mkdir(parents=True, exist_ok=True)
-        into.write_text(render_markdown(extract_report(title, subtitle, sections)), encoding="utf-8")
+        write_whole(into, render_markdown(report))
         document["written"] = str(into)
     tables = [block for each in sections for block in each.blocks if isinstance(block, Table) and not block.collapsed]
-    output.show(*map(table_text, tables), *([str(into)] if into else []))
+    output.show(*banner_texts(report.banners), *map(table_text, tables), *([str(into)] if into else []))
     files = [{"path": str(file.path), "bytes": file.size_bytes, "sha256": file.sha256} for file in inputs]
     output.emit({**document, "inputs": files, "logs": [log_document(log) for log in logs]})

@@ -128,7 +128,7 @@ def generate(
         mode: how prompts switch: recache (hard), soft or interpolate.
         seconds: length of the clip, 10 unless --blocks is given.
         blocks: length of the clip in frame blocks.
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations.
+        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
@@ -187,7 +187,7 @@ class Clip:
     prompts: list[dict[str, Any]] = field(default_factory=list)
 
     def record(self, session: Session, total: int, switches: Sequence[Switch], advance: Advance) -> None:
-        """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in the file."""
+        """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in a file."""
         from strobe.engine.video import VideoFile
 
         video = VideoFile(self.path, fps=session.model.defaults.fps)
@@ -198,7 +198,7 @@ class Clip:
                     self._count(block)
                     advance(self.frame_blocks, total, block.prompt)
         finally:
-            self.broken = video.broken
+            self.broken, self.path = video.broken, video.written
 
     def _count(self, block: FrameBlock) -> None:
         self.frames += len(block.frames)

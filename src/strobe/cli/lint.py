@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.markup import escape
+from rich.text import Text
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, joined_lines, styled
+from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.lint.document import Place
@@ -99,19 +100,22 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _text(finding: Finding) -> str:
+def _text(finding: Finding) -> Text:
     place = finding.place
     where = f"{place.path}:{place.line}" if place.line else place.path
     inside = ", ".join(part for part in (place.table, place.row, place.column) if part)
     colour = "red" if finding.severity == "error" else "yellow"
     also = ", ".join(dict.fromkeys(str(each.line) for each in finding.also if each.line not in (0, place.line)))
-    lines = [
-        f"[bold]{escape(where)}[/] [{colour}]{finding.rule}[/]" + (f" [dim]{escape(inside)}[/]" if inside else ""),
-        f"  said     {escape(finding.said)}",
-        f"  correct  [green]{escape(finding.corrected)}[/]",
-        f"  because  {escape(finding.why)}" + (f" [dim](also lines {also})[/]" if also else ""),
-    ]
-    return "\n".join(lines)
+    said = styled((where, "bold"), " ", (finding.rule, colour))
+    because = styled(f"  because  {finding.why}")
+    return joined_lines(
+        (
+            said.append(f" {clean(inside)}", "dim") if inside else said,
+            f"  said     {finding.said}",
+            styled("  correct  ", (finding.corrected, "green")),
+            because.append(f" (also lines {also})", "dim") if also else because,
+        )
+    )
 
 
 def _json(finding: Finding) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -10,12 +11,12 @@ from types import NoneType
 from typing import Final, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
-from rich.console import Console
-from rich.markup import escape
 
 import strobe
+from strobe.cli.console import styled, terminal
 from strobe.cli.ranks import says
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, WeightsError
+from strobe.core.printable import clean, clean_lines
 
 OK: Final = 0
 USAGE: Final = 2
@@ -83,12 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:
-            traceback.print_exc()
+            sys.stderr.write(clean_lines(traceback.format_exc()))
         code, message = explain(error)
         if says(code, error):
-            console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
             rows = message.splitlines() if isinstance(error, WeightsError) else [message]  # whose message may be a table
-            console.print("[bold red]error[/]:", escape("\n  ".join(" ".join(row.split()) for row in rows)))
+            told = "\n  ".join(clean(" ".join(row.split())) for row in rows)
+            terminal(stderr=True).print(styled(("error", "bold red"), ": ").append(told))
         return code
 
 
@@ -107,6 +108,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
             return USAGE, f"{error.filename}: {there} is in the way; name another"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return MISSING, f"the disk is full{f': {error.filename}' if error.filename else ''}; free some space"
         case OSError():
             return MISSING, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         case MemoryError():

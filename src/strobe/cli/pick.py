@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
 
-from strobe.cli.console import Advance, Output
+from strobe.cli.console import Advance, Output, styled
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
 
@@ -45,8 +44,8 @@ def pick(
     """
     with output.progress("presets") as advance:
         model, picked = picked_for(flags, prompt, fps, (device, decode_device), advance)
-    passed_over = (f"[bold]{each.config.name}[/]: {escape(each.reason)}" for each in picked.trials if each.reason)
-    output.show(_table(picked), "", *passed_over, "", escape(picked.why))
+    passed_over = (styled((each.config.name, "bold"), f": {each.reason}") for each in picked.trials if each.reason)
+    output.show(_table(picked), "", *passed_over, "", picked.why)
     output.emit(_document(picked) | {"model": model.name})
     return 0 if picked.holds else GATE_FAILED
 

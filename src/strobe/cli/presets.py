@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.pick import pick
 from strobe.core.errors import ConfigError
 
@@ -95,17 +95,21 @@ def show(
         for row in rows
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
-    output.show(SideBySide(names=names, rows=shown), "", *(f"[bold]{name}[/]: {meaning}" for name, meaning in meanings.items()))
     output.show(
-        f"[bold]{REALTIME}[/]: the best quality that holds the model's frame rate here; `strobe presets pick` measures which"
+        SideBySide(names=names, rows=shown), "", *(styled((name, "bold"), f": {meaning}") for name, meaning in meanings.items())
+    )
+    output.show(
+        styled(
+            (REALTIME, "bold"), ": the best quality that holds the model's frame rate here; `strobe presets pick` measures which"
+        )
     )
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
-        output.show(f"[bold]{setting}*[/] is off on {where}: {reason}")
+        output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))
     elsewhere = ", ".join(f"{name}: {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
-    output.show(f"[bold]elsewhere[/] {elsewhere}" if elsewhere else "")
+    output.show(styled(("elsewhere", "bold"), f" {elsewhere}") if elsewhere else "")
     refused = {config.name: reason for config in configs if (reason := lacking(config, where))}
     for reason in refused.values():
-        output.show(f"[bold]not here[/]: {reason}; --simulate computes what it would give")
+        output.show(styled(("not here", "bold"), f": {reason}; --simulate computes what it would give"))
     output.emit(
         {
             "lacking": refused,

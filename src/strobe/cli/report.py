@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
-from rich.markup import escape
 from rich.table import Column, Table
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
+from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
@@ -90,10 +90,11 @@ def write(
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
     failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles)]
     shown = [each for each in built.speedups if each.candidate not in found.obstacles]
+    output.show(*banner_texts(built.banners, ("stop",)))
     if shown:
         output.show(_table(shown))
     output.show(*(table_text(table) for table in answers))
-    output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), " ".join(map(str, paths)))
+    output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),
         "report": {path.suffix[1:]: str(path) for path in paths},
@@ -102,6 +103,7 @@ def write(
             for name, row in figures.items()
         },
         "not_met": failed,
+        "damaged": {str(run.folder): list(run.damage) for run in runs if run.damage},
     }
 
 
@@ -111,9 +113,8 @@ def _warn(run: RunRecords, output: Output) -> None:
         status = run.end.status if run.end else "cut short"
         done = f"{len(run.memory)} finished frame blocks" if run.memory else f"{len(run.clips)} finished clips"
         output.note(f"{run.folder}: the run was {status}; its {done} count")
-    lost = len(run.bad_lines) + run.truncated
-    if lost:
-        output.note(f"{run.folder}: records that could not be read and are left out: {lost}")
+    if run.truncated:
+        output.note(f"{run.folder}: the last line of the records is cut short and left out: 1")
 
 
 def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, Figure | None]]:
@@ -151,10 +152,10 @@ def _table(speedups: Sequence[Speedup]) -> Table:
     for names in dict.fromkeys((each.candidate, each.reference) for each in speedups):
         ratios = {each.level: each.ratio for each in speedups if (each.candidate, each.reference) == names}
         cells = (_ratio(ratios[level]) if level in ratios else "-" for level in levels)
-        table.add_row(escape(f"{names[0]}\nto {names[1]}"), *cells)
+        table.add_row(f"{clean(names[0])}\nto {clean(names[1])}", *cells)
     return table
 
 
 def _ratio(ratio: Ratio) -> str:
     interval = "" if ratio.low is None or ratio.high is None else f"\n[{ratio.low:.2f}, {ratio.high:.2f}]"
-    return escape(f"{ratio.value:.2f}x{interval}")
+    return f"{ratio.value:.2f}x{interval}"

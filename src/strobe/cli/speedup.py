@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
 
-from strobe.cli.console import Output
+from strobe.cli.console import Output, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
-from strobe.cli.tables import table_text
+from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.comparable.checks import Facts
@@ -238,6 +237,8 @@ def _side(
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
     """Write the page, its twins, the exact figures and what they were made from."""
+    from strobe.core.files import write_whole
+    from strobe.core.printable import clean_lines
     from strobe.perf.report.speedup_page.inputs import write_inputs
     from strobe.perf.report.write import write_report
 
@@ -246,7 +247,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     folder.mkdir(parents=True, exist_ok=True)
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
     exact = folder / "speedup.json"
-    exact.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(exact, clean_lines(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
     return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder, store=result.store))}
 
 
@@ -277,14 +278,12 @@ def _show(report: Report, failed: Sequence[str], written: Sequence[str], output:
             output.show(*map(table_text, open_tables))
             _show_texts(blocks[name], output)
     _show_texts(blocks["notes"], output)
-    for banner in report.banners:
-        output.show(f"[bold {'red' if banner.level == 'stop' else 'yellow'}]{escape(banner.title)}[/]")
-        output.show(*(f"  {escape(item)}" for item in banner.items), "")
-    output.show(escape(lead), "")
+    output.show(*banner_texts(report.banners))
+    output.show(lead, "")
     tables = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
     output.show(*(table_text(table) for table in tables if isinstance(table, model.Table)))
     _show_texts(blocks[ANSWER], output)
-    output.show(*(f"[red]not met[/] {escape(line)}" for line in failed), *([escape(" ".join(written))] if written else []))
+    output.show(*(styled(("not met", "red"), " ", line) for line in failed), *([" ".join(written)] if written else []))
 
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:
@@ -294,4 +293,4 @@ def _show_texts(blocks: Sequence[Block], output: Output) -> None:
     said = [block.text for block in blocks if isinstance(block, model.Paragraph)]
     said += [item for block in blocks if isinstance(block, model.Notes) for item in block.items]
     if said:
-        output.show(*map(escape, said), "")
+        output.show(*said, "")

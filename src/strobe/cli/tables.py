@@ -1,21 +1,25 @@
-"""A report's tables as lines for a terminal."""
+"""A report's tables and banners as lines for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from rich.markup import escape
+from rich.text import Text
+
+from strobe.cli.console import joined_lines, styled
+from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.perf.report.model import Table
+    from strobe.perf.report.model import Banner, Table
 
 MAX_ROWS: Final = 30
 MAX_NAME: Final = 64
 
 
-def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> str:
-    """Caption, head, rows and notes, as rich markup; a terminal narrower than the table wraps it, only long names are cut."""
-    from strobe.perf.report.text import cell_text, clean
+def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
+    """Caption, head, rows and notes; a terminal narrower than the table wraps it, only long names are cut."""
+    from strobe.perf.report.text import cell_text
 
     heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
     rows = [
@@ -31,9 +35,16 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
         for line in lines
     ]
     more = [f"{len(table.rows) - max_rows} more rows"] if len(table.rows) > max_rows else []
-    said = [f"* {clean(note)}" for note in table.notes] if notes else []
-    head = f"[bold]{escape(padded[0])}[/]"
-    return "\n".join((escape(clean(table.caption)), head, *map(escape, (*padded[1:], *more, *said)), ""))
+    said = [f"* {note}" for note in table.notes] if notes else []
+    return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *said, ""))
+
+
+def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "caution")) -> Iterator[Text]:
+    """What the reader must know before the numbers, or what voids some of them: the banners of some levels."""
+    for banner in banners:
+        if banner.level in levels:
+            title = styled((banner.title, "bold red" if banner.level == "stop" else "bold yellow"))
+            yield joined_lines((title, *(f"  {item}" for item in banner.items), ""))
 
 
 def _cut(text: str) -> str:

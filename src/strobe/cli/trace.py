@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
+from rich.text import Text
 
-from strobe.cli.console import Output
-from strobe.cli.tables import table_text
+from strobe.cli.console import Output, joined_lines
+from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report import model
@@ -137,7 +137,7 @@ def trace(
 
         output.write(render(report, format[0]))
     else:
-        output.show(*_summary(report), *([escape(" ".join(written.values()))] if written else []))
+        output.show(*_summary(report), *([" ".join(written.values())] if written else []))
     if output.json:
         output.emit({**_data(study), "written": written})
 
@@ -194,13 +194,11 @@ def _data(study: TraceStudy) -> dict[str, Any]:
     return to_json(trace_document(study))
 
 
-def _summary(report: model.Report) -> Iterator[str]:
+def _summary(report: model.Report) -> Iterator[Text | str]:
     """What fits a terminal: the banners and the tables one looks at first."""
     from strobe.perf.report.model import Notes, Table
-    from strobe.perf.report.text import clean
 
-    for banner in report.banners:
-        yield f"[bold]{escape(banner.title)}[/]\n" + "\n".join(f"  {escape(item)}" for item in banner.items) + "\n"
+    yield from banner_texts(report.banners)
     for section in report.sections:
         tables = [block for block in section.blocks if isinstance(block, Table)]
         yield from (
@@ -209,8 +207,8 @@ def _summary(report: model.Report) -> Iterator[str]:
             if at < len(tables)
         )
         if section.id in _NOTED:
-            said = [f"* {escape(clean(item))}" for block in section.blocks if isinstance(block, Notes) for item in block.items]
-            yield from ["\n".join((*said, ""))] if said else []
+            said = [f"* {item}" for block in section.blocks if isinstance(block, Notes) for item in block.items]
+            yield from [joined_lines((*said, ""))] if said else []
         more = sum(table.sortable for table in tables) - 1
         if section.id == "kernels" and more > 0:
             yield f"Kernels of {more} more device{'s' if more > 1 else ''}: in the report, which -o FOLDER writes.\n"

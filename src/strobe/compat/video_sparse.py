@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
+from operator import index
 
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, block_scores, budget, coarse_attention, select_blocks
+from strobe.attention.impls import Choice, ambient
+from strobe.attention.sparse.coarse import budget
+from strobe.attention.sparse.entries import looks
 from strobe.attention.sparse.layout import check_block
-from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.stages.types import Grid, Wish
+from strobe.attention.sparse.tiled import Plan, Tiles, attend, chosen_impl, filled, fine_spec, fuses
+from strobe.attention.types import Face, check, expect
 from strobe.core.errors import ShapeError
 
 
@@ -24,11 +30,14 @@ def video_sparse_attn(
     topk: int = 8,
     block_size: int | Sequence[int] = 64,
     compress_attn_weight: Tensor | None = None,
+    *,
+    impl: str = "auto",
 ) -> Tensor:
     """Video sparse attention over tokens in tile order: `coarse * compress_attn_weight + fine`, without a weight `coarse + fine`.
 
     Args:
-        q: `[B, H, S_q, D]`, `S_q` a multiple of the block.
+        q: `[B, H, S_q, D]`, `S_q` a multiple of the block. Padding rows hold finite numbers, such as zeros; those of the result
+            are 0.
         k: `[B, H, S_kv, D]`.
         v: like k.
         variable_block_sizes: valid tokens of each key block, `[S_kv / block]`; all are whole if not given.
@@ -36,44 +45,121 @@ def video_sparse_attn(
         topk: key blocks that every query block sees; all, if there are fewer.
         block_size: tokens of a block: 64, 128, 256, or the sides of a tile with that many, such as `(4, 8, 8)`.
         compress_attn_weight: gate of the coarse output, `[B, H, S_q, D]` or what broadcasts to it.
+        impl: of the fine stage, as in `strobe.block_sparse_attention`.
 
     Returns:
         `[B, H, S_q, D]`.
 
     Raises:
         ShapeError: the arguments do not fit together.
+        ConfigError: an argument is of another type, or topk is not positive.
+        ImplUnavailableError: the named impl cannot run this call.
 
     Source: the signature of fastvideo-kernel 0.3; the sequence of arguments is kept.
     """
-    block = block_size if isinstance(block_size, int) else prod(block_size)
-    check_block(block)
-    if q.dim() != 4 or k.dim() != 4:
-        raise ShapeError(f"q and k: got shapes {tuple(q.shape)} and {tuple(k.shape)}, expected [B, H, S, D]")
-    if q.shape[2] % block or k.shape[2] % block:
-        raise ShapeError(f"q and k: got {q.shape[2]} and {k.shape[2]} rows, expected multiples of the block's {block}")
+    queries, keys, values = (_rows_first(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v)))
+    block = _block(block_size)
+    _check_shapes(q, k, v, block)
+    gate = None if compress_attn_weight is None else _gate(compress_attn_weight, q)
     if q_variable_block_sizes is None and q.shape[2] == k.shape[2]:
         q_variable_block_sizes = variable_block_sizes
+    q_rows = _grid(q_variable_block_sizes, q.shape[2] // block, block, "q_variable_block_sizes", q.device)
+    kv_rows = _grid(variable_block_sizes, k.shape[2] // block, block, "variable_block_sizes", q.device)
+    ragged = q_rows.ragged_sizes is not None or kv_rows.ragged_sizes is not None
+    expect("topk", topk, int, "an int")
+    faces = (Face.of("q", queries), Face.of("k", keys), Face.of("v", values))
+    tiles, deterministic = Tiles(block, q_rows.num_tiles, kv_rows.num_tiles, ragged), torch.are_deterministic_algorithms_enabled()
+    selected = min(index(topk), kv_rows.num_tiles)
+    work_out = _worked_out if torch.compiler.is_compiling() else _kept
+    spec, choice = work_out(faces, tiles, selected, impl, torch.is_grad_enabled(), deterministic)
+    wish = Wish(
+        softmax_scale=spec.softmax_scale,
+        parts=1,
+        per_head=(selected,),
+        counts=filled(selected, (q.shape[0], q.shape[1], q_rows.num_tiles), q.device),
+        forced=None,
+        coarse=True,
+    )
+    plain = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v, gate))
+    fused = not plain and _fuses(q, spec)
+    with ambient(q):
+        plan = Plan(wish=wish, spec=spec, choice=choice, fused=fused)
+        return attend(plan, (queries, keys, values), (q_rows, kv_rows), None, gate).out.transpose(1, 2)
+
+
+def _worked_out(
+    faces: tuple[Face, Face, Face], tiles: Tiles, selected: int, impl: str, grad: bool, deterministic: bool
+) -> tuple[SparseSpec, Choice[SparseSpec]]:
+    """The fine stage of a call and its impl. `grad`: gradients are recorded."""
+    spec = check(*faces, None, False)
+    fine = fine_spec(
+        spec, tiles, budget(selected, None, 1, tiles.num_kv), needs_grad=spec.needs_grad, deterministic=deterministic
+    )
+    return fine, chosen_impl(fine, impl)
+
+
+_kept = lru_cache(maxsize=256)(_worked_out)
+
+
+def _fuses(q: Tensor, spec: SparseSpec) -> bool:
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter)
+    return not watched and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
+
+
+def _rows_first(name: str, tensor: Tensor) -> Tensor:
+    """`[B, H, S, D]` as `[B, S, H, D]`."""
+    expect(name, tensor, Tensor, "a tensor [B, H, S, D]")
+    if tensor.dim() != 4:
+        raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, H, S, D]")
+    return tensor.transpose(1, 2)
+
+
+def _block(block_size: int | Sequence[int]) -> int:
+    expect("block_size", block_size, (int, tuple, list), "the tokens of a block, or the three sides of a tile")
+    block = block_size if isinstance(block_size, int) else prod(block_size)
+    check_block(block)
+    return block
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
+    """Check what must fit together, and say it in the layout of the caller."""
+    if q.shape[2] % block or k.shape[2] % block:
+        raise ShapeError(f"q and k: got {q.shape[2]} and {k.shape[2]} rows, expected multiples of the block's {block}")
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape != v.shape:
         given = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        raise ShapeError(f"q, k and v: got shapes {given}, expected one batch, number of heads and head_dim, and k and v alike")
-    q_sizes = _sizes(q_variable_block_sizes, q.shape[2] // block, block, "q_variable_block_sizes", q.device)
-    kv_sizes = _sizes(variable_block_sizes, k.shape[2] // block, block, "variable_block_sizes", q.device)
-    queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))  # [B, S, H, D]
-    scale = q.shape[-1] ** -0.5
-    scores = block_scores(queries, keys, q_sizes, kv_sizes, block, scale, Estimator())
-    chosen = budget(min(topk, len(kv_sizes)), None, q.shape[1], len(kv_sizes))
-    indices, counts = select_blocks(scores, chosen, None)
-    selection = BlockSelection(
-        indices=indices, counts=counts, block=block, q_sizes=q_sizes, kv_sizes=kv_sizes, known_count=chosen[0]
+        wanted = "[B, H, S, D] with one batch, number of heads and head_dim, and k and v alike"
+        raise ShapeError(f"q, k and v: got shapes {given}, expected {wanted}")
+    if k.shape[2] == 0 or 0 in (q.shape[1], q.shape[3]):
+        raise ShapeError(f"q and k: got shapes {tuple(q.shape)} and {tuple(k.shape)}, expected heads, channels and key rows")
+
+
+def _gate(weight: Tensor, q: Tensor) -> Tensor:
+    """The weight of every element of q, `[B, S, H, D]`."""
+    expect("compress_attn_weight", weight, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
+    try:
+        return weight.expand(q.shape).transpose(1, 2)
+    except RuntimeError as error:
+        wanted = f"what broadcasts to q's {tuple(q.shape)}, [B, H, S, D]"
+        raise ShapeError(f"compress_attn_weight: got shape {tuple(weight.shape)}, expected {wanted}") from error
+
+
+def _grid(sizes: Tensor | None, number: int, block: int, name: str, device: torch.device) -> Grid:
+    """Tiles given in tile order, with the tokens of each."""
+    if sizes is not None:
+        expect(name, sizes, Tensor, f"a tensor of shape ({number},)")
+        if tuple(sizes.shape) != (number,):
+            raise ShapeError(f"{name}: got shape {tuple(sizes.shape)}, expected ({number},)")
+        sizes = sizes.to(device=device, dtype=torch.int32)
+        if looks(sizes) and bool(((sizes < 0) | (sizes > block)).any()):
+            low, high = sizes.aminmax()
+            raise ShapeError(f"{name}: got {int(low)} to {int(high)} tokens in a block, expected 0 to {block}")
+    return Grid(
+        block=block,
+        num_tiles=number,
+        num_tokens=number * block,
+        sizes=filled(block, (number,), device) if sizes is None else sizes,
+        ragged_sizes=sizes,
+        tokens=None,
+        rows=None,
+        tiled=True,
     )
-    fine = block_sparse_attention(queries, keys, values, selection, softmax_scale=scale).out.transpose(1, 2)
-    coarse = coarse_attention(scores, values, kv_sizes, block).to(fine.dtype).repeat_interleave(block, dim=2)
-    return fine + (coarse if compress_attn_weight is None else coarse * compress_attn_weight)
-
-
-def _sizes(sizes: Tensor | None, number: int, block: int, name: str, device: torch.device) -> Tensor:
-    if sizes is None:
-        return torch.full((number,), block, dtype=torch.int32, device=device)
-    if tuple(sizes.shape) != (number,):
-        raise ShapeError(f"{name}: got shape {tuple(sizes.shape)}, expected ({number},)")
-    return sizes.to(device=device, dtype=torch.int32)

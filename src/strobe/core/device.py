@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final, Literal
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """A GPU, as far as it decides what runs on it. Plain values: every card can be made up on a machine that has none.
+
+    Args:
+        vendor: who made it; empty for a device that is no GPU.
+        architecture: as compilers name it, such as `sm_90` or `gfx942`.
+        capability: compute capability of an NVIDIA GPU; (0, 0) of any other device. AMD's driver reports numbers of its own
+            under the same name: (9, 0) is an MI250 there.
+        name: as the driver gives it.
+        shared_bytes: shared memory that one program may take.
+    """
+
+    vendor: Literal["nvidia", "amd", ""] = ""
+    architecture: str = ""
+    capability: tuple[int, int] = (0, 0)
+    name: str = ""
+    shared_bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.vendor == "nvidia":
+            return f"compute capability {self.capability[0]}.{self.capability[1]}"
+        return self.architecture or "no GPU"
+
+
+NO_GPU: Final = Card()
+"""A CPU, and every other device that is no GPU."""
+
+
+def card_of(device: torch.device) -> Card:
+    """Describe a GPU; `NO_GPU` for any other device."""
+    return _card(device.index or 0) if device.type == "cuda" else NO_GPU
+
+
+@cache
+def _card(index: int) -> Card:
+    import torch
+
+    if not torch.cuda.is_available():
+        return NO_GPU
+    found = torch.cuda.get_device_properties(index)
+    amd = torch.version.hip is not None
+    return Card(
+        vendor="amd" if amd else "nvidia",
+        architecture=found.gcnArchName.partition(":")[0] if amd else f"sm_{found.major}{found.minor}",
+        capability=(0, 0) if amd else (found.major, found.minor),
+        name=found.name,
+        shared_bytes=found.shared_memory_per_block if amd else found.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+    )
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,6 +12,7 @@ class Settings:
     """What the environment may set.
 
     Args:
+        check: `STROBE_CHECK` is on: what tensors of indices hold is checked on every device, and each call waits for it.
         cublaslt_workspace: `CUBLASLT_WORKSPACE_SIZE`, KiB; None if not set, or no number: torch chooses.
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
         local_rank: `LOCAL_RANK`: number of this process among those of this machine; 0 without torchrun.
@@ -25,6 +27,7 @@ class Settings:
         profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
+    check: bool
     cublaslt_workspace: int | None
     launch_blocking: bool
     local_rank: int
@@ -43,6 +46,7 @@ def read_settings() -> Settings:
     """Read the environment once, now."""
     workspace = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     return Settings(
+        check=os.environ.get("STROBE_CHECK", "0") not in ("", "0"),
         cublaslt_workspace=int(workspace) if workspace.isdecimal() else None,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -66,6 +70,15 @@ def forgo_cublaslt_workspace() -> None:
     transformer with 4,680 and with 1,170 rows (benchmarks/engine-h200). What it is for are products of few rows and a long sum.
     """
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
+
+
+def data_folder() -> Path | None:
+    """Where programs keep what belongs to a user and no cache: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
+    given = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(given):  # the specification ignores any other
+        return Path(given)
+    home = os.path.expanduser("~")
+    return Path(home) / ".local" / "share" if os.path.isabs(home) else None
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -16,12 +16,13 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from strobe.core.device import card_of
 from strobe.eightbit.impl import reference
 
 EightBit = Literal["fp8", "int8"]
 DTYPES: Final[dict[EightBit, torch.dtype]] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 FP8_CAPABILITY: Final = (8, 9)
-"""First compute capability whose instructions turn numbers into FP8."""
+"""First compute capability whose instructions turn numbers into FP8. AMD's GPUs have other formats, or none."""
 
 
 class Quantized(NamedTuple):
@@ -97,4 +98,4 @@ def _impl(x: Tensor, to: EightBit) -> Any:
 
 @cache
 def _has_kernels(device: torch.device, to: EightBit) -> bool:
-    return find_spec("triton") is not None and (to == "int8" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY)
+    return find_spec("triton") is not None and (to == "int8" or card_of(device).capability >= FP8_CAPABILITY)

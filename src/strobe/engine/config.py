@@ -12,7 +12,7 @@ import torch
 
 from strobe.cache.kv import Positions
 from strobe.cache.policy import RingPolicy
-from strobe.core.device import resolve_device
+from strobe.core.device import card_of, resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.eightbit.rows import FP8_CAPABILITY
@@ -296,7 +296,7 @@ def lacking(config: EngineConfig, device: torch.device) -> str:
     """Say what a device lacks for a configuration; empty if nothing."""
     if config.linear_format != "fp8" or config.simulate:
         return ""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+    if card_of(device).capability >= FP8_CAPABILITY:
         return ""
     least = ".".join(map(str, FP8_CAPABILITY))
     return f"{config.name} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"

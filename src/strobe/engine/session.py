@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +27,9 @@ from strobe.engine.parallel.share import Share
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
+from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
-from strobe.engine.state import Identity, Snapshot, read_snapshot
+from strobe.engine.state import Identity
 from strobe.engine.stream import Stream, latent_shape
 from strobe.models.lora import Lora
 
@@ -246,27 +247,20 @@ class Session:
         """Return to a snapshot of this or a like session. What follows is bit-equal to what followed then.
 
         Raises:
-            SessionError: the snapshot has other weights, configuration, seed or samples; names what differs.
+            SessionError: the snapshot has other weights, configuration, seed or samples, or contradicts itself; names what.
         """
         with self._exclusive():
-            self._identity.check(snapshot.identity)
+            snapshot.check(self._identity)
             self._stream.restore(snapshot.state, snapshot.cache)
             with self._prompting:
                 self._pending, self._open_block = snapshot.pending, snapshot.state.next_block
 
-    @contextmanager
-    def launched(self) -> Iterator[None]:
-        """Run passes kernel by kernel meanwhile, not as recorded graphs: the same frames, slower. For a profiler, which sees no
-        regions inside a graph."""
-        self._check_open()
-        with self._stream.launched():
-            yield
+    def launched(self) -> AbstractContextManager[None]:
+        """Launch passes kernel by kernel meanwhile, not as graphs, inside which a profiler sees no regions: the same frames."""
+        return self._stream.launched()
 
     def fork(self) -> Session:
-        """Return a second session that goes on from here on its own; weights are shared.
-
-        Raises: see `snapshot`.
-        """
+        """Return a second session that goes on from here on its own, with the same weights; raises what `snapshot` does."""
         with self._exclusive():
             other = Session.__new__(Session)
             other._attach(self._stream.fork())
@@ -292,10 +286,10 @@ class Session:
 
         Raises:
             DataError: the file cannot be read.
-            SessionError: the weights are not those of the snapshot.
+            SessionError: the weights are not those of the snapshot, or it is of another version or was damaged.
         """
         where = device if isinstance(device, DeviceGroup) else resolve_device(device)
-        snapshot = read_snapshot(path, where.device if isinstance(where, DeviceGroup) else where)
+        snapshot = read_snapshot(path, where if isinstance(where, torch.device) else where.device)
         identity = snapshot.identity
         session = cls(
             preset=replace(identity.config, decode_device=decode_device),
@@ -321,13 +315,9 @@ class Session:
 
     @property
     def _identity(self) -> Identity:
-        return Identity(
-            model=self.model.name,
-            weights_hash=self._stream.weights_hash,
-            config=replace(self.config.asked, decode_device=None),  # where it runs is not what it is
-            seed=self._stream.seed,
-            samples=self._stream.samples,
-        )
+        config = replace(self.config.asked, decode_device=None)  # where it runs is not what it is
+        stream, name = self._stream, self.model.name
+        return Identity(model=name, weights_hash=stream.weights_hash, config=config, seed=stream.seed, samples=stream.samples)
 
     def _plan(self, num_blocks: int | None, seconds: float | None) -> Iterable[int]:
         first = self.next_block

@@ -1,23 +1,17 @@
-"""All that a stream is between two frame blocks, in memory and in a file."""
+"""All that a stream is between two frame blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from strobe.cache.kv import CacheState
-from strobe.core.errors import DataError, SessionError
-from strobe.engine.config import EngineConfig
+from strobe.core.errors import SessionError
+from strobe.engine.config import EngineConfig, ResolvedConfig
 from strobe.engine.decode import DecoderState
-from strobe.engine.prompts import Blend, Change
-
-VERSION = 1
+from strobe.engine.prompts import Blend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +25,7 @@ class StreamState:
         history: last clean latents [B, <= window, C, Y, X], float32: what a recache derives keys and values from.
         decoder: memory of the frame decoder.
         start: given latents [B, F, C, Y, X] that the next frame blocks are made of; None: they are denoised.
+        stale: the cache was written with other weights (`Stream.use_lora`); the next frame block derives the window again.
         undelivered: frames uint8 [B, F, Y, X, 3] of the last frame block, on the CPU, in a snapshot of a stream that has made it
             and not handed it out (knob `late_frames`).
     """
@@ -41,6 +36,7 @@ class StreamState:
     history: Tensor
     decoder: DecoderState
     start: Tensor | None = None
+    stale: bool = False
     undelivered: Tensor | None = None
 
 
@@ -78,122 +74,51 @@ class Identity:
         return {name: value for name, value in own.items() if value != getattr(other.config, name)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class Snapshot:
-    """A session between two frame blocks.
+def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, latents: tuple[int, ...], text_dim: int) -> None:
+    """Check that a state goes with its cache and with a stream, but for the shapes that the cache itself checks.
 
     Args:
-        identity: of the session it was taken from.
-        state, cache: of its stream.
-        pending: a prompt that has not taken effect yet.
-    """
-
-    identity: Identity
-    state: StreamState
-    cache: CacheState
-    pending: Change | None
-
-    def __repr__(self) -> str:
-        model, name, prompts = self.identity.model, self.identity.config.name, self.state.prompts
-        return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
-
-    def save(self, path: str | Path) -> None:
-        """Write to a safetensors file; never leaves half a file under that name.
-
-        Raises:
-            DataError: the file cannot be written.
-        """
-        path = Path(path)
-        started, memories = self.state.decoder
-        blend = self.state.blend
-        tensors = {
-            "cache.keys": self.cache.keys,
-            "cache.values": self.cache.values,
-            "cache.sink_keys": self.cache.sink_keys,
-            "history": self.state.history,
-            **{f"decoder.{index}": memory for index, memory in enumerate(memories) if memory is not None},
-        }
-        if blend is not None:
-            tensors |= {"text.start": blend.start, "text.target": blend.target}
-        if self.state.start is not None:
-            tensors["start"] = self.state.start
-        if self.state.undelivered is not None:
-            tensors["undelivered"] = self.state.undelivered
-        header = _Header(
-            version=VERSION,
-            identity=self.identity,
-            next_block=self.state.next_block,
-            prompts=self.state.prompts,
-            blend=None if blend is None else (blend.done, blend.total),
-            decoder_started=started,
-            decoder_memories=len(memories),
-            cache=(self.cache.origin, self.cache.end),
-            pending=self.pending,
-        )
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            contiguous = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
-            save_file(contiguous, partial, {"strobe": msgspec.json.encode(header).decode()})
-            partial.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"cannot write the snapshot {path}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Header:
-    version: int
-    identity: Identity
-    next_block: int
-    prompts: tuple[str, ...]
-    blend: tuple[int, int] | None
-    decoder_started: bool
-    decoder_memories: int
-    cache: tuple[int, int]
-    pending: Change | None
-
-
-def read_snapshot(path: str | Path, device: torch.device) -> Snapshot:
-    """Read a snapshot file; tensors go to `device`.
+        state, cache: as a snapshot holds them.
+        config: of the stream.
+        latents: batch, channels, height and width of its latent frames.
+        text_dim: width of the transformer's text.
 
     Raises:
-        DataError: no such file, or not a snapshot of this version.
+        SessionError: they do not; says which number or tensor contradicts which.
     """
-    try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            header = msgspec.json.decode((file.metadata() or {})["strobe"], type=_Header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if header.version != VERSION:
-            raise DataError(f"snapshot {path} has version {header.version}; this strobe reads version {VERSION}")
-        return _assemble(header, tensors)
-    except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
-        raise DataError(f"cannot read the snapshot {path}: {error or type(error).__name__}") from error
+    end, window, batch = config.latents_of(state.next_block).start, config.policy.window, latents[0]
+    last_origin = 0 if config.keep_sink else max(0, end - window)
+    begun, blend, undelivered = state.next_block > 0, state.blend, state.undelivered
+    started, memories = state.decoder
+    held = [memory for memory in memories if memory is not None]
+    shown = None if undelivered is None else (undelivered.dtype, undelivered.shape[0], undelivered.dim(), begun)
+    texts: tuple[Tensor, ...] = () if blend is None else (blend.start, blend.target)
+    sound = {
+        f"{len(state.prompts)} prompts at frame block {state.next_block}": len(state.prompts) == (batch if begun else 0),
+        f"a cache that ends before frame {cache.end}": cache.end == end,
+        f"a sink from frame {cache.origin} on": 0 <= cache.origin <= last_origin,
+        "a text without a frame block, or a frame block without a text": begun == (blend is not None),
+        "a text of another shape": all(_is_text(text, texts[0], batch, text_dim) for text in texts),
+        "a text that moves further than to its end": blend is None or 1 <= blend.done <= blend.total,
+        "a history of another shape": _are_latents(state.history, latents, range(min(end, window), min(end, window) + 1)),
+        "latents to start from of another shape": state.start is None or _are_latents(state.start, latents, range(1, 1 << 62)),
+        "a decoder whose memories are not its own": all(
+            memory.is_floating_point() and memory.dim() and memory.shape[0] == batch for memory in held
+        )
+        and (started or not held),
+        "frames that were not handed out of another shape": shown in (None, (torch.uint8, batch, 5, True)),
+    }
+    wrong = next((what for what, right in sound.items() if not right), None)
+    if wrong is not None:
+        raise SessionError(f"this snapshot contradicts itself: it has {wrong}; take it again, or restore another one")
 
 
-def _assemble(header: _Header, tensors: dict[str, Tensor]) -> Snapshot:
-    blend = None
-    if header.blend is not None:
-        done, total = header.blend
-        blend = Blend(start=tensors["text.start"], target=tensors["text.target"], done=done, total=total)
-    memories = tuple(tensors.get(f"decoder.{index}") for index in range(header.decoder_memories))
-    return Snapshot(
-        identity=header.identity,
-        state=StreamState(
-            next_block=header.next_block,
-            prompts=header.prompts,
-            blend=blend,
-            history=tensors["history"],
-            decoder=(header.decoder_started, memories),
-            start=tensors.get("start"),
-            undelivered=tensors.get("undelivered"),
-        ),
-        cache=CacheState(
-            keys=tensors["cache.keys"],
-            values=tensors["cache.values"],
-            sink_keys=tensors["cache.sink_keys"],
-            origin=header.cache[0],
-            end=header.cache[1],
-        ),
-        pending=header.pending,
-    )
+def _is_text(text: Tensor, like: Tensor, batch: int, width: int) -> bool:
+    return text.is_floating_point() and text.shape == like.shape and text.dim() == 3 and text[:, 0].shape == (batch, width)
+
+
+def _are_latents(tensor: Tensor, latents: tuple[int, ...], frames: range) -> bool:
+    """`tensor` is float32 [B, F, C, Y, X] with so many frames."""
+    if tensor.dtype != torch.float32 or tensor.dim() != 5:
+        return False
+    return tensor.shape[1] in frames and (tensor.shape[0], *tensor.shape[2:]) == latents

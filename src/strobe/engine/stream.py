@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheState
 from strobe.core.device import upload
-from strobe.core.errors import SessionError
+from strobe.core.errors import SessionError, ShapeError
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
@@ -28,7 +28,7 @@ from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.share import Share
 from strobe.engine.prompts import Blend, Change
-from strobe.engine.state import StreamState
+from strobe.engine.state import StreamState, check_state
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.engine.underway import Ahead, Decoding
 from strobe.models.lora import Lora
@@ -97,7 +97,6 @@ class Stream:
         self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
-        self._stale = False  # what the cache holds was made with other weights
         self._ahead: Ahead | None = None  # a change made ready before its frame block
         self._drawn: tuple[int, BlockNoise] | None = None  # noise of the frame block to come
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws it while the GPU is at the one before
@@ -163,7 +162,9 @@ class Stream:
             prompts = self.state.prompts if change is None else change.prompts
             history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
             start = None if given is None or not given.shape[1] else given
-            self.state = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start)
+            self.state = replace(
+                self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start, stale=False
+            )
             self._decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
             self._half_way = False
             if self._draws_ahead:
@@ -190,8 +191,8 @@ class Stream:
         self._put_back()
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
-        kept = self._cache.snapshot() if switched or self._stale else None
-        self._ahead = Ahead(change=change, kept=kept, stale=self._stale)
+        kept = self._cache.snapshot() if switched or self.state.stale else None
+        self._ahead = Ahead(change=change, kept=kept)
         self._ahead = replace(self._ahead, ready=self._derive(change))
         self._half_way = False
         self._worked_ns += perf_counter_ns() - began
@@ -201,7 +202,7 @@ class Stream:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.kept is not None:
             self._cache.restore(ahead.kept)
-            self._stale, self._half_way = ahead.stale, False
+            self._half_way = False
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
@@ -245,17 +246,27 @@ class Stream:
             raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
-        """Return to a snapshot of a stream with the same model and configuration, maybe on another device."""
-        self._half_way, self._ahead = True, None
-        self._cache.restore(cache)
-        device = self.config.device
+        """Return to a snapshot of a stream with the same model and configuration, maybe on another device.
+
+        Raises:
+            SessionError: state and cache do not go together, or not with this stream, which stays as it is.
+        """
+        check_state(state, cache, self.config, (len(self.samples), *self._frame_shape), self.model.dit.config.text_dim)
+        decoder, before, device = self._decoder.adopt(state.decoder), self._half_way, self.config.device
+        self._half_way = True
+        try:
+            self._cache.restore(cache)
+        except ShapeError as error:
+            self._half_way = before
+            raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
+        self._ahead = None
         self._decoding = None  # what is under way is of no more use, and nobody waits for it
         self.state = replace(
             state,
             undelivered=None,
             history=state.history.to(device),
             blend=state.blend and state.blend.to(device),
-            decoder=self._decoder.adopt(state.decoder),
+            decoder=decoder,
             start=state.start if state.start is None else state.start.to(device),
         )
         self._ready = self._undelivered(state)
@@ -273,9 +284,11 @@ class Stream:
             raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
         self._put_back()
         self._dit.use_lora(lora, strength)
-        what = "no LoRA" if lora is None else f"{lora.weights_hash} at {strength}"
+        what = "no LoRA" if lora is None else f"{lora.weights_hash} at {float(strength)}"
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
-        self._text, self._stale = None, True
+        if lora is None and self.model.lora is None:
+            self.weights_hash = self.model.weights_hash
+        self._text, self.state = None, replace(self.state, stale=True)
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -296,7 +309,7 @@ class Stream:
         seed, samples, share, arena = self.seed, self.samples, self.share, self.arena.fresh()
         other = Stream(self.model, self.config, seed=seed, samples=samples, parts=parts, share=share, arena=arena)
         other.restore(state, cache)
-        other.weights_hash, other._stale, self._shared = self.weights_hash, self._stale, True
+        other.weights_hash, self._shared = self.weights_hash, True
         return other
 
     def close(self) -> None:
@@ -349,13 +362,12 @@ class Stream:
                 self._text = blend, self._dit.read(blend.text)
             text = self._text[1]
         switched = change is not None and change.mode == "recache"
-        if (switched or self._stale) and self.state.next_block > 0:
+        if (switched or self.state.stale) and self.state.next_block > 0:
             self._half_way = True
             with span(RECACHE):
                 end = self.config.latents_of(self.state.next_block).start
                 cache = self._cache.rewrite(end, keep_sink=self.config.keep_sink)
                 self._dit.write(self.state.history, text, cache)
-        self._stale = False
         return blend, text
 
     def _blend(self, change: Change | None) -> Blend:

@@ -39,11 +39,9 @@ class Ahead:
     Args:
         change: as it was asked for.
         kept: the cache as it was before; None: it was left alone.
-        stale: whether what it held was made with other weights.
         ready: the text; None: making it ready broke off.
     """
 
     change: Change
     kept: CacheState | None
-    stale: bool
     ready: tuple[Blend, TextContext] | None = None

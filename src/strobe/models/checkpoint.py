@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import textwrap
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,13 @@ HEADER_BYTES: Final = 100_000_000
 LFS_POINTER: Final = b"version https://git-lfs"
 PICKLE: Final = b"\x80"
 """What every pickle of torch begins with."""
+
+
+_DAMAGED: Final = (
+    SafetensorError, OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError,
+    AssertionError, struct.error, zipfile.BadZipFile,
+)  # fmt: skip
+"""What the readers of torch and safetensors raise on damaged files: whatever the bytes happen to ask of them."""
 
 
 class _Entry(msgspec.Struct):
@@ -82,7 +90,7 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
     try:
         if path.suffix == SAFE:
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and _is_zip(path))
     except pickle.UnpicklingError as error:
         with path.open("rb") as file:
             first = file.read(12)
@@ -92,7 +100,12 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
             f"{path} would have to run code to be read, or is damaged; only tensors are read. Fetch it again from where it was "
             "published, or convert it to safetensors where you trust it"
         ) from error
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except MemoryError as error:
+        size = path.stat().st_size
+        raise WeightsError(
+            f"{path} of {size:,} bytes asks for more main memory than there is; fetch it again, or free some"
+        ) from error
+    except _DAMAGED as error:
         reason = textwrap.shorten(str(error).strip().partition("\n")[0], 120, placeholder=" ...")
         if "Cannot allocate memory" in str(error):
             size = path.stat().st_size
@@ -132,9 +145,16 @@ def check_whole(path: Path) -> None:
         raise WeightsError(f"{path} is a pointer that Git LFS left in its place; run git lfs pull in its folder")
     if path.suffix == SAFE:
         _entries(path)
-    elif first.startswith(b"PK") and not zipfile.is_zipfile(path):
+    elif first.startswith(b"PK") and not _is_zip(path):
         size = path.stat().st_size
         raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # of several disks, as damaged bytes may say
+        return False
 
 
 def _entries(path: Path) -> dict[str, _Entry]:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.dense import dense_attention
+from strobe.attention.dense import api, dense_attention
 from strobe.attention.explain import explain
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
 
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000)]
 HEADS = [(3, 3), (4, 2), (5, 1)]
 
@@ -32,11 +33,13 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None
 
 
 def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(
+        found.double(), expected.double(), rtol=tolerance("element", dtype), atol=tolerance("element", dtype)
+    )
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
@@ -47,7 +50,7 @@ def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, in
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_lse_is_the_log_of_the_denominator(
@@ -73,13 +76,45 @@ def test_gradients_are_the_textbook_s(lengths: tuple[int, int], heads: tuple[int
         assert_near(mine, theirs, dtype)
 
 
-def test_gradients_flow_through_the_lse() -> None:
-    q, k, v = draw((63, 100), (4, 2), torch.float64)
-    lse = dense_attention(q, k, v, return_lse=True).lse
-    assert lse is not None
-    found, expected = (torch.autograd.grad(each.double().square().sum(), (q, k)) for each in (lse, textbook(q, k, v)[1]))
-    for mine, theirs in zip(found, expected, strict=True):
-        assert_near(mine, theirs, torch.float32)
+@pytest.mark.parametrize("impl", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_gradients_flow_through_the_lse(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
+    inputs = draw(lengths, heads, dtype)
+    found, expected = dense_attention(*inputs, impl=impl, return_lse=True), textbook(*inputs)
+    assert found.lse is not None
+    assert_near(found.out, expected[0], dtype)
+    assert_near(found.lse, expected[1], torch.float32)
+    weight = torch.linspace(-1, 1, inputs[0].numel(), dtype=dtype).view_as(inputs[0])
+    losses = [(out * weight).sum() + lse.double().square().sum() for out, lse in ((found.out, found.lse), expected)]
+    for mine, theirs in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+        limit = 2e-5 * max(1.0, theirs.abs().max().item())
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=2e-5, atol=limit)
+
+
+def test_long_sequences_with_gradients_through_the_lse_never_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference holds every pair of tokens; over few keys `auto` may take it where nothing else runs."""
+    inputs = draw((2100, 2100), (1, 1), dim=8)  # blocks of 256, the last one ragged
+    assert explain(*inputs, return_lse=True).impl.name == "cpu"
+    found, expected = dense_attention(*inputs, return_lse=True), textbook(*inputs)
+    assert found.lse is not None
+    assert_near(found.lse, expected[1], torch.float32)
+    both = (each[0].sum() + each[1].sum() for each in ((found.out, found.lse), expected))
+    for mine, theirs in zip(*(torch.autograd.grad(loss, inputs) for loss in both), strict=True):
+        torch.testing.assert_close(mine, theirs.float(), rtol=1e-4, atol=1e-4)
+
+    monkeypatch.setattr(api, "IMPLS", tuple(impl for impl in api.IMPLS if impl.name != "cpu"))
+    monkeypatch.setattr(api, "_choose", api.choose)
+    short = [tensor[:, :1024] for tensor in inputs]
+    assert explain(*short, return_lse=True).impl.name == "reference"
+    wanted = (
+        r"impl 'auto' cannot run: only the reference is left, which holds all 2100 x 2100 pairs .*sdpa: torch's flash kernel has "
+        r"no gradient through the lse; triton: .*would run here: reference"
+    )
+    with pytest.raises(ImplUnavailableError, match=wanted):
+        dense_attention(*inputs, return_lse=True)
+    assert explain(*inputs, return_lse=True, impl="reference").impl.name == "reference"  # by name it runs
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
@@ -126,12 +161,12 @@ def test_explain_says_what_runs_and_why_not_the_others() -> None:
     inputs = draw((5, 7), (2, 2))
     choice = explain(*inputs)
     elsewhere = tuple((name, "it runs on a GPU, the tensors are on cpu") for name in ("fa4", "fa3"))
-    assert (choice.impl.name, choice.passed_over) == ("sdpa", (*elsewhere, ("reference", "sdpa comes first")))
+    assert choice.impl.name == "sdpa" and choice.passed_over[:2] == elsewhere
+    assert [name for name, _ in choice.passed_over[2:]] == ["triton", "cpu", "reference"]
+    assert dict(choice.passed_over)["cpu"] == dict(choice.passed_over)["reference"] == "sdpa comes first"
     choice = explain(*inputs, return_lse=True)
-    assert choice.impl.name == "reference"
-    assert str(choice).startswith("runs: reference\n") and choice.passed_over[2:] == (
-        ("sdpa", "torch's flash kernel has no gradient through the lse"),
-    )
+    assert choice.impl.name == "cpu" and str(choice).startswith("runs: cpu\n")
+    assert dict(choice.passed_over)["sdpa"] == "torch's flash kernel has no gradient through the lse"
     assert explain(*(tensor.detach() for tensor in inputs), return_lse=True).impl.name == "sdpa"
     with torch.no_grad():
         assert explain(*inputs, return_lse=True).impl.name == "sdpa"
@@ -140,13 +175,13 @@ def test_explain_says_what_runs_and_why_not_the_others() -> None:
 def test_a_named_implementation_runs_or_refuses() -> None:
     inputs = draw((5, 7), (2, 2))
     with pytest.raises(
-        ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: reference"
+        ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: cpu, reference"
     ):
         dense_attention(*inputs, impl="sdpa", return_lse=True)
     with pytest.raises(ImplUnavailableError, match="over no keys"):
         dense_attention(*draw((5, 0), (2, 2)), impl="sdpa")
     with pytest.raises(
-        ConfigError, match=r"unknown impl 'sdap' \(did you mean 'sdpa'\?\); allowed: auto, fa4, fa3, sdpa, reference"
+        ConfigError, match=r"unknown impl 'sdap' \(did you mean 'sdpa'\?\); allowed: auto, fa4, fa3, sdpa, triton, cpu, reference"
     ):
         dense_attention(*inputs, impl="sdap")
 

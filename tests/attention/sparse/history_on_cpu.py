@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse import history as operator
-from strobe.attention.sparse.coarse import budget, pool
+from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.attention.sparse.stages.types import Tiled
+from strobe.attention.sparse.tiled import Plan, select_and_attend, tile_queries
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -84,15 +86,23 @@ def open_slots(history: History, layout: TileLayout, held: tuple[int, ...]) -> N
         history.sizes[at] = sizes if slot in held else 0
 
 
+def selected(plan: Plan, q: Tensor, history: History, tiles: TileLayout) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries in tile order, and indices and counts of what they take."""
+    q_rows, kv_rows = operator._grids(history, tiles, q.device)
+    tiled, means = tile_queries(plan, q, q_rows)
+    there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
+    _, chosen, _ = select_and_attend(plan, there, q_rows, kv_rows)
+    return tiled, chosen.indices, chosen.counts
+
+
 def compare(case: Case, device: str) -> None:
     """The same tiles in the same order; the rest up to rounding, with and without lse. With a gradient the plain stages run."""
     drawn = draw(case, device)
     q, history, tiles = drawn.q, drawn.history, drawn.q_tiles
-    per_head = budget(None, case.sparsity, case.heads[0], history.num_tiles)
     assert operator._fuses(q, history) and not operator._fuses(q.detach().requires_grad_(), history)
-    scale = case.width**-0.5
-    wish = operator._wish(per_head, q.shape[0], tiles.num_tiles, scale, q.device)
-    found, expected = operator._fused(q, history, tiles, wish), operator._plain(q, history, tiles, per_head, scale)
+    plan = operator._planned(q, history, tiles, case.sparsity, case.width**-0.5, "reference")
+    assert plan.fused
+    found, expected = (selected(replace(plan, fused=fused), q, history, tiles) for fused in (True, False))
     assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and found[1].dtype == torch.int32, case
     same = (found[1] == expected[1]).all(dim=-1)  # [B, H, N_q]
     # a GPU adds in another order: two scores may be one to the last bit

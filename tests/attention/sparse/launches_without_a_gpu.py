@@ -7,7 +7,8 @@ of a kept variant must hand over what its signature says. Each call is made twic
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from strobe.attention.sparse import history, video
+from strobe.attention.impls import Choice, Impl
+from strobe.attention.sparse import history, video, video_plan
 from strobe.attention.sparse.coarse import Estimator, Forced
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.impl import triton as fine
+from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
+from strobe.attention.sparse.impls import IMPLS
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.state import api as state_api
@@ -108,8 +112,9 @@ def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None
     edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
     indices = torch.zeros(1, 2, 3, 2, dtype=torch.int32)
     selection = BlockSelection(indices=indices, counts=counts, block=64, known_count=count, **edges)  # type: ignore[arg-type]
-    state = fine.forward(q, k, v, selection, 0.3)
-    fine.backward(state, q, k, v, state, selection, 0.3)
+    for each in (selection, replace(selection, known_count=count, known_bound=3)):
+        state = fine.forward(q, k, v, each, 0.3)
+        fine.backward(state, q, k, v, state, each, 0.3)
 
 
 def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) -> None:
@@ -162,18 +167,28 @@ def turned_by_time(dtype: torch.dtype, layers: int, tokens: int) -> None:
     wan.turn_keys(keys, torch.zeros(22, 2), keys)
 
 
-if __name__ == "__main__":
-    driver.set_active(Driver())
-    choice = SimpleNamespace(impl=SimpleNamespace(name="triton"))
+def pretend(compiled: Callable[..., Any]) -> None:
+    """Launch everything that a GPU would be given, and compile it so."""
+    kernels = next(impl for impl in IMPLS if impl.name == "triton")
+    none = Impl(
+        name="none",
+        refuses=lambda _: None,
+        run=lambda q, *_: AttentionOutput(out=q, lse=q[..., 0].transpose(1, 2).float()),
+    )
     for place, name, instead in (
-        (JITFunction, "_do_compile", front_end),
-        (video, "fuses", lambda *_: True),
+        (JITFunction, "_do_compile", compiled),
+        (video_plan, "fuses", lambda *_: True),
         (history, "fuses", lambda *_: True),
-        (history, "block_sparse_attention", lambda q, *_, **__: AttentionOutput(out=q, lse=q[..., 0].transpose(1, 2).float())),
         (state_api, "_runs", lambda *_: True),
-        (video, "choose", lambda *_: choice),
+        (video_plan, "chosen_impl", lambda *_: Choice(impl=kernels, passed_over=())),
+        (history, "chosen_impl", lambda *_: Choice(impl=none, passed_over=())),
     ):
         setattr(place, name, instead)
+
+
+if __name__ == "__main__":
+    driver.set_active(Driver())
+    pretend(front_end)
     sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
     for _ in range(2):
         whole_operator(2, 64, "raster", 1, gated=False, own=False)
@@ -184,6 +199,7 @@ if __name__ == "__main__":
         whole_operator(1, 64, "raster", 1, gated=False, own=False)
         for dtype, count, ragged in ((torch.bfloat16, 2, True), (torch.float32, None, True), (torch.float16, 1, False)):
             given_selection(dtype, count, ragged)
+        kept_on_gpu(torch.zeros(1, 2, 3, 5, dtype=torch.int32), seen, 4)
         for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
             settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
@@ -194,5 +210,5 @@ if __name__ == "__main__":
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
     by_triton = {"_turn_kernel", "_text_attention_kernel", "_turn_keys_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 16 and all(launched[name, False] > 0 for name in names), launched
+    assert len(names) == 17 and all(launched[name, False] > 0 for name in names), launched
     assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

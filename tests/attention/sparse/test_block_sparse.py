@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +13,17 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
+from strobe.attention.sparse import entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
+from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
 
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[Tensor, Tensor, Tensor, BlockSelection]
 
 
@@ -63,7 +67,7 @@ def _gradients(case: Case, impl: str, **options: object) -> tuple[AttentionOutpu
 
 
 def _same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    limit = _TOLERANCES[dtype]
+    limit = tolerance("sparse element", dtype)
     torch.testing.assert_close(found, expected, atol=limit * max(1.0, expected.abs().max().item()), rtol=limit)
 
 
@@ -86,7 +90,7 @@ def test_the_reference_is_dense_attention_over_the_selected_tokens() -> None:
                 assert not found.out[b, padding, h].any() and found.lse[b, h, padding].isneginf().all()
 
 
-@pytest.mark.parametrize("dtype", list(_TOLERANCES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("block", [64, 128, 256])
 def test_impl_cpu_against_the_reference(dtype: torch.dtype, ragged: bool, block: int) -> None:
@@ -208,13 +212,76 @@ def test_one_count_for_all_rows_may_be_told_but_not_wrongly(impl: str) -> None:
             block_sparse_attention(q, k, v, replace(two, known_count=told), impl=impl)
 
 
+ENTRIES: list[tuple[str, tuple[int, ...], int, str]] = [
+    ("indices", (1, 0, 1, 1), 3, "indices: sample 1, head 0, query block 1 names key block 3, expected 0 to 2, the key blocks"),
+    ("indices", (0, 1, 0, 0), -1, "indices: sample 0, head 1, query block 0 names key block -1, expected 0 to 2"),
+    ("indices", (0, 0, 1, 2), 2**31 - 1, "query block 1 names key block 2147483647, expected 0 to 2"),
+    ("counts", (0, 1, 1), 4, "counts: sample 0, head 1, query block 1 holds 4, expected 0 to 3, the entries of a row"),
+    ("counts", (1, 1, 0), -2, "counts: sample 1, head 1, query block 0 holds -2, expected 0 to 3"),
+    ("indices", (0, 0, 0, 2), 0, "indices: sample 0, head 0, query block 0 names a key block twice, expected distinct ones"),
+    ("kv_sizes", (1,), 65, "kv_sizes: got 64 to 65 tokens in a block, expected 0 to 64"),
+    ("q_sizes", (0,), -1, "q_sizes: got -1 to 64 tokens in a block, expected 0 to 64"),
+]
+
+
+@pytest.mark.parametrize(("name", "where", "value", "message"), ENTRIES)
+def test_an_entry_that_names_no_key_block_is_refused(name: str, where: tuple[int, ...], value: int, message: str) -> None:
+    q, k, v = torch.randn(2, 128, 2, 8), torch.randn(2, 192, 2, 8), torch.randn(2, 192, 2, 8)
+    whole = torch.full((3,), 64, dtype=torch.int32)
+    every = BlockSelection.from_mask(torch.ones(2, 2, 2, 3, dtype=torch.bool), block=64, q_sizes=whole[:2], kv_sizes=whole)
+    wrong = getattr(every, name).clone()
+    wrong[where] = value
+    selection = replace(every, **{name: wrong})
+    for impl in ("cpu", "reference", "flex", "auto"):
+        with pytest.raises(ShapeError, match=message):
+            block_sparse_attention(q, k, v, selection, impl=impl)
+    compiled = torch.compile(block_sparse_attention, fullgraph=True, backend="eager")
+    with pytest.raises(ShapeError, match=message):
+        compiled(q, k, v, selection)
+
+
+def test_a_bound_that_is_known_is_believed_on_no_cpu() -> None:
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
+    assert selection.within(3) and selection.within(9) and not selection.within(2)
+    assert replace(selection, counts=selection.counts).index_bound is None
+    wrong = replace(selection, indices=selection.indices + 1, counts=torch.full_like(selection.counts, 3), known_bound=3)
+    with pytest.raises(ShapeError, match="names key block 3, expected 0 to 2"):
+        block_sparse_attention(q, k, v, wrong)
+    with pytest.raises(ShapeError, match="known_bound: got -1, expected a number of key blocks, or None"):
+        block_sparse_attention(q, k, v, replace(selection, known_bound=-1))
+
+
+@given(st.integers(1, 5), st.integers(0, 99))
+def test_what_a_library_is_given_names_key_blocks_alone(num_kv: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randint(-2, 7, (1, 2, 3, 4), generator=generator, dtype=torch.int32)
+    counts = torch.randint(-1, 6, (1, 2, 3), generator=generator, dtype=torch.int32)
+    wild = BlockSelection(indices=indices, counts=counts, block=64, known_count=2)
+    clean = sound(wild, num_kv)
+    assert clean.uniform_count is None and clean.within(num_kv) and sound(clean, num_kv) is clean
+    rows = zip(*(each.flatten(0, 2).tolist() for each in (indices, counts, clean.indices, clean.counts)), strict=True)
+    for row, count, kept, number in rows:
+        assert kept[:number] == [each for each in row[: max(count, 0)] if 0 <= each < num_kv]
+    assert torch.equal(clean.mask(num_kv), wild.mask(num_kv))
+
+
+def test_the_environment_may_have_every_device_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = SimpleNamespace(device=torch.device("cuda"), is_cuda=False, is_meta=False)
+    for value, checks in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("STROBE_CHECK", value)
+        entries._everywhere.cache_clear()
+        assert entries.looks(elsewhere) is checks  # type: ignore[arg-type]
+        assert entries.looks(torch.zeros(1))
+    entries._everywhere.cache_clear()
+
+
 @pytest.mark.parametrize("told", [None, 2])
 def test_custom_operators_are_clean(told: int | None) -> None:
     q, k, v, selection = _case((1, 2, 1, 2, 3, 8))
     if told is not None:
         selection = replace(selection, counts=torch.full_like(selection.counts, told))
     q, k, v = (tensor.nan_to_num(0).requires_grad_() for tensor in (q, k, v))
-    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, False, told, 0.3, "cpu")
+    where = (selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes, 64, False, told, None, 0.3, "cpu")
     torch.library.opcheck(block_sparse_forward, (q, k, v, *where))
     out, lse = (tensor.detach() for tensor in block_sparse_forward(q, k, v, *where))
     plain = [tensor.detach() for tensor in (q, k, v)]
@@ -264,5 +331,16 @@ def test_what_does_not_fit_is_refused() -> None:
     for queries, selection, message in cases:
         with pytest.raises(ShapeError, match=message):
             block_sparse_attention(queries, k, v, selection)
+    wrong: list[tuple[dict[str, object], str]] = [
+        (
+            {"selection": torch.ones(1, 2, 2, 3)},
+            r"selection: got a tensor of shape \(1, 2, 2, 3\) .*BlockSelection.from_mask makes",
+        ),
+        ({"q": None}, r"q: got None, expected a tensor \[B, S, H, D\]"),
+        ({"softmax_scale": torch.ones(2)}, r"softmax_scale: got a tensor of shape \(2,\) and torch.float32, expected a number"),
+    ]
+    for change, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            block_sparse_attention(**({"q": q, "k": k, "v": v, "selection": good} | change))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"mask: got \(2, 3\) torch.bool, expected \[B, H, N_q, N_kv\]"):
         BlockSelection.from_mask(torch.ones(2, 3, dtype=torch.bool), block=64)

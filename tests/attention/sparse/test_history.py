@@ -26,6 +26,10 @@ from strobe.attention.sparse.coarse import Estimator, pool
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 SCRIPT = Path(__file__).with_name("history_on_cpu.py")
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -151,7 +155,7 @@ def test_the_operator_is_its_definition(case: Case, sparsity: float, impl: str) 
     limit = LIMITS[case.dtype]
     assert found.out.dtype == case.dtype and found.lse.dtype == torch.float32
     torch.testing.assert_close(found.out.double(), out, atol=limit, rtol=limit)
-    torch.testing.assert_close(found.lse.double(), lse, atol=max(limit, 1e-5), rtol=1e-5)
+    torch.testing.assert_close(found.lse.double(), lse, atol=max(limit, 1e-5), rtol=ELEMENT)
 
 
 @given(
@@ -171,8 +175,8 @@ def test_all_tiles_are_dense_attention(
     keys, values = (torch.cat([drawn.sink[i], drawn.new[i], drawn.past[i][:, rows]], dim=1) for i in (0, 1))
     dense = dense_attention(drawn.q, keys, values, impl="reference", return_lse=True)
     found = run(drawn, 0.0)
-    torch.testing.assert_close(found.out, dense.out, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.lse, dense.lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(found.lse, dense.lse, atol=ELEMENT, rtol=ELEMENT)
 
 
 def test_without_history_it_is_the_dense_operator() -> None:
@@ -208,7 +212,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     found = torch.autograd.grad((run(other, 0.5).out * weights).sum(), inputs)
     expected = torch.autograd.grad((by_definition(other, topk)[0] * weights).sum(), inputs)
     for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, want, atol=ELEMENT, rtol=ELEMENT)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +222,15 @@ def test_gradients_are_those_of_the_definition() -> None:
         ({"q_tiles": tile_layout((2, 5, 6), "auto")}, ShapeError, r"q: got shape .* expected \[B, 60, H, D\]"),
         ({"q_tiles": tile_layout((2, 5, 7), "auto", 128)}, ShapeError, "blocks of 128, expected the history's 64"),
         ({"means": torch.zeros(2, 2, 3, 8)}, ShapeError, r"history means: got shape \(2, 2, 3, 8\), expected \(2, 2, 45, 8\)"),
+        ({"sizes": torch.zeros(45)}, ShapeError, "history sizes: got torch.float32 on cpu, expected torch.int32 on cpu like q"),
+        ({"q_tiles": (2, 5, 7)}, ConfigError, "q_tiles: got a tuple, expected a strobe.TileLayout; strobe.tile_layout makes one"),
+        ({"sparsity": "0.5"}, ConfigError, r"sparsity: got '0.5', expected 0 \(dense\) to below 1"),
         ({"num_tiles": 99}, ShapeError, "num_tiles: got 99, expected 0 to 45"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
     drawn = draw(Case())
-    own = {name: value for name, value in change.items() if name in ("means", "num_tiles")}
+    own = {name: value for name, value in change.items() if name in ("means", "num_tiles", "sizes")}
     options: dict[str, Any] = {"q_tiles": drawn.q_tiles, "sparsity": 0.5} | {k: v for k, v in change.items() if k not in own}
     with pytest.raises(error, match=words):
         history_attention(drawn.q, (drawn.new,), replace(drawn.history, **own), **options)

@@ -7,6 +7,7 @@ import torch
 from history_on_cpu import Case, Drawn, draw, open_slots
 
 from strobe.attention.sparse import history as operator
+from strobe.attention.sparse import tiled
 from strobe.attention.sparse.history import history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import AttentionOutput
@@ -24,20 +25,20 @@ def test_nothing_waits_for_the_device() -> None:
     call(drawn)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call(drawn)
-        call(drawn, 0.6)  # a number of tiles that was not asked for before
+        found = call(drawn), call(drawn, 0.6)  # a number of tiles that was not asked for before
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(each.out.shape == drawn.q.shape and each.out.isfinite().all() for each in found)
 
 
 def test_a_number_of_tiles_first_seen_in_a_recording_is_right_in_and_outside_of_it() -> None:
     drawn = draw(CASE, "cuda")
     call(drawn, 0.3)  # everything is compiled, and its counts are forgotten
-    operator._WISHES.clear()
+    tiled._FILLED.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = call(drawn, 0.3)
-    assert not operator._WISHES
+    assert not tiled._FILLED
     eager = call(drawn, 0.3)
     graph.replay()
     assert torch.equal(found.out, eager.out)

@@ -12,6 +12,9 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.lists import key_lists, query_lists
 from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
 
 SIZES = torch.tensor([64, 0, 10, 64, 63, 1], dtype=torch.int32)
 
@@ -109,5 +112,5 @@ def test_flexattention_agrees(block: int, ragged: bool) -> None:
     found = block_sparse_attention(q, k, v, made, impl="flex", softmax_scale=0.3, return_lse=True)
     for impl in ("reference", "cpu"):
         expected = block_sparse_attention(q, k, v, made, impl=impl, softmax_scale=0.3, return_lse=True)
-        torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.out, expected.out, atol=ELEMENT, rtol=ELEMENT)
+        torch.testing.assert_close(found.lse, expected.lse, atol=ELEMENT, rtol=ELEMENT)

@@ -12,6 +12,9 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
 
 
 def bounds(lengths: list[int]) -> Tensor:
@@ -120,7 +123,7 @@ def test_it_equals_separate_calls(lengths: tuple[list[int], list[int]], heads: t
         if theirs is None or mine is None:  # no token at all
             assert mine is None or not mine.any()
         else:
-            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(mine, theirs, atol=ELEMENT, rtol=ELEMENT)
 
 
 @settings(max_examples=30)
@@ -129,8 +132,8 @@ def test_any_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
     case = draw([q for q, _ in pairs], [kv for _, kv in pairs], 2, 1, seed)
     found = block_sparse_attention_varlen(**case, block=64, impl="cpu", return_lse=True)
     out, lse = one_by_one(case)
-    torch.testing.assert_close(found.out, out, atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(found.lse, lse, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(found.out, out, atol=ELEMENT, rtol=ELEMENT)
+    torch.testing.assert_close(found.lse, lse, atol=ELEMENT, rtol=ELEMENT)
 
 
 def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
@@ -143,12 +146,30 @@ def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
     assert not found.out[90:].any() and found.lse[:, 90:].isneginf().all()
 
 
+@pytest.mark.parametrize("impl", ["cpu", "reference", "flex"])
+@pytest.mark.parametrize(("entry", "blocks"), [(2, "0 to 1"), (-1, "0 to 1"), (3, "0 to 1")])
+def test_an_index_past_its_own_sequence_is_refused(entry: int, blocks: str, impl: str) -> None:
+    case = draw([70, 30], [100, 64], 2, 2, seed=0)
+    case["indices"][1, 1, 0], case["counts"][1, 1] = entry, 1
+    with pytest.raises(ShapeError, match=f"indices: sample 0, head 1, query block 1 names key block {entry}, expected {blocks}"):
+        block_sparse_attention_varlen(**case, block=64, impl=impl)
+    empty = case | {"cu_seqlens_kv": torch.tensor([0, 0, 164], dtype=torch.int32)}
+    with pytest.raises(ShapeError, match="expected none: there is no key block for it to see"):
+        block_sparse_attention_varlen(**empty, block=64, impl=impl)
+
+
 def test_what_does_not_fit_is_named() -> None:
     case = draw([70, 30], [100, 20], 2, 2, seed=0)
     wrong: list[tuple[str, Tensor, str]] = [
         ("cu_seqlens_kv", bounds([120]), r"cu_seqlens_kv: got shape \(2,\), expected \(3,\) like cu_seqlens_q"),
         ("cu_seqlens_q", bounds([70, 30]).long(), r"cu_seqlens: got \(3,\) torch.int64, expected \[n \+ 1\] torch.int32"),
         ("indices", case["indices"][:, :2], r"indices: got shape \(2, 2, 2\), expected \[2, 3, K\] for 3 query blocks"),
+        ("cu_seqlens_q", torch.tensor([0, 70, 60]).int(), r"cu_seqlens: got \[0, 70, 60\], expected numbers that ascend from 0"),
+        (
+            "cu_seqlens_kv",
+            torch.tensor([0, 70, 121]).int(),
+            r"cu_seqlens: got \[0, 70, 121\], .* to at most 120, the rows",
+        ),
         ("v", case["v"][:5], r"packed: got shape \(5, 2, 16\), expected \[120, H, D\]"),
     ]
     for name, tensor, message in wrong:

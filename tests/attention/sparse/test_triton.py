@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impl.reference import token_mask
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput, check
+from strobe.core.device import Card
 from strobe.core.errors import ImplUnavailableError
 
 SCRIPT = Path(__file__).with_name("triton_on_cpu.py")
@@ -37,13 +39,12 @@ def never_run(*_: object) -> AttentionOutput:
 
 
 def test_an_untested_impl_runs_by_name_alone() -> None:
-    spec = check(*[torch.zeros(1, 2, 3, 4)] * 3, softmax_scale=None, return_lse=False)
-    new = Impl(
-        name="new", refuses=lambda _: None, run=lambda *_: AttentionOutput(out=torch.zeros(1), lse=None), untested=lambda _: "why"
-    )
-    plain = Impl(name="plain", refuses=lambda _: None, run=new.run)
+    card = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0))
+    spec = replace(check(*[torch.zeros(1, 2, 3, 4)] * 3, softmax_scale=None, return_lse=False), card=card)
+    new = Impl(name="new", refuses=lambda _: None, run=never_run, operator="sparse", kernel="0123")
+    plain = Impl(name="plain", refuses=lambda _: None, run=never_run)
     choice = select(spec, (new, plain))
-    assert choice.impl is plain and choice.passed_over == (("new", "untested: why"),)
+    assert choice.impl is plain and choice.passed_over[0][1].startswith("untested: its gate has not been run")
     assert select(spec, (new, plain), "new").impl is new
 
 

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
+from strobe.attention.explain import explain
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 GRID = (3, 5, 6)
 
@@ -67,7 +72,7 @@ def test_the_operator_is_its_definition(impl: str, tile: Any, gated: bool) -> No
     topk = max(1, layout.num_tiles // 2)
     gate = _draw(math.prod(GRID), 4, 3) if gated else None
     found = video_sparse_attention(q, k, v, grid=GRID, tile=tile, topk=topk, gate=gate, impl=impl)
-    torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=ROUNDING, rtol=ROUNDING)
     assert (found.selection.counts == topk).all() and found.lse is None and found.recall is None
     assert found.selection.uniform_count == topk and found.q_tiles == found.kv_tiles == layout
 
@@ -77,10 +82,10 @@ def test_all_tiles_are_dense_attention(grid: tuple[int, int, int], tile: Any) ->
     q, k, v = _qkv(grid)
     found = video_sparse_attention(q, k, v, grid=grid, tile=tile, sparsity=0, return_lse=True, probe=5)
     dense = dense_attention(q, k, v, impl="reference", return_lse=True)
-    torch.testing.assert_close(found.out, dense.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
     torch.testing.assert_close(found.lse, dense.lse)
     assert found.recall is not None
-    torch.testing.assert_close(found.recall, torch.ones(2, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.recall, torch.ones(2, 4), atol=ELEMENT, rtol=0)
 
 
 def test_a_short_chunk_over_a_ring_of_frames() -> None:
@@ -88,14 +93,14 @@ def test_a_short_chunk_over_a_ring_of_frames() -> None:
     q, k, v = _qkv(grid, ring)
     dense = dense_attention(q, k, v, impl="reference")
     every = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, sparsity=0)
-    torch.testing.assert_close(every.out, dense.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(every.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
     sink = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, topk=2, forced=Forced(first_frames=1, last_frames=1))
     assert sink.selection.indices.flatten(0, 2).unique(dim=0).tolist() == [[0, 6]]  # a key tile is one frame here
     moved = torch.tensor([4, 5, 6, 0, 1, 2, 3])  # a ring's frames lie in any order: nothing but the indices changes
     rows = (moved[:, None] * 30 + torch.arange(30)).flatten()
     topk = video_sparse_attention(q, k, v, grid=grid, kv_grid=ring, topk=3)
     turned = video_sparse_attention(q, k[:, rows], v[:, rows], grid=grid, kv_grid=ring, topk=3)
-    torch.testing.assert_close(turned.out, topk.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(turned.out, topk.out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_tokens_may_stay_in_tile_order() -> None:
@@ -108,7 +113,7 @@ def test_tokens_may_stay_in_tile_order() -> None:
         tensor[:, padding] = float("nan")
     options: dict[str, Any] = {"q_layout": "tiled", "kv_layout": "tiled", "gate": poisoned[3], "return_lse": True}
     tiled = video_sparse_attention(*poisoned[:3], grid=GRID, topk=2, **options)
-    torch.testing.assert_close(layout.to_raster(tiled.out), raster.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(layout.to_raster(tiled.out), raster.out, atol=ROUNDING, rtol=ROUNDING)
     assert tiled.lse is not None and raster.lse is not None
     torch.testing.assert_close(tiled.lse[:, :, layout.rows()], raster.lse)
 
@@ -122,7 +127,7 @@ def test_rope_is_a_rotation_of_channel_pairs() -> None:
     ]
     expected = video_sparse_attention(*rotated, v, grid=GRID, topk=2)
     found = video_sparse_attention(q, k, v, grid=GRID, topk=2, rope=(angles.cos(), angles.sin()))
-    torch.testing.assert_close(found.out, expected.out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.out, expected.out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_gradients_pass_through_both_stages() -> None:
@@ -135,7 +140,7 @@ def test_gradients_pass_through_both_stages() -> None:
         return torch.autograd.grad((out * torch.arange(8)).sum(), inputs)
 
     for found, expected in zip(gradients("cpu"), gradients("reference"), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT)
     step = 1e-4 * torch.randn_like(v)  # v is not in the selection, so the output is linear in it
     difference = video_sparse_attention(q, k, v + step, grid=GRID, topk=2, gate=gate).out
     difference = difference - video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=gate).out
@@ -253,6 +258,28 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"q_layout": "tiled"}, ShapeError, "q: got 90 rows, expected 256 in tiled order"),
         ({"q_layout": "columns"}, ConfigError, "layout of q: got 'columns', expected 'raster' or 'tiled'"),
         ({"gate": torch.ones(3)}, ShapeError, r"gate: got shape \(3,\), expected what broadcasts to q's \(2, 90, 4, 8\)"),
+        ({"gate": 0.5}, ConfigError, r"gate: got 0.5, expected a tensor of what broadcasts to q's \(2, 90, 4, 8\)"),
+        (
+            {"topk": torch.tensor(2)},
+            ConfigError,
+            r"topk: got a tensor of shape \(\) and torch.int64, expected an int, or a sequence",
+        ),
+        (
+            {"topk": torch.tensor([1, 2, 1, 1])},
+            ConfigError,
+            r"topk: got a tensor of shape \(4,\) and torch.int64, expected an int",
+        ),
+        ({"topk": 2.0}, ConfigError, "topk: got 2.0, expected an int, or a sequence with one for each head"),
+        ({"topk": ("2", 1, 1, 1)}, ConfigError, "topk: got '2', expected an int"),
+        ({"topk": None, "sparsity": "0.9"}, ConfigError, r"sparsity: got '0.9', expected 0 \(dense\) to below 1"),
+        ({"grid": 90}, ConfigError, r"grid: got 90, expected \(time, height, width\)"),
+        ({"tile": 4.0}, ConfigError, r"tile: got 4.0, expected \(time, height, width\)"),
+        ({"forced": True}, ConfigError, "forced: got True, expected a strobe.Forced"),
+        ({"estimator": 4}, ConfigError, "estimator: got 4, expected a strobe.Estimator"),
+        ({"probe": "64"}, ConfigError, "probe: got '64', expected 0 for none or a number of queries"),
+        ({"rope": (1.0, 2.0)}, ConfigError, r"rope: got 1.0, expected \(cos, sin\), two tensors"),
+        ({"softmax_scale": "small"}, ConfigError, "softmax_scale: got 'small', expected a number"),
+        ({"q": [1.0]}, ConfigError, r"q: got a list, expected a tensor \[B, S, H, D\]"),
         ({"rope": (torch.ones(90, 8),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on cpu, expected \(90, 4\)"),
         ({"estimator": Estimator(parts=3)}, ConfigError, "estimator: got 3 parts, expected a divisor of the block's 64 rows"),
     ],
@@ -260,7 +287,23 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     q, k, v = _qkv()
     with pytest.raises(error, match=message):
-        video_sparse_attention(q, k, v, **({"grid": GRID, "topk": 2} | change))
+        video_sparse_attention(**({"q": q, "k": k, "v": v, "grid": GRID, "topk": 2} | change))
+
+
+def test_explain_tells_of_the_call_itself() -> None:
+    q, k, v = _qkv()
+    choice = explain(q, k, v, grid=GRID, topk=2)
+    assert choice.impl.name == "cpu" and choice.note == "the stages around it run in PyTorch"
+    assert "runs: cpu" in str(choice) and ("reference", "cpu comes first") in choice.passed_over
+    graded = explain(q.requires_grad_(), k, v, grid=GRID, sparsity=0.5, tile="auto", gate=torch.ones(1))
+    assert graded.note == "the stages around it run in PyTorch: a gradient is asked for"
+    assert explain(q, k, v, grid=GRID, topk=2, impl="reference").impl.name == "reference"
+    with pytest.raises(ConfigError, match="topk: got 9, expected 1 to 4"):
+        explain(q, k, v, grid=GRID, topk=9)
+    with pytest.raises(ConfigError, match="topk: an argument of video_sparse_attention alone; give its grid"):
+        explain(q, k, v, topk=2)
+    with pytest.raises(ConfigError, match="selection: got one beside grid"):
+        explain(q, k, v, video_sparse_attention(q, k, v, grid=GRID, topk=2).selection, grid=GRID, topk=2)
 
 
 def test_rope_needs_positions_it_can_know() -> None:

@@ -12,13 +12,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from strobe.attention.dense import dense_attention
+from strobe.attention.sparse import entries
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.entries import kept
+from strobe.attention.sparse.impl import triton
+from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.impl.triton import queries_of_keys
+from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.padding import settle_
 from strobe.attention.sparse.selection import BlockSelection
-
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+from strobe.core.device import Card, card_of
+from strobe.core.tolerances import tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class Shape:
     scale: float | None = None
     strided: bool = False
     uniform: bool = False
+    bounded: bool = False
 
 
 def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
@@ -57,7 +64,10 @@ def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
     valid = [size if size is None else size.to(device) for size in sizes]
     built = BlockSelection.from_mask(mask.to(device), block=block, q_sizes=valid[0], kv_sizes=valid[1])
     return [tensor.to(device) for tensor in tensors], replace(
-        built, finite_padding=shape.finite, known_count=3 if shape.uniform else None
+        built,
+        finite_padding=shape.finite,
+        known_count=3 if shape.uniform else None,
+        known_bound=4 if shape.bounded else None,
     )
 
 
@@ -76,8 +86,10 @@ def check(shape: Shape, device: str) -> None:
         results[impl] = (found.out, found.lse, *gradients)
     assert torch.equal(results["triton"][1].isneginf(), results["reference"][1].isneginf()), shape
     for found, expected in zip(results["triton"], results["reference"], strict=True):
-        limit = TOLERANCES[shape.dtype] * max(1.0, expected.nan_to_num(neginf=0).abs().max().item())
-        torch.testing.assert_close(found.to(expected.dtype), expected, atol=limit, rtol=TOLERANCES[shape.dtype], msg=str(shape))
+        limit = tolerance("sparse element", shape.dtype) * max(1.0, expected.nan_to_num(neginf=0).abs().max().item())
+        torch.testing.assert_close(
+            found.to(expected.dtype), expected, atol=limit, rtol=tolerance("sparse element", shape.dtype), msg=str(shape)
+        )
 
 
 def check_turned(device: str) -> None:
@@ -106,14 +118,137 @@ def check_settled(device: str) -> None:
             torch.testing.assert_close(given[1].cpu(), expected[1], equal_nan=True, atol=0, rtol=0)
 
 
+def check_dense(device: str) -> None:
+    """Dense attention by the kernels over all blocks, with gradients through the lse, at widths and lengths that need padding."""
+    generator = torch.Generator().manual_seed(4)
+    for q_len, kv_len, heads, width in ((70, 130, (4, 2), 24), (64, 64, (1, 1), 32), (1, 65, (2, 2), 40)):
+        shapes = ((1, q_len, heads[0], width), (1, kv_len, heads[1], width), (1, kv_len, heads[1], width))
+        inputs = [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+        results = []
+        for impl in ("triton", "reference"):
+            found = dense_attention(*inputs, impl=impl, return_lse=True)
+            assert found.lse is not None
+            loss = (found.out * torch.linspace(-1, 1, width, device=device)).sum() + found.lse.square().sum()
+            results.append((found.out, found.lse, *torch.autograd.grad(loss, inputs)))
+        for mine, theirs in zip(*results, strict=True):
+            limit = 2e-5 * max(1.0, theirs.abs().max().item())
+            torch.testing.assert_close(mine, theirs, atol=limit, rtol=2e-5)
+
+
+def check_outside(shape: Shape, device: str) -> None:
+    """An index that names no key block reads nothing, forward and backward, and neither does a count beyond the row's entries.
+
+    Before and after the rows of every sample lie NaN, in memory that a wrong index would reach. The kernels are called past the
+    check that a CPU makes.
+    """
+    tensors, selection = case(shape, device)
+    block, num_kv = shape.block, 4
+    wild = torch.tensor([-1, num_kv, num_kv + 1, -(2**31), 2**31 - 1, 2**24, -7, 2**20], dtype=torch.int32, device=device)
+    generator = torch.Generator().manual_seed(7)
+    pick = wild[torch.randint(0, len(wild), selection.indices.shape, generator=generator).to(device)]
+    replaced = (torch.rand(selection.indices.shape, generator=generator) < 0.4).to(device)
+    outside = replace(selection, indices=torch.where(replaced, pick, selection.indices))
+    everything = torch.arange(num_kv, device=device).expand(selection.indices.shape) < selection.counts[..., None]
+    inside = BlockSelection.from_mask(
+        torch.zeros_like(everything).scatter_(-1, selection.indices.long(), everything & ~replaced),
+        block=block,
+        q_sizes=selection.q_sizes,
+        kv_sizes=selection.kv_sizes,
+    )
+    inputs = []
+    for tensor in tensors:
+        surrounded = torch.full((tensor.shape[0], tensor.shape[1] + 2 * block, *tensor.shape[2:]), float("nan"))
+        surrounded = surrounded.to(tensor)
+        surrounded[:, block:-block] = tensor
+        inputs.append(surrounded[:, block:-block])
+    scale = shape.width**-0.5
+    results = []
+    for chosen in (outside, inside):
+        state = triton.forward(*inputs, chosen, scale)
+        d_out, d_lse = torch.ones_like(state[0]), torch.full_like(state[1], 0.5)
+        results.append((*state, *triton.backward((d_out, d_lse), *inputs, state, chosen, scale)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=str(shape))
+        assert not found.isnan().any(), shape
+
+    reference = block_sparse_attention(*(each.float() for each in inputs), inside, impl="reference", return_lse=True)
+    torch.testing.assert_close(results[0][0].float(), reference.out, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(results[0][1], reference.lse, atol=4e-3, rtol=4e-3)
+
+    begins, queries = queries_of_keys(outside, num_kv)
+    for entry, seen_by in enumerate(inside.mask(num_kv).transpose(2, 3).flatten(0, 2)):
+        assert queries[begins[entry] : begins[entry + 1]].tolist() == seen_by.nonzero().flatten().tolist()
+
+
+def check_counts_outside(device: str) -> None:
+    """A count beyond the entries of its row sees these entries, and one below 0 sees none."""
+    tensors, selection = case(Shape(ragged=False), device)
+    counts = selection.counts.clone()
+    counts[0, :, 0], counts[1, :, 1] = 1000, -5
+    wrong, right = (replace(selection, counts=each) for each in (counts, counts.clamp(0, 4)))
+    for found, expected in zip(*(triton.forward(*tensors, each, 0.2) for each in (wrong, right)), strict=True):
+        assert torch.equal(found, expected)
+
+
+def check_kept(device: str) -> None:
+    """One launch against the plain operations."""
+    generator = torch.Generator().manual_seed(3)
+    for most in (0, 1, 7, 1500):
+        indices = torch.randint(-3, 12, (2, 2, 5, most), generator=generator, dtype=torch.int32)
+        counts = torch.randint(-1, most + 9, (2, 2, 5), generator=generator, dtype=torch.int32)
+        used = BlockSelection(indices=indices, counts=counts, block=64).used(9)
+        expected, numbers = kept(indices, used)
+        found, found_numbers = kept_on_gpu(indices.to(device), counts.to(device), 9)
+        assert torch.equal(found_numbers.cpu(), numbers)
+        front = torch.arange(most) < numbers[..., None]
+        assert torch.equal(found.cpu().where(front, 0), expected.where(front, 0))
+
+
+def check_packed_outside(device: str) -> None:
+    """An index past the key blocks of its own sequence does not reach the next sequence, whose keys are NaN."""
+    lengths = [70, 64, 100]
+    cu = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(sum(lengths), 2, 32, generator=generator).to(device) for _ in range(3))
+    k[70:134], v[70:134] = float("nan"), float("nan")  # the second sequence
+    row = torch.tensor([[0, 1, 2], [1, 3, -1], [5, 7, -2], [1, 2, 0], [0, -1, 1], [0, 0, 0]], dtype=torch.int32, device=device)
+    wild = row.expand(2, -1, -1).contiguous()
+    tame = torch.tensor([[0, 1], [1, 0], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=torch.int32, device=device)
+    counts = torch.tensor([2, 1, 0, 2, 2, 0], dtype=torch.int32, device=device)
+    results = []
+    for indices, number in ((wild, counts.clamp(min=3) * 0 + 3), (tame.expand(2, -1, -1).contiguous(), counts)):
+        inputs = [each.clone().requires_grad_() for each in (q, k, v)]
+        found = block_sparse_attention_varlen(
+            *inputs, indices, number.expand(2, -1).contiguous(), cu, cu, block=64, impl="triton", return_lse=True
+        )
+        own = torch.cat((found.out[:70], found.out[134:]))
+        grads = torch.autograd.grad(own.sum(), inputs)
+        results.append((own, found.lse, *grads))
+        assert not own.isnan().any() and not any(each.isnan().any() for each in grads)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def check_what_is_outside(device: str) -> None:
+    """What a GPU does with entries that a CPU refuses; here the check is off, as it is there."""
+    entries.looks = lambda _: False
+    for shape in (Shape(), Shape(ragged=False, heads=(2, 1)), Shape(block=128, dtype=torch.float16, heads=(1, 1))):
+        check_outside(shape, device)
+    check_counts_outside(device)
+    check_kept(device)
+    check_packed_outside(device)
+
+
 CASES = (
     Shape(heads=(4, 2)),
-    Shape(heads=(2, 1), uniform=True, dtype=torch.float16),
+    Shape(heads=(2, 1), uniform=True, bounded=True, dtype=torch.float16),
+    Shape(bounded=True),
     Shape(ragged=False, heads=(1, 1), scale=-0.3),
     Shape(dtype=torch.float16, scale=0.7),
     Shape(block=128, heads=(1, 1), finite=True, strided=True),
     Shape(block=256, heads=(1, 1), scale=0.0),
 )
+IN_REGISTERS = (CASES[0], Shape(dtype=torch.float16, scale=0.7), Shape(block=128, heads=(1, 1), finite=True))
 ON_A_GPU = tuple(
     Shape(block=block, dtype=dtype, width=width, ragged=ragged, finite=finite, heads=heads, strided=strided)
     for block, dtype, widths in (
@@ -140,3 +275,10 @@ if __name__ == "__main__":
     check_settled(place)
     for shape in CASES if place == "cpu" else CASES + ON_A_GPU + UNIFORM:
         check(shape, place)
+    if place == "cpu":  # the smaller tiles of cards whose matrix units work on registers
+        triton.card_of = lambda _: Card(vendor="nvidia", architecture="sm_89", capability=(8, 9))
+        for shape in IN_REGISTERS:
+            check(shape, place)
+        triton.card_of = card_of
+    check_dense(place)
+    check_what_is_outside(place)

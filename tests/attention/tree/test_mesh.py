@@ -12,8 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from strobe.attention.tree import KVShards, Mask, legal_grid, tree_attention
 from strobe.attention.tree.impl.reference import reference
 from strobe.attention.tree.placement import split
+from strobe.core.tolerances import tolerance
 from tree_cases import Case
 from tree_ranks import Runner
+
+ELEMENT = tolerance("element", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,9 @@ def compare(ranks: Runner, on: OnMesh) -> None:
             *(on.heads(each, rank, on.kv_placement) for each in of_buffer),
         ]
         for name, mine, wanted in zip(("out", "dq", "dk", "dv"), found, theirs, strict=True):
-            torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-5, msg=lambda m, n=name, r=rank: f"{n}, rank {r}: {m}")
+            torch.testing.assert_close(
+                mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=lambda m, n=name, r=rank: f"{n}, rank {r}: {m}"
+            )
 
 
 def test_the_grid_with_the_most_columns() -> None:

@@ -11,8 +11,12 @@ import torch
 import tree_work as work
 from strobe.attention.tree import KVShards, Mask
 from strobe.attention.tree.impl.reference import reference
+from strobe.core.tolerances import tolerance
 from tree_cases import Case, check, check_gradients
 from tree_ranks import Processes
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 EMPTY = KVShards.contiguous([9, 0, 4, 0])
 SINK = KVShards.contiguous([1, 5, 0, 7], replicated=3, owner=2)
@@ -86,7 +90,7 @@ def test_a_cache_that_grows(four: Processes) -> None:
     whole = reference(q, [k], [v], KVShards.contiguous([9]), Mask(causal=True))
     for step in range(9):
         for of_rank in found:
-            torch.testing.assert_close(of_rank[step].out, whole.out[:, step : step + 1], atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(of_rank[step].out, whole.out[:, step : step + 1], atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_what_is_refused_leaves_nothing_under_way(four: Processes) -> None:

@@ -24,7 +24,7 @@ from strobe.engine.parallel.cache import SharedCache
 from strobe.engine.parallel.memory import predict_rank
 from strobe.engine.presets import preset
 from strobe.engine.session import Session
-from strobe.engine.state import Snapshot
+from strobe.engine.snapshot import Snapshot
 from tree_ranks import Runner, threads
 
 CONFIG = EngineConfig(window=7, sink=2, positions="rebased")

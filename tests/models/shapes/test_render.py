@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from strobe.core.errors import ShapeError
+from strobe.core.tolerances import tolerance
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS, SHAPES
 from strobe.models.shapes.render import SIZE, STAR_INNER, advance, render
+
+ELEMENT = tolerance("element", "float32")
 
 
 def polygon(shape: str, radius: float) -> list[tuple[float, float]]:
@@ -71,7 +74,7 @@ def test_pictures_match_exact_outlines(shape: int, radius: float) -> None:
     expected = background[:, None, None] + smooth(distance) * (colour - background)[:, None, None]
     picture = one(4, shape, 1, centre, radius).double().numpy()
     away = corner > 5.0  # near a corner it is the distance to the lines that meet there: the picture is sharper
-    np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=ELEMENT)
     np.testing.assert_allclose(picture[:, ~away], expected[:, ~away], rtol=0, atol=0.25)
     cover = ((picture - background[:, None, None]) / (colour - background)[:, None, None]).mean(0)
     assert np.array_equal(cover[abs(distance) > 0.01] > 0.5, distance[abs(distance) > 0.01] < 0)  # the outline is at one half

@@ -164,11 +164,11 @@ def test_a_write_that_fails_leaves_nothing_behind(cache: PromptCache, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     text = PromptEncoder(Fake(), cache).encode(["a cat"])
     assert torch.equal(text[0, :2], Fake().rows("a cat"))
-    assert not entries(cache) and cache.counts.unwritten == 1 and "No space left" in cache.counts.reason
+    assert not entries(cache) and cache.counts.unwritten == 1 and "the disk is full" in cache.counts.reason
 
 
 def test_what_a_dead_process_left_goes_and_what_a_live_one_writes_stays(cache: PromptCache) -> None:
-    old, new = cache.folder / ".old.partial", cache.folder / ".new.partial"
+    old, new = cache.folder / ".old.tmp", cache.folder / ".new.tmp"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200, time.time() - 7200))

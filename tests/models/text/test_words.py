@@ -8,7 +8,11 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from strobe.core.errors import ConfigError
+from strobe.core.tolerances import tolerance
 from strobe.models.text.words import WordEncoder
+
+ELEMENT = tolerance("element", "float32")
+ROUNDING = tolerance("rounding", "float32")
 
 WORDS = ("red", "green", "blue", "circle", "square", "moving", "left")
 
@@ -42,14 +46,14 @@ def test_rows_are_those_of_the_prompt_alone(encoder: WordEncoder) -> None:
     assert encoded.shape == (4, 6, 16) and encoded.dtype == torch.float32
     for row, prompt in zip(encoded, PROMPTS, strict=True):
         words = [1 + WORDS.index(word) for word in prompt.split()]
-        torch.testing.assert_close(row[: len(words)].double(), by_hand(encoder, words), rtol=0, atol=1e-5)
+        torch.testing.assert_close(row[: len(words)].double(), by_hand(encoder, words), rtol=0, atol=ELEMENT)
         assert (row[len(words) :] == 0).all()
 
 
 def test_a_batch_is_its_prompts(encoder: WordEncoder) -> None:
     together = encoder.encode(PROMPTS)
     for row, prompt in zip(together, PROMPTS, strict=True):
-        torch.testing.assert_close(row, encoder.encode([prompt])[0], rtol=0, atol=2e-6)
+        torch.testing.assert_close(row, encoder.encode([prompt])[0], rtol=0, atol=ROUNDING)
 
 
 def test_padding_gets_no_gradient(encoder: WordEncoder) -> None:

@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError, WeightsError
+from strobe.core.tolerances import tolerance
 from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
 from strobe.models.vae.taew import Taew, TaewConfig, key_names, load_taew, random_taew
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
+
+ELEMENT = tolerance("element", "float32")
 
 EXACT = 1e-12
 
@@ -139,7 +142,7 @@ def test_raw_latents_are_made_first(vae: Taew) -> None:
     raw.load_state_dict(vae.state_dict())
     latents = draw(6, 1, 3, 4, 2, 2)
     undone = latents * torch.tensor(std).view(1, 1, 4, 1, 1) + torch.tensor(mean).view(1, 1, 4, 1, 1)
-    close(raw.decode(latents), vae.decode(undone), atol=1e-5)
+    close(raw.decode(latents), vae.decode(undone), atol=ELEMENT)
     with pytest.raises(ConfigError, match="give mean and std with 4 values each, or neither"):
         TaewConfig(latent_channels=4, mean=mean)
 
@@ -176,7 +179,7 @@ class TestWeights:
         reference.load_state_dict({name: tensor for name, tensor in weights.items() if name.startswith("decoder.")})
         latents = draw(1, 1, 2, 16, 2, 3).float()
         mean, std = (torch.tensor(values).view(1, 1, 16, 1, 1) for values in (WAN21_MEAN, WAN21_STD))
-        close(found.decode(latents), reference.decode(latents * std + mean if raw else latents), atol=1e-5)
+        close(found.decode(latents), reference.decode(latents * std + mean if raw else latents), atol=ELEMENT)
 
     def test_an_unknown_name_must_say_which_latents(self, weights: dict[str, Tensor], tmp_path: Path) -> None:
         torch.save(weights, tmp_path / "mine.pth")

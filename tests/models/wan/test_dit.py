@@ -13,9 +13,12 @@ from torch import Tensor
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan, sinusoid
 from strobe.models.wan.rope import rotate_temporal
+
+ELEMENT = tolerance("element", "float32")
 
 HEIGHT, WIDTH = 4, 6  # latent cells: 2 x 3 tokens per frame
 
@@ -84,7 +87,7 @@ def test_one_timestep_per_frame_and_one_for_all_agree(dit: CausalWan) -> None:
     rope = dit.rope((0, 1, 2), dit.grid(x))
     one = dit(x, dit.modulation(torch.tensor([[400.0]])), text, rope)
     every = dit(x, dit.modulation(torch.full((2, 3), 400.0)), text, rope)
-    torch.testing.assert_close(one, every, rtol=0, atol=1e-5)
+    torch.testing.assert_close(one, every, rtol=0, atol=ELEMENT)
     mixed = dit(x, dit.modulation(torch.tensor([[400.0, 400.0, 900.0]])), text, rope)
     assert (mixed - one).abs().max() > 1e-2
 
@@ -96,9 +99,9 @@ def test_fused_qkv_changes_nothing(dit: CausalWan) -> None:
     plain_cache, fused_cache = ring(dit), ring(dit)
     pairs = zip(stream(dit, plain_cache, 5), stream(fused, fused_cache, 5), strict=True)
     for plain, other in pairs:
-        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fused_cache.keys, plain_cache.keys, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fused_cache.values, plain_cache.values, rtol=0, atol=1e-5)
+        torch.testing.assert_close(other, plain, rtol=0, atol=ELEMENT)
+    torch.testing.assert_close(fused_cache.keys, plain_cache.keys, rtol=0, atol=ELEMENT)
+    torch.testing.assert_close(fused_cache.values, plain_cache.values, rtol=0, atol=ELEMENT)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -109,8 +112,8 @@ def test_the_commit_pass_writes_what_a_whole_pass_writes(dit: CausalWan, fused: 
     short, whole = ring(model), ring(model)
     stream(model, short, 5)
     stream(model, whole, 5, whole_commit=True)
-    torch.testing.assert_close(short.keys, whole.keys, rtol=0, atol=1e-5)
-    torch.testing.assert_close(short.values, whole.values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(short.keys, whole.keys, rtol=0, atol=ELEMENT)
+    torch.testing.assert_close(short.values, whole.values, rtol=0, atol=ELEMENT)
     assert (short.keys.flatten(1).std(dim=1) > 0.1).all()
 
 
@@ -131,7 +134,7 @@ def test_prompts_per_sample_are_prompts_of_their_frames(dit: CausalWan) -> None:
     for prompt in range(2):
         part = x[:, 3 * prompt : 3 * prompt + 3]
         alone = dit(part, modulation, dit.text_kv(text[prompt::2]), dit.rope((0, 1, 2), dit.grid(part)))
-        torch.testing.assert_close(together[:, 3 * prompt : 3 * prompt + 3], alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(together[:, 3 * prompt : 3 * prompt + 3], alone, rtol=0, atol=ELEMENT)
 
 
 def test_short_prompts_are_padded_with_zeros_that_are_attended(dit: CausalWan) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.spans import span
-from strobe.perf.measure.profile import Capture, trace_blocks, trace_clip
+from strobe.perf.measure.profile import Capture, _slim, trace_blocks, trace_clip
 
 CPU = torch.device("cpu")
 
@@ -172,3 +173,63 @@ def test_nothing_is_written_to_the_terminal(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", QUIET, tmp_path / "t.json.gz"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "t.json.gz").stat().st_size > 0
+
+
+def test_a_slim_trace_keeps_what_an_account_reads(tmp_path: Path) -> None:
+    def event(category: str, name: str, **args: object) -> dict[str, object]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": 1.25, "dur": 2.5, "args": args}
+
+    kernel = event("kernel", "k", correlation=7, device=0, stream=3, grid=[1, 2, 3], registers=32)
+    launch, other = (
+        event("cuda_runtime", "cudaLaunchKernel", correlation=7, cbid=1),
+        event("cuda_runtime", "cudaPointer", correlation=8),
+    )
+    mark = event("user_annotation", "strobe::frame_block#0", extra=1)
+    arrows = [{"ph": "s", "cat": "ac2g", "id": 7}, event("gpu_user_annotation", "strobe::frame_block#0")]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [mark, launch, other, *arrows, kernel]}))
+    _slim(path)
+    trace = json.loads(path.read_text())
+    assert trace["schemaVersion"] == 1
+    assert [each["name"] for each in trace["traceEvents"]] == ["strobe::frame_block#0", "cudaLaunchKernel", "k"]
+    assert trace["traceEvents"][0] == mark
+    assert trace["traceEvents"][2] == {**kernel, "args": {"correlation": 7, "device": 0, "stream": 3, "grid": [1, 2, 3]}}
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from strobe.core.errors import StrobeError
+from strobe.perf.measure.profile import trace_blocks
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+blocks = (torch.ones(8, 8) @ torch.ones(8, 8) for _ in range(3))
+try:
+    trace_blocks(blocks, device=torch.device("cpu"), first_block=1, num_blocks=1, path=Path(sys.argv[1]))
+except StrobeError as error:
+    print(error, end="")
+"""
+
+
+def test_a_trace_that_does_not_fit_is_no_trace_and_leaves_nothing(tmp_path: Path) -> None:
+    """The profiler neither fails nor says so when a file cannot grow; it leaves a part under another name."""
+    path = tmp_path / "traces" / "t.json.gz"
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True)
+    assert done.stdout == f"cannot write {path}: the profiler did not come to the end of it; name another place"
+    assert not list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("left", ["nothing", "a part", "a part, renamed"])
+def test_a_full_disk_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    def export(self: object, path: str) -> None:
+        if left != "nothing":
+            Path(path if "renamed" in left else f"{path}.tmp").write_bytes(b'{"traceEvents": [' + b" " * 5000)
+
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", export)
+    usage = shutil.disk_usage(tmp_path)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    takes = "" if left == "nothing" else ", it takes 5,017 bytes or more"
+    with pytest.raises(StrobeError, match=f"t.json.gz: the disk is full{takes}, 4,096 bytes are free there; free some space"):
+        trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=tmp_path / "t.json.gz")
+    assert not list(tmp_path.iterdir())

@@ -45,3 +45,11 @@ def test_values_that_a_gpu_does_not_tell_are_null(monkeypatch: pytest.MonkeyPatc
     assert environment.nvidia_smi("GPU-0", fields) == ("1980", None, None, "35")
     monkeypatch.setattr(environment, "_output", lambda command: "No devices were found")
     assert environment.nvidia_smi("GPU-0", fields) == (None, None, None, None)
+
+
+def test_the_clock_of_the_cores_is_their_mean_in_mhz(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"a": "2000000", "b": "3001000", "c": "", "/proc/cpuinfo": "cpu MHz\t: 1000.5\nflags: x\ncpu MHz\t: 2000\n"}
+    monkeypatch.setattr(environment, "_text", lambda path: told[str(path)])
+    for cores, expected in (("abc", 2500), ("", 1500)):
+        monkeypatch.setattr(Path, "glob", lambda folder, pattern, cores=cores: map(Path, cores))
+        assert environment.cpu_mhz() == expected

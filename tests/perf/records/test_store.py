@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import subprocess
@@ -13,7 +15,8 @@ import pytest
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
-from strobe.perf.records.record import End, Header, Span
+from strobe.perf.records.record import End, Gate, Header, Span
+from strobe.perf.records.seal import seal
 from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run, rotate
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
@@ -87,6 +90,29 @@ def test_a_full_disk_is_one_clear_error_and_what_was_written_stays(tmp_path: Pat
     assert f"the {int(number) + 1} records written before are kept" in message
 
 
+def test_a_disk_that_takes_a_part_and_then_nothing_is_full(
+    tmp_path: Path, header: Header, span: Span, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nearly full disk takes what fits, and says that it is full at the next write."""
+    writer = RunWriter(tmp_path / "run")
+    writer.append(header, span)
+    whole, write, calls = writer.folder.joinpath(RECORDS).read_bytes(), os.write, []
+
+    def part(file: int, data: bytes) -> int:
+        calls.append(len(data))
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, bytes(data)[:10])
+
+    monkeypatch.setattr(os, "write", part)
+    with pytest.raises(StrobeError, match=r"disk is full, it takes \d+ bytes or more, .* the 2 records written before are kept"):
+        writer.append(span)
+    monkeypatch.undo()
+    assert writer.folder.joinpath(RECORDS).read_bytes() == whole and calls[1] == calls[0] - 10
+    writer.append(END)
+    assert read_run(writer.folder).end == END and read_run(writer.folder).damage == ()
+
+
 def test_every_cut_of_a_file_reads_back_its_whole_lines(tmp_path: Path, header: Header, span: Span) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.append(header, span, span, END)
@@ -109,11 +135,14 @@ def test_lines_that_are_no_records_are_counted_and_skipped(tmp_path: Path, heade
         writer.append(header, span)
     file = writer.folder / RECORDS
     bad = [b"", b"\0\0\0", b"\xff\xfe", b'{"record":"span"}', b'{"record":"span","v":1,"variant":3}', b"[1]"]
-    good = msgspec.json.encode(span)
-    file.write_bytes(file.read_bytes() + b"\n".join([*bad, good]) + b"\n")
-    run = read_run(tmp_path / "run")
-    assert run.bad_lines == (3, 4, 5, 6, 7, 8)
-    assert run.spans == (span, span)
+    gate = Gate(variant="turbo", reference="baseline", rule="same latents", passed=True, detail="equal")
+    for lines in ([*file.read_bytes().splitlines(), *bad, seal(msgspec.json.encode(gate), 9)],
+                  [msgspec.json.encode(header), msgspec.json.encode(span), *bad, msgspec.json.encode(gate)]):  # fmt: skip
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        run = read_run(tmp_path / "run")
+        assert run.bad_lines == (3, 4, 5, 6, 7, 8) and run.missing_lines == 0
+        assert run.gates == (gate,)
+        assert run.damage[0] == "lines 3, 4, 5, 6, 7, 8 are damaged in records.jsonl and not read"
 
 
 def test_another_schema_version_names_those_that_are_readable(tmp_path: Path, header: Header, span: Span) -> None:
@@ -154,8 +183,21 @@ def test_an_absent_run_is_a_clear_error(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_records_named_by_themselves_may_be_a_link_and_no_device(tmp_path: Path, header: Header) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header)
+    (tmp_path / "link.jsonl").symlink_to(writer.folder / RECORDS)
+    assert read_run(tmp_path / "link.jsonl").header == header
+    with pytest.raises(DataError, match="not a plain file"):
+        read_run(Path("/dev/zero"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / RECORDS).symlink_to(writer.folder / RECORDS)
+    with pytest.raises(DataError, match="is a link, and is not followed"):
+        read_run(tmp_path / "other")
+
+
 def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
-    with pytest.raises(StrobeError, match="cannot be"):
+    with pytest.raises(StrobeError, match="cannot write /proc/strobe: "):
         RunWriter(Path("/proc/strobe"))
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from strobe.perf.records.seal import seal
 from strobe.perf.records.store import RECORDS
 from strobe.perf.report.ablation_page.build import ablation_report
 from strobe.perf.report.ablation_page.plan import PLAN, Plan, PlannedCell
@@ -51,7 +52,7 @@ def test_if_no_line_moved_with_the_whole_that_is_said(cell: Path, tmp_path: Path
     traces = [line for line in lines if line.get("variant") and "first_block" in line]
     assert [trace["variant"] for trace in traces] == ["balanced", NAME]
     traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
-    (cell / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    (cell / RECORDS).write_bytes(b"".join(seal(msgspec.json.encode(line), at) + b"\n" for at, line in enumerate(lines, start=1)))
     name, ratio, verdict, line, level, moved = row(tmp_path)
     assert 1.40 < float(ratio.partition("x")[0]) < 1.43 and (name, verdict) == ("ring\\_cache", "saves time")
     assert (line, level, moved) == ("- (no line of the traced frame blocks moved with the whole)", "", "-")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.records.seal import seal
 from strobe.perf.records.store import RECORDS, read_run
 from strobe.perf.report.ablation_page.build import ablation_report
 from strobe.perf.report.ablation_page.plan import PLAN, Plan, PlannedCell
@@ -34,7 +35,9 @@ def edited(folder: Path, batch: int, peak_bytes: int) -> Path:
             line["workload"]["batch"] = batch
         if line["record"] == "clip":
             line["peak_bytes"] = peak_bytes
-    (folder / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    (folder / RECORDS).write_bytes(
+        b"".join(seal(msgspec.json.encode(line), at) + b"\n" for at, line in enumerate(lines, start=1))
+    )
     return folder
 
 

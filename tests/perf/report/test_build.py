@@ -9,10 +9,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Gate, Git
+from strobe.perf.records.seal import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import (
     ExactTime,
@@ -282,7 +284,7 @@ def test_an_interrupted_run_reports_what_it_finished(make_run: MakeRun) -> None:
     (banner,) = report.banners
     assert banner.level == "caution"
     assert list(banner.items) == [
-        "the run was cut short: it has no last line", "records that cannot be read: 0 lines, and a last line cut short",
+        "the run was cut short: it has no last line", "the last line of the records is cut short and not read",
     ]  # fmt: skip
     headlines = section(report, "headline").blocks[0]
     assert isinstance(headlines, Headlines)
@@ -294,16 +296,18 @@ def test_a_run_killed_in_its_first_clip_still_makes_a_report(make_run: MakeRun) 
     folder = make_run()
     text = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(text[:1]))
-    write_report(build_report([folder]), folder)
+    report = build_report([folder])
+    assert report.speedups == () and report.title == "run-a"
+    assert [banner.items for banner in report.banners] == [("run-a: the run was cut short: it has no last line",)]
+    pages = write_report(report, folder)
+    assert all("it has no last line" in page.read_text() for page in pages) and len(pages) == 3
 
 
 def test_red_gates_and_dirty_checkouts_come_before_the_numbers(make_run: MakeRun) -> None:
     folder = make_run(git=Git(commit="a" * 40, dirty=True))
     gate = Gate(variant="turbo", reference="baseline", rule="same latents", passed=False, detail="differs by 0.3")
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(
-            json.dumps({"record": "gate", "v": 1, **{name: getattr(gate, name) for name in gate.__struct_fields__}}) + "\n"
-        )
+    with (folder / "records.jsonl").open("ab") as file:
+        file.write(seal(msgspec.json.encode(gate), len(lines(folder)) + 1) + b"\n")
     stop, caution = build_report([folder]).banners
     assert stop.level == "stop" and stop.items == (
         "turbo failed its gate against baseline: same latents, measured differs by 0.3",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -30,6 +33,7 @@ from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.write import MAX_PAGE_BYTES, render
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
+from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
 EVIL = "</script><script>alert(1)</script>|`x`\x1b[31m\u202e" + "y" * 4000
 
@@ -91,6 +95,71 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
     assert "cudaLaunchKernel 3 of 5" in loss and "fine" not in loss and "0.070 ms after the recorded window" in loss
     (overlap,) = next(items for title, items in found.items() if title.startswith("Work of one stream overlaps"))
     assert "1 pairs of 2 events, 10.000 µs in all" in overlap
+
+
+def end_of(counts: ReadCounts) -> tuple[Text, dict[str, tuple[str, ...]]]:
+    """What the table of files says of a trace with these counts, and the banners."""
+    report = build_trace_report(study_of(busy_trace(counts=counts)))
+    files = [block for block in section(report, "overview").blocks if isinstance(block, Table)][1]
+    (cell,) = [
+        cell for cell in files.rows[0].cells if isinstance(cell, Text) and cell.text in ("complete", "incomplete", "truncated")
+    ]
+    return cell, titles(report)
+
+
+def test_a_trace_that_lost_something_is_never_complete() -> None:
+    assert end_of(ReadCounts(events=9))[0] == end_of(ReadCounts(events=9, mended=1))[0] == Text("complete")
+    cell, said = end_of(ReadCounts(events=9, lost=7, trailing=6))
+    assert cell == Text("incomplete", "bad")
+    assert said["Events lost"][0] == "a is incomplete: 7 of 16 events could not be read"
+    assert "6 of these stand behind the end of the JSON" in said["Events lost"][1]
+    assert len(end_of(ReadCounts(events=9, lost=7))[1]["Events lost"]) == 1
+
+
+def steps_of(*lengths: int) -> Trace:
+    """Steps of these lengths, each full of work."""
+    events, ranges, now = [], [], 0
+    for number, length in enumerate(lengths):
+        host = HostEvent("cudaLaunchKernel", now - 50, now - 40, 0)
+        ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
+        events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
+        now += length
+    return trace_of(events, ranges=HostEvents.from_rows(ranges))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "uneven"),
+    [
+        ((1_000_000,) * 12, False),
+        ((1_000_000, 1_490_000) * 6, False),
+        ((1_000_000, 1_510_000) * 6, True),
+        ((1_000_000, 3_000_000) * 6, True),
+        ((1_000_000,) * 20 + (9_000_000,) + (1_000_000,) * 20, False),  # one of many is an outlier
+    ],
+)
+def test_uneven_steps_are_said(lengths: tuple[int, ...], uneven: bool) -> None:
+    report = build_trace_report(study_of(steps_of(*lengths)))
+    said = titles(report).get("Uneven steps", ())
+    assert bool(said) == uneven
+    assert not uneven or "no mean or median stands for all of them" in said[0]
+    notes = [note for block in section(report, "steps").blocks if isinstance(block, Table) for note in block.notes]
+    assert any("the steps are uneven" in note for note in notes) == uneven
+
+
+def test_why_a_launch_is_not_known_is_said() -> None:
+    def report_of(hosts: Sequence[int]) -> str:
+        events = [DeviceEvent("dma", "kernel", 10_000 * i, 10_000 * i + 2_000, 0, 7, 0, None) for i in range(len(hosts))]
+        trace = trace_of(events)
+        return render_markdown(build_trace_report(study_of(replace(trace, device_events=replace(
+            trace.device_events, host=array("i", hosts)
+        )))))  # fmt: skip
+
+    without = report_of([NO_CORRELATION] * 4)
+    assert "4 of 4 events have no known launch call: 4 carry no correlation." in without
+    assert "before the trace" not in without and "nothing says what launched them" in without
+    missing = report_of([NO_HOST] * 3 + [NO_CORRELATION])
+    assert "no known launch call: 3 were launched before the trace, 1 carry no correlation." in missing
+    assert "it lies before the trace; record a longer window" in missing
 
 
 def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
@@ -246,3 +315,33 @@ def test_events_are_written_once_each(tmp_path: Path) -> None:
 def test_every_section_takes_a_trace_of_nothing(top: int) -> None:
     report = build_trace_report(study_of(trace_of(()), top=top))
     assert render_html(report) and render_markdown(report)
+
+
+def many_devices(num: int) -> Trace:
+    """Devices that each run a loop of four kernels, two of them launched by one graph, under ranges of the host."""
+    events, ranges = [], []
+    for step in range(6):
+        ranges.append(HostEvent(f"step {step}", 100_000 * step, 100_000 * step + 90_000, 0))
+        for device in range(num):
+            at = 100_000 * step + 17 * device
+            graph = HostEvent("cudaGraphLaunch", at + 400, at + 500, 0)
+            for place, name in enumerate(("a", "b", "c", "c")):
+                host = graph if place > 1 else HostEvent("cudaLaunchKernel", at + 100 * place, at + 100 * place + 50, 0)
+                start = at + 9_000 + 3_000 * place
+                events.append(DeviceEvent(name, "kernel", start, start + 2_500, device, 7, max(0, place - 2), host))
+    return trace_of(events, ranges=HostEvents.from_rows(ranges), devices=tuple(Device(index=i) for i in range(num)))
+
+
+def calls_of_a_page(num: int) -> tuple[int, int]:
+    """Calls of all functions, and of the search for periods, that the page of so many devices takes."""
+    study, profile = study_of(many_devices(num)), cProfile.Profile()
+    profile.runcall(build_trace_report, study)
+    counts = {(code.co_name if isinstance(code, CodeType) else code): n for code, n, *_ in profile.getstats()}
+    return sum(n for _, n, *_ in profile.getstats()), counts["find_periods"]
+
+
+def test_the_work_grows_no_faster_than_the_devices() -> None:
+    calls_of_a_page(2)  # imports and what is kept of names
+    (few, periods), (many, twice) = calls_of_a_page(16), calls_of_a_page(32)
+    assert many <= 2.1 * few
+    assert twice == 2 * periods

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from strobe.perf.report.html import render_html
 from strobe.perf.report.model import Code, Column, Count, Figure, Flame, Frame, Report, Row, Section, Table, Text, decode_report
-from strobe.perf.report.write import FORMATS, MAX_PAGE_BYTES, render, write_report
+from strobe.perf.report.write import FORMATS, MAX_PAGE_BYTES, least_bytes, render, write_report
 
 
 def long_table(rows: int) -> Table:
@@ -43,3 +46,22 @@ def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None
     (tmp_path / "one").mkdir()
     assert [path.name for path in write_report(report, tmp_path / "one", ["json"])] == ["report.json"]
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.json"]
+
+
+def test_what_a_page_is_said_to_take_at_least_is_less_than_it_takes() -> None:
+    for rows in (1, 50, 2000):
+        report = report_of(long_table(rows), Table("plain", (Column("n"),), (Row((Count(1),)),) * rows))
+        assert rows * 40 < least_bytes(report) < len(render_html(report).encode())
+
+
+def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def counted(report: Report) -> str:
+        rendered.append(least_bytes(report))
+        return render_html(report)
+
+    monkeypatch.setattr("strobe.perf.report.write.render_html", counted)
+    report = report_of(*(Table("t", (Column("n"), Column("m")), (Row((Count(i), Count(-i))),)) for i in range(30_000)))
+    assert len(render(report, "html").encode()) <= MAX_PAGE_BYTES
+    assert max(rendered) <= MAX_PAGE_BYTES

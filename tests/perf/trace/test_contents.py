@@ -9,6 +9,7 @@ import pytest
 
 from layouts import compact, shuffled, write
 from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
+from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
 
 NS = START * 1000
@@ -75,8 +76,8 @@ def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
 
 
 def test_the_nodes_of_interleaved_graph_launches_are_counted_apart(tmp_path: Path) -> None:
-    graphs = [launch(str(i), "1", i, "cudaGraphLaunch") for i in range(3)]
-    nodes = [kernel(f"{i % 3}/{i // 3}", str(10 + i), "1", i % 3) for i in range(12)]
+    graphs = [launch(str(i), "1", 1 + i, "cudaGraphLaunch") for i in range(3)]
+    nodes = [kernel(f"{i % 3}/{i // 3}", str(10 + i), "1", 1 + i % 3) for i in range(12)]
     trace = _read(tmp_path, [*graphs, *nodes, launch("5", "1", 9), kernel("9/0", "40", "1", 9), kernel("8/0", "50", "1", 8)])
     assert [f"{one.name[0]}/{one.ordinal}" for one in trace.device_events] == [one.name for one in trace.device_events]
     assert trace.launched == {"cudaGraphLaunch": (3, 0), "cudaLaunchKernel": (1, 0)}
@@ -89,7 +90,7 @@ def test_a_kernel_may_start_before_its_launch_call_returns(tmp_path: Path) -> No
 
 
 def test_launches_without_a_device_event_are_counted(tmp_path: Path) -> None:
-    calls = [launch(str(i), "0.5", i) for i in range(5)] + [launch("9", "0.5", 9, "cudaMemcpyAsync")]
+    calls = [launch(str(i), "0.5", i) for i in range(1, 6)] + [launch("9", "0.5", 9, "cudaMemcpyAsync")]
     silent = [launch("7", "1", 7, name) for name in ("cudaStreamIsCapturing", "cudaFree", "cuModuleLoadData")]
     trace = _read(tmp_path, [*calls, *silent, kernel("k", "20", "1", 1), kernel("k", "22", "1", 3), kernel("k", "24", "1", 55)])
     assert trace.launched == {"cudaLaunchKernel": (5, 3), "cudaMemcpyAsync": (1, 1)}
@@ -282,3 +283,27 @@ def test_more_categories_than_are_worth_knowing(tmp_path: Path) -> None:
         7,
         40,
     )
+
+
+def test_correlation_0_links_nothing(tmp_path: Path) -> None:
+    """It is what a profiler writes that has none: a call and a kernel that both carry it have nothing to do with each other."""
+    events = [
+        launch("1", "1", 0),
+        launch("3", "1", 7),
+        kernel("a", "10", "1", 0),
+        kernel("b", "12", "1", 7),
+        kernel("c", "14", "1", 8),
+    ]
+    trace = _read(tmp_path, events)
+    assert [(one.name, one.host and one.host.start_ns) for one in trace.device_events] == [("a", None), ("b", 3000), ("c", None)]
+    assert trace.launched == {"cudaLaunchKernel": (1, 0)}
+    assert list(trace.device_events.host) == [NO_CORRELATION, 0, NO_HOST]
+
+
+def test_device_work_without_a_correlation_is_told_from_work_whose_launch_is_missing(tmp_path: Path) -> None:
+    dma = [event("mtia_ccp_events", "DMA In", str(10 * i), "5", device=0, stream=3) for i in range(4)]
+    odd = [kernel(f"k{i}", str(100 + i), "1", 1) for i in range(3)]
+    for one, correlation in zip(odd, (None, "soon", -1), strict=True):
+        one["args"]["correlation"] = correlation
+    trace = _read(tmp_path, [*dma, *odd, kernel("late", "200", "1", 4)])
+    assert list(trace.device_events.host) == [NO_CORRELATION] * 7 + [NO_HOST]

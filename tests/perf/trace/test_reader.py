@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,95 @@ def test_events_are_found_again_after_much_that_is_none(junk: str, known: Trace,
     trace = read_trace(write(tmp_path / "t.json", text))
     assert trace.counts.lost and [op.name for op in trace.ops][:1] == ["first"]
     assert (len(trace.ops), trace.device_events) == (41, known.device_events)
+
+
+# ---- more than one document in a file ----
+
+TWO = {
+    "two objects": ("{object}{object}", 1),
+    "two objects on two lines": ("{object}\n{object}", 1),
+    "two lists": ("{bare}\n{bare}", 1),
+    "a list, then an object": ("{bare}{object}", 1),
+    "three objects": ("{object}{object}{object}", 2),
+    "an object, then something": ("{object}garbage", 0),
+    "a list, then something": ("{bare}]", 0),
+}
+"""What stands in the file, and how many whole traces behind the first one."""
+
+
+@pytest.mark.parametrize("what", TWO)
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_what_stands_behind_the_end_is_lost_and_the_trace_is_not_complete(
+    what: str, suffix: str, tmp_path: Path, chunk_bytes: int
+) -> None:
+    form, more = TWO[what]
+    parts = {"object": compact(sample(20), {}), "bare": layouts.bare(sample(20), {})}
+    trace = read_trace(write(tmp_path / f"t{suffix}", form.format(**parts)))
+    counts, lost = trace.counts, more * parts["bare"].count('"ph"') or 1
+    assert (counts.trailing, counts.lost, counts.mended, counts.truncated, counts.clean) == (lost, lost, 0, False, False)
+    assert (len(trace.ops), len(trace.device_events)) == (20, 7)
+
+
+def test_a_brace_too_many_is_not_complete(tmp_path: Path, chunk_bytes: int) -> None:
+    """It may as well close a damaged event."""
+    trace = read_trace(write(tmp_path / "t.json", compact(sample(), {}) + "}"))
+    assert (trace.counts.lost, trace.counts.clean, len(trace.ops)) == (1, False, 40)
+
+
+@pytest.mark.parametrize("padding", ["", "\n", " \r\n\t", "\x00" * 700, "\n\x00\n"])
+def test_blanks_behind_the_end_are_nothing(padding: str, tmp_path: Path, chunk_bytes: int) -> None:
+    for text in (compact(sample(), META), kineto(sample(), META), layouts.bare(sample(), META)):
+        assert read_trace(write(tmp_path / "t.json", text + padding)).counts.clean
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("stray", ["]", " ] ", "],", "]]", "]\n" * 3])
+def test_a_stray_bracket_between_events_is_lost_and_the_events_behind_it_are_read(
+    layout: layouts.Layout, stray: str, known: Trace, tmp_path: Path, chunk_bytes: int
+) -> None:
+    text = layout([event("cpu_op", "first", "1", "1"), event("cpu_op", "SECOND", "2", "1"), *sample()], META)
+    place = text.index("SECOND")
+    place = text.rindex("{", 0, text.rindex(":", 0, place)) if layout is not layouts.turned else text.rindex('{"args"', 0, place)
+    trace = read_trace(write(tmp_path / "t.json", text[:place] + stray + text[place:]))
+    assert (trace.counts.lost, trace.counts.trailing, trace.counts.mended, trace.counts.truncated) == (
+        stray.count("]"),
+        0,
+        0,
+        False,
+    )
+    assert (len(trace.ops), trace.device_events) == (42, known.device_events)
+
+
+def test_a_stray_bracket_before_the_metadata_is_lost(known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
+    text = compact(sample(), {}).removesuffix("]}") + ']], "baseTimeNanoseconds": 7}'
+    trace = read_trace(write(tmp_path / "t.json", text))
+    assert (trace.counts.lost, trace.counts.mended, trace.base_ns) == (1, 0, 7)
+
+
+def _long_event(text_bytes: int, closed: bool) -> str:
+    """Ten operators, one event with a long text in the middle."""
+    events = [json.dumps(event("cpu_op", f"op{i}", str(i), "1")) for i in range(10)]
+    end = '"}}' if closed else ""
+    events.insert(5, '{"ph":"X","cat":"cpu_op","name":"long","ts":5,"dur":1,"args":{"text":"' + "x" * text_bytes + end)
+    return '{"traceEvents":[' + ",".join(events) + "]}"
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "closed", "names", "lost"),
+    [
+        (7 << 20, True, 11, 0),  # an event of up to 8 MB is read
+        (20 << 20, True, 10, 1),
+        (7 << 20, False, 9, 1),  # its open text reaches into the next one
+        (20 << 20, False, 10, 1),
+    ],
+)
+def test_one_event_is_read_up_to_8_mb_and_never_held_whole_beyond(
+    text_bytes: int, closed: bool, names: int, lost: int, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.json", _long_event(text_bytes, closed))
+    tracemalloc.start()
+    trace = read_trace(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(trace.ops), trace.counts.lost >= lost, trace.counts.clean) == (names, True, not lost)
+    assert peak < 120 << 20

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
-from strobe.attention.impls import Choice
+from strobe.attention.impls import Choice, ambient, announce
+from strobe.attention.sparse.entries import check_entries
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection, check_selection
@@ -45,11 +45,14 @@ def block_sparse_attention(
         deterministic: gradients must be the same bits in every run; so they must under `torch.use_deterministic_algorithms`.
 
     Raises:
-        ShapeError: the arguments do not fit together.
+        ShapeError: the arguments do not fit together, or on a CPU an index names no key block; on a GPU such an index reads
+            nothing, and `STROBE_CHECK=1` in the environment makes it raise.
         ImplUnavailableError: the named impl cannot run this call.
     """
     spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
+    check_entries(selection, spec.kv_len // spec.block)
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    announce(choice)
     run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
     with ambient(q):
         return run(q, k, v, selection, spec)
@@ -82,12 +85,12 @@ def _spec(
     deterministic: bool,
 ) -> SparseSpec:
     dense = check(q, k, v, softmax_scale, return_lse)
-    check_selection(selection, q, k)
+    _, num_kv = check_selection(selection, q, k)
     return SparseSpec.of(
         dense,
         block=selection.block,
         most_selected=selection.indices.shape[3],
         ragged=selection.q_sizes is not None or selection.kv_sizes is not None,
-        uniform=bool(selection.uniform_count),
+        uniform=bool(selection.uniform_count) and selection.within(num_kv),  # else what is dropped may leave unequal counts
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )

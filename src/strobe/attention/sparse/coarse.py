@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import index
 
 import torch
 from torch import Tensor
 
 from strobe.attention.sparse.layout import TileLayout
+from strobe.attention.types import expect
 from strobe.core.errors import ConfigError
 
 
@@ -140,6 +142,23 @@ def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor | None, block: 
     return out
 
 
+def topk_of(topk: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """A number of key tiles, or one for each head, as plain ints.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if topk is None:
+        return None
+    wanted = "an int, or a sequence with one for each head"
+    if isinstance(topk, Sequence) and not isinstance(topk, str):
+        for each in topk:
+            expect("topk", each, int, wanted)
+        return tuple(index(each) for each in topk)
+    expect("topk", topk, int, wanted)
+    return index(topk)
+
+
 def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: int, num_tiles: int) -> tuple[int, ...]:
     """Key tiles to select, for each head.
 
@@ -153,6 +172,7 @@ def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: 
     if (topk is None) == (sparsity is None):
         raise ConfigError(f"give either topk or sparsity; got topk={topk}, sparsity={sparsity}")
     if sparsity is not None:
+        expect("sparsity", sparsity, (int, float), "0 (dense) to below 1")
         if not 0 <= sparsity < 1:
             raise ConfigError(f"sparsity: got {sparsity}, expected 0 (dense) to below 1")
         topk = max(1, ceil(round((1 - sparsity) * num_tiles, 9)))  # 0.3 * 10 is 3, not 3.0000000000000004

@@ -6,22 +6,22 @@ operators, straight to the impl: their dispatch costs more host time than some k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from strobe.attention.ambient import ambient
+from strobe.attention.double_backward import first_derivatives_only
+from strobe.attention.impls import ambient
+from strobe.attention.sparse.entries import check_entries, sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
-HOMES: Final = {name: f"strobe.attention.sparse.impl.{name}" for name in ("cpu", "cudnn", "fa4", "triton")}
-"""Module of each impl; it has `forward` and `backward` and is imported when it is first used."""
+_LIBRARIES: Final = ("cudnn", "fa4")
 
 
 class _Kernels(Protocol):
@@ -31,11 +31,12 @@ class _Kernels(Protocol):
 
 @cache
 def _kernels(impl: str) -> _Kernels:
-    return import_module(HOMES[impl])
+    """The module of an impl; it has `forward` and `backward` and is imported when it is first used."""
+    return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
 _Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-_Options = tuple[int, bool, int | None]
+_Options = tuple[int, bool, int | None, int | None]
 
 
 def _tensors(selection: BlockSelection) -> _Tensors:
@@ -43,12 +44,12 @@ def _tensors(selection: BlockSelection) -> _Tensors:
 
 
 def _options(selection: BlockSelection) -> _Options:
-    return selection.block, selection.finite_padding, selection.uniform_count
+    return selection.block, selection.finite_padding, selection.uniform_count, selection.index_bound
 
 
 def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
     indices, counts, q_sizes, kv_sizes = tensors
-    block, finite_padding, uniform_count = options
+    block, finite_padding, uniform_count, index_bound = options
     return BlockSelection(
         indices=indices,
         counts=counts,
@@ -57,7 +58,13 @@ def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
         kv_sizes=kv_sizes,
         finite_padding=finite_padding,
         known_count=uniform_count,
+        known_bound=index_bound,
     )
+
+
+def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection:
+    """What a kernel may be given: a library reads whatever an index names."""
+    return sound(selection, k.shape[1] // selection.block) if impl in _LIBRARIES else selection
 
 
 @torch.library.custom_op("strobe::block_sparse_forward", mutates_args=())
@@ -72,11 +79,14 @@ def block_sparse_forward(
     block: int,
     finite_padding: bool,
     uniform_count: int | None,
+    index_bound: int | None,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
-    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
+    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count, index_bound))
+    check_entries(selection, k.shape[1] // block)  # a compiler has traced past the check of the api
+    selection = _for_impl(impl, selection, k)
     with ambient(q):  # compiled code calls this with any device current
         out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
     return out.contiguous(), lse.contiguous()
@@ -104,11 +114,13 @@ def block_sparse_backward(
     block: int,
     finite_padding: bool,
     uniform_count: int | None,
+    index_bound: int | None,
     softmax_scale: float,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count))
+    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count, index_bound))
+    selection = _for_impl(impl, selection, k)
     with ambient(q):
         dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
@@ -120,14 +132,18 @@ def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object)
     return dq, dk, dv
 
 
+_first = first_derivatives_only("block_sparse_attention", ["reference"])
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, indices, counts, q_sizes, kv_sizes, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, *output, indices, counts, q_sizes, kv_sizes)
 
 
-def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = block_sparse_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-    return dq, dk, dv, *(None,) * 9
+@_first
+def _differentiate(ctx: Any, saved: Sequence[Tensor], d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv = block_sparse_backward(d_out, d_lse, *saved, *ctx.options)
+    return dq, dk, dv, *(None,) * 10
 
 
 block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
@@ -145,10 +161,10 @@ class _Eager(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        selection = _selection(tuple(tensors), ctx.options)
+    @_first
+    def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, indices, counts, q_sizes, kv_sizes = saved
+        selection = _selection((indices, counts, q_sizes, kv_sizes), ctx.options)
         found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
         return *found, None, None, None
 
@@ -158,7 +174,7 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:
-        out, lse = _Eager.apply(q, k, v, selection, spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
+        out, lse = _Eager.apply(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _kernels(impl).forward(q, k, v, selection, spec.softmax_scale)
+        out, lse = _kernels(impl).forward(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

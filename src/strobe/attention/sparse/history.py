@@ -14,28 +14,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from typing import Any, Final
+from operator import index
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
 from strobe.attention.dense import dense_attention
-from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, budget, pool, pooled_scores, select_blocks
-from strobe.attention.sparse.layout import TileLayout, held
-from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.stages.types import Wish
-from strobe.attention.sparse.video import fuses
+from strobe.attention.impls import ambient
+from strobe.attention.sparse.coarse import Estimator, budget
+from strobe.attention.sparse.layout import TileLayout
+from strobe.attention.sparse.stages.types import Grid, Tiled, Wish
+from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, filled, fine_spec, fuses, select_and_attend, tile_queries
 from strobe.attention.state import merge
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, check, expect, scale_of
 from strobe.core.errors import ShapeError
-from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
+from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, span
 
 _MEANS: Final = Estimator()
-_KEPT: Final = 256
-_WISHES: Final[dict[tuple[Any, ...], Wish]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -99,22 +95,18 @@ def history_attention(
     Source: the selection is that of Video Sparse Attention, arXiv 2505.13389; the merge is in `strobe.attention.state`.
     """
     _check(q, history, q_tiles)
-    parts, scale = [(k, v) for k, v in dense if k.shape[1]], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
+    parts = [(k, v) for k, v in dense if k.shape[1]]
     rows: list[Tensor | None] = [None] * len(parts)
     if not history.num_tiles:
         with span(ATTENTION_KERNEL):
             lse_wanted = return_lse or len(parts) > 1
             states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
     else:
-        per_head = budget(None, sparsity, q.shape[2], history.num_tiles)
-        wish = _wish(per_head, q.shape[0], q_tiles.num_tiles, scale, q.device) if _fuses(q, history) else None
-        with _beside(q.device, wish is not None) as side:
+        plan = _planned(q, history, q_tiles, sparsity, scale, impl)
+        with _beside(q.device, plan.fused) as side:
             with side:
-                tiled, selection = _selected(q, history, q_tiles, per_head, scale, wish)
-                with span(ATTENTION_KERNEL):
-                    fine = block_sparse_attention(
-                        tiled, history.keys, history.values, selection, softmax_scale=scale, impl=impl, return_lse=True
-                    )
+                fine = _over_history(q, history, q_tiles, plan)
             with span(ATTENTION_KERNEL):
                 states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
@@ -147,67 +139,57 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _selected(
-    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float, wish: Wish | None
-) -> tuple[Tensor, BlockSelection]:
-    """The queries in tile order, and the best of the open tiles for each of theirs; with a wish, fused."""
-    if wish is None:
-        tiled, indices, counts = _plain(q, history, q_tiles, per_head, scale)
-    else:
-        tiled, indices, counts = _fused(q, history, q_tiles, wish)
-    return tiled, BlockSelection(
-        indices=indices,
-        counts=counts,
-        block=history.block,
-        # padding queries that the merge does not read are 0, and need no masking
-        q_sizes=None if q_tiles.whole or wish is not None else q_tiles.sizes(q.device),
-        kv_sizes=None if history.whole else history.sizes,
-        finite_padding=True,
-        known_count=per_head[0],
+def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float, impl: str) -> Plan:
+    """What is to be selected for every query tile, and which impl attends over it."""
+    keys, values, num_tiles = history.keys, history.values, index(history.num_tiles)
+    spec, (selected,) = check(q, keys, values, scale, True), budget(None, sparsity, 1, num_tiles)
+    tiles = Tiles(history.block, q_tiles.num_tiles, history.sizes.shape[0], not (q_tiles.whole and history.whole))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    fine = fine_spec(spec, tiles, (selected,), needs_grad=spec.needs_grad, deterministic=deterministic)
+    wish = Wish(
+        softmax_scale=scale,
+        parts=index(history.estimator.parts),
+        per_head=(selected,),
+        counts=filled(selected, (spec.batch, spec.num_heads, q_tiles.num_tiles), q.device),
+        forced=None,
+        coarse=False,
     )
+    return Plan(wish=wish, spec=fine, choice=chosen_impl(fine, impl), fused=_fuses(q, history))
 
 
-def _plain(
-    q: Tensor, history: History, q_tiles: TileLayout, per_head: tuple[int, ...], scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tile, score and select: the specification, differentiable in q."""
-    sizes, estimator = q_tiles.sizes(q.device), history.estimator
-    with span(ATTENTION_TILE):
-        tiled = q_tiles.to_tiles(q)
-    with span(ATTENTION_SELECT), torch.no_grad():
-        means = pool(tiled, sizes, history.block, estimator.parts)
-        scores = pooled_scores(
-            means, history.means.to(means.dtype), (sizes, history.sizes), history.block, scale, estimator
-        )  # closed tiles score -inf
-        return tiled, *select_blocks(scores, per_head, None)
+def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple[Grid, Grid]:
+    """The queries in raster order, and the history in tiles; closed tiles hold no token and score -inf."""
+    q_sizes = q_tiles.sizes(device)
+    queries = Grid(
+        block=q_tiles.block,
+        num_tiles=q_tiles.num_tiles,
+        num_tokens=q_tiles.num_tokens,
+        sizes=q_sizes,
+        ragged_sizes=None if q_tiles.whole else q_sizes,
+        tokens=q_tiles.tokens(device),
+        rows=q_tiles.rows(device),
+        tiled=False,
+    )
+    keys = Grid(
+        block=history.block,
+        num_tiles=history.sizes.shape[0],
+        num_tokens=history.sizes.shape[0] * history.block,
+        sizes=history.sizes,
+        ragged_sizes=None if history.whole else history.sizes,
+        tokens=None,
+        rows=None,
+        tiled=True,
+    )
+    return queries, keys
 
 
-def _fused(q: Tensor, history: History, q_tiles: TileLayout, wish: Wish) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_plain`, in three launches."""
-    stages = import_module("strobe.attention.sparse.stages.impl.history_triton")
+def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
+    """Attention over the tiles that the queries' tiles select, in tile order."""
+    q_rows, kv_rows = _grids(history, q_tiles, q.device)
     with ambient(q):
-        with span(ATTENTION_TILE):
-            tiled, means = stages.tile(q, q_tiles)
-        with span(ATTENTION_SELECT):
-            indices = stages.select(means, history.means.to(means.dtype), history.sizes, wish)
-    return tiled, indices, wish.counts
-
-
-def _wish(per_head: tuple[int, ...], batch: int, num_q: int, scale: float, device: torch.device) -> Wish:
-    """What is to be selected. Its counts are filled on the current stream and kept for that stream: nothing waits for them."""
-    cuda = device.type == "cuda"
-    key = (per_head, batch, num_q, scale, device, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
-    found = _WISHES.get(key)
-    if found is not None:
-        return held(found, device)
-    with torch.inference_mode(False):  # what an inference makes, training could not use
-        counts = torch.full((batch, len(per_head), num_q), per_head[0], dtype=torch.int32, device=device)
-    found = Wish(softmax_scale=scale, parts=1, per_head=per_head, counts=counts, forced=None, coarse=False)
-    if not (cuda and torch.cuda.is_current_stream_capturing()):  # a recording fills its own, when it is replayed
-        if len(_WISHES) >= _KEPT:
-            _WISHES.clear()
-        _WISHES[key] = found
-    return found
+        tiled, means = tile_queries(plan, q, q_rows)
+        there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
+        return select_and_attend(plan, there, q_rows, kv_rows)[0]
 
 
 def _fuses(q: Tensor, history: History) -> bool:
@@ -220,16 +202,25 @@ def _fuses(q: Tensor, history: History) -> bool:
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
     """Check what the operators inside cannot: the rest is theirs."""
+    expect("q", q, Tensor, "a tensor [B, S, H, D]")
+    expect("history", history, History, "a strobe.History")
+    expect("q_tiles", q_tiles, TileLayout, "a strobe.TileLayout; strobe.tile_layout makes one")
     if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens:
         raise ShapeError(f"q: got shape {tuple(q.shape)}, expected [B, {q_tiles.num_tokens}, H, D] for grid {q_tiles.grid}")
     if q_tiles.block != history.block:
         raise ShapeError(f"q_tiles: got blocks of {q_tiles.block}, expected the history's {history.block}")
+    if history.keys.dim() != 4 or history.keys.shape[1] % history.block:
+        shape = tuple(history.keys.shape)
+        raise ShapeError(f"history keys: got shape {shape}, expected [B, N * {history.block}, H_kv, D], rows in whole tiles")
     batch, rows, heads, width = history.keys.shape
     number = rows // history.block
     expected = {"means": (batch, heads, number * history.estimator.parts, width), "sizes": (number,)}
-    for name, shape in expected.items():
+    for name, wanted in expected.items():
         found = tuple(getattr(history, name).shape)
-        if found != shape:
-            raise ShapeError(f"history {name}: got shape {found}, expected {shape} for keys {tuple(history.keys.shape)}")
+        if found != wanted:
+            raise ShapeError(f"history {name}: got shape {found}, expected {wanted} for keys {tuple(history.keys.shape)}")
+    if history.sizes.dtype != torch.int32 or history.sizes.device != q.device:
+        given = f"{history.sizes.dtype} on {history.sizes.device}"
+        raise ShapeError(f"history sizes: got {given}, expected torch.int32 on {q.device} like q")
     if not 0 <= history.num_tiles <= number:
         raise ShapeError(f"history num_tiles: got {history.num_tiles}, expected 0 to {number}, the tiles there are")

@@ -9,9 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.gates import untested
-from strobe.attention.impls import Choice, Impl, select
-from strobe.attention.libraries import MISSING, not_hopper, short
+from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.selection import BlockSelection
@@ -30,8 +28,9 @@ def _refuses_cpu(spec: SparseSpec) -> str | None:
 def _refuses_triton(spec: SparseSpec) -> str | None:
     if MISSING["triton"]:
         return MISSING["triton"]
-    if spec.device.type != "cuda" and not (spec.device.type == "cpu" and read_settings().triton_interpret):
-        return f"it runs on a GPU, the tensors are on {spec.device}"
+    interpreted = spec.device.type == "cpu" and read_settings().triton_interpret
+    if not interpreted and (reason := no_card_for(spec, "sparse", "triton")):
+        return reason
     if spec.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"it computes bfloat16, float16 and float32, not {short(spec.dtype)}"
     if spec.head_dim not in (32, 64, 128):
@@ -55,7 +54,7 @@ def _refuses_library(spec: SparseSpec, widths: tuple[int, ...]) -> str | None:
 
 
 def _refuses_cudnn(spec: SparseSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["cudnn"] or _refuses_library(spec, (64, 96, 128)):
+    if reason := no_card_for(spec, "sparse", "cudnn") or MISSING["cudnn"] or _refuses_library(spec, (64, 96, 128)):
         return reason
     if not spec.needs_grad:
         return None
@@ -71,7 +70,7 @@ def _refuses_cudnn(spec: SparseSpec) -> str | None:
 
 
 def _refuses_fa4(spec: SparseSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["fa4"] or _refuses_library(spec, (64, 128)):
+    if reason := no_card_for(spec, "sparse", "fa4") or MISSING["fa4"] or _refuses_library(spec, (64, 128)):
         return reason
     if spec.needs_grad and spec.block != 128:
         return f"its backward has blocks of 128 tokens, not {spec.block}"
@@ -81,6 +80,8 @@ def _refuses_fa4(spec: SparseSpec) -> str | None:
 def _refuses_flex(spec: SparseSpec) -> str | None:
     if spec.device.type not in ("cpu", "cuda"):
         return f"it runs on a CPU and on CUDA, the tensors are on {spec.device}"
+    if spec.device.type == "cuda" and (reason := MISSING["triton"] or no_card_for(spec, "sparse", "flex")):
+        return reason
     if spec.needs_grad:
         return "it has no gradients: FlexAttention has none on a CPU, and found no kernel for these blocks on a GPU"
     if spec.batch * max(spec.q_len * spec.num_heads, spec.kv_len * spec.num_kv_heads) * spec.head_dim >= 2**31:
@@ -98,21 +99,33 @@ def _run_flex(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: 
     return flex.run(q, k, v, selection, spec)
 
 
-def _operator(name: str, refuses: Callable[[SparseSpec], str | None]) -> Impl[SparseSpec]:
-    return Impl(name=name, refuses=refuses, run=partial(custom_ops.run, name), untested=partial(untested, "sparse", name))
+def _operator(name: str, refuses: Callable[[SparseSpec], str | None], *beside: str, portable: bool = False) -> Impl[SparseSpec]:
+    """An impl that is a custom operator, whose kernels are in a module of its name and in those `beside` it."""
+    return Impl(
+        name=name,
+        refuses=refuses,
+        run=partial(custom_ops.run, name),
+        operator="sparse",
+        kernel=hash_of(*(f"sparse/{each}.py" for each in (f"impl/{name}", "padding", *beside))),
+        portable=portable,
+    )
 
 
 IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
-    _operator("cudnn", _refuses_cudnn),
-    _operator("fa4", _refuses_fa4),
-    _operator("triton", _refuses_triton),
-    _operator("cpu", _refuses_cpu),
-    Impl(name="flex", refuses=_refuses_flex, run=_run_flex, untested=partial(untested, "sparse", "flex")),
+    _operator("cudnn", _refuses_cudnn, "entries", "impl/entries_triton", "impl/padding_triton"),
+    _operator("fa4", _refuses_fa4, "entries", "lists", "impl/entries_triton", "impl/padding_triton"),
+    _operator("triton", _refuses_triton, "launch", portable=True),
+    Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu"), operator="sparse"),
+    Impl(
+        name="flex",
+        refuses=_refuses_flex,
+        run=_run_flex,
+        operator="sparse",
+        kernel=hash_of("sparse/impl/flex.py", "sparse/entries.py", "sparse/lists.py", "sparse/padding.py"),
+        slow=True,
+    ),
     reference.IMPL,
 )
-
-
-RUN: Final = {impl.name: impl.run for impl in IMPLS}
 
 
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
 from torch import Tensor
+
+from strobe.core.device import Card
 
 _KEPT: Final = 512
 """Variants of one kernel that are kept; a key holds lengths and strides, so that there is no bound to how many there could be."""
 
 Grid = tuple[int, int, int]
+
+
+def precision_of(dtype: torch.dtype, card: Card) -> str:
+    """How `tl.dot` multiplies on a card: float32 to its full precision. 16-bit inputs have one, which has a name all the same."""
+    if card.vendor != "nvidia":
+        return "ieee"  # others have no tf32, and their compiler refuses the word
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 class Launcher:

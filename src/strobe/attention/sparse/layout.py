@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, floor, prod
+from operator import index
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -59,7 +60,7 @@ class TileLayout:
     @property
     def num_tiles(self) -> int:
         """Tiles, those at the edges included."""
-        return prod(-(-size // step) for size, step in zip(self.grid, self.tile, strict=True))
+        return prod([-(-size // step) for size, step in zip(self.grid, self.tile, strict=True)])  # a list: a compiler takes it
 
     @property
     def num_rows(self) -> int:
@@ -191,9 +192,20 @@ def held(found: Kept, device: torch.device) -> Kept:
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Index tensors of a layout; kept for the next call, unless a dispatch mode (fake tensors, tracing) makes them its own."""
+    if torch.compiler.is_compiling():
+        static = (tuple(index(size) for size in layout.grid), tuple(index(size) for size in layout.tile), index(layout.block))
+        found: _Tables = _traced(*static, str(device))
+        # of what an operation returns, a compiler knows the shape
+        return _Tables(sizes=found.sizes.detach(), rows=found.rows.detach(), tokens=found.tokens.detach())
     if torch._C._len_torch_dispatch_stack():
         return _made(layout, device)
     return held(_kept(layout, device), device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced(grid: Triple, tile: Triple, block: int, device: str) -> _Tables:
+    """The tables of a layout that a compiler traces: made then and there. A compiler hands on plain values only."""
+    return _kept(TileLayout(grid, tile, block), torch.device(device))
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse.entries import kept
 from strobe.attention.sparse.selection import BlockSelection
 
 
@@ -45,5 +46,5 @@ def query_lists(selection: BlockSelection, num_kv: int) -> Lists:
 
 def _compact(indices: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     """Counts, and the kept entries of each row moved to its front in their order."""
-    order = torch.sort(keep.to(torch.int8), dim=-1, descending=True, stable=True).indices
-    return keep.sum(dim=-1, dtype=torch.int32), indices.gather(-1, order)
+    entries, counts = kept(indices, keep)
+    return counts, entries

@@ -6,14 +6,14 @@ there are always as many as there could be, `T // block + n`, and those left ove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.entries import check_entries, looks
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ShapeError
@@ -46,16 +46,19 @@ class PackedLayout:
         """Lay out sequences: tokens `cu_seqlens[i]` to `cu_seqlens[i + 1]` are sequence `i`; a sequence may be empty.
 
         Args:
-            cu_seqlens: int32 `[n + 1]`, from 0 ascending to at most `num_tokens`; what it holds is not checked.
+            cu_seqlens: int32 `[n + 1]`, from 0 ascending to at most `num_tokens`; what it holds is checked where the entries of
+                a selection are: on a CPU, and anywhere with `STROBE_CHECK=1`.
             num_tokens: rows of the packed tensors.
             block: tokens of a block.
 
         Raises:
-            ShapeError: cu_seqlens is not int32 `[n + 1]`.
+            ShapeError: cu_seqlens is not int32 `[n + 1]`, or not ascending from 0 to at most `num_tokens`.
         """
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype != torch.int32:
             given = f"{tuple(cu_seqlens.shape)} {cu_seqlens.dtype}"
             raise ShapeError(f"cu_seqlens: got {given}, expected [n + 1] torch.int32")
+        if looks(cu_seqlens):
+            _check_bounds(cu_seqlens.tolist(), num_tokens)
         bounds, device, number = cu_seqlens.long(), cu_seqlens.device, cu_seqlens.shape[0] - 1
         lengths = bounds.diff()
         first_blocks = torch.cat((bounds.new_zeros(1), ((lengths + block - 1) // block).cumsum(0)))
@@ -133,7 +136,8 @@ def block_sparse_attention_varlen(
         out `[T_q, H, D]`, lse float32 `[H, T_q]`.
 
     Raises:
-        ShapeError: the arguments do not fit together.
+        ShapeError: the arguments do not fit together, or on a CPU an index names no key block of its sequence; on a GPU such an
+            index reads nothing.
         ImplUnavailableError: the named impl cannot run this call.
     """
     if cu_seqlens_q.shape != cu_seqlens_kv.shape:
@@ -143,15 +147,15 @@ def block_sparse_attention_varlen(
     if indices.dim() != 3 or tuple(indices.shape[:2]) != (q.shape[1], queries.num_blocks):
         wanted = f"[{q.shape[1]}, {queries.num_blocks}, K]"
         raise ShapeError(f"indices: got shape {tuple(indices.shape)}, expected {wanted} for {queries.num_blocks} query blocks")
-    in_use = queries.sizes > 0
     selection = BlockSelection(
-        indices=(indices + keys.first_blocks[queries.sequences][:, None].to(indices.dtype)).unsqueeze(0),
-        counts=counts.where(in_use, 0).unsqueeze(0),
+        indices=indices.unsqueeze(0),
+        counts=counts.where(queries.sizes > 0, 0).unsqueeze(0),
         block=block,
         q_sizes=queries.sizes,
         kv_sizes=keys.sizes,
         finite_padding=True,
     )
+    selection = replace(selection, indices=_among_all(selection, queries, keys))
     found = block_sparse_attention(
         queries.to_blocks(q),
         keys.to_blocks(k),
@@ -162,11 +166,32 @@ def block_sparse_attention_varlen(
         return_lse=return_lse,
         deterministic=deterministic,
     )
-    lse = None
-    if found.lse is not None:
-        nowhere = queries.rows < 0
-        lse = _moved(found.lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
-    return AttentionOutput(out=queries.to_packed(found.out), lse=lse)
+    return AttentionOutput(out=queries.to_packed(found.out), lse=None if found.lse is None else to_packed_lse(found.lse, queries))
+
+
+def to_packed_lse(lse: Tensor, queries: PackedLayout) -> Tensor:
+    """The lse of rows of blocks, `[1, H, N * block]`, as that of tokens, `[H, T]`; -inf for a token that no sequence has."""
+    nowhere = queries.rows < 0
+    return _moved(lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
+
+
+def _among_all(selection: BlockSelection, queries: PackedLayout, keys: PackedLayout) -> Tensor:
+    """Indices that count from a sequence's first key block as such that count from the first of all.
+
+    One that is not of the sequence becomes -1, which names no key block: else it would name one of another sequence.
+    """
+    numbers = torch.cat((keys.first_blocks.diff(), keys.first_blocks.new_zeros(1)))  # the rows left over have none
+    indices, own = selection.indices, numbers[queries.sequences][:, None]  # [N_q, 1]
+    check_entries(selection, own)
+    first = keys.first_blocks[queries.sequences][:, None]
+    return torch.where((indices >= 0) & (indices < own), indices + first, -1).to(indices.dtype)
+
+
+def _check_bounds(bounds: list[int], num_tokens: int) -> None:
+    if bounds[0] != 0 or bounds != sorted(bounds) or bounds[-1] > num_tokens:
+        shown = ", ".join(map(str, bounds[:8])) + (", ..." if len(bounds) > 8 else "")
+        wanted = f"numbers that ascend from 0 to at most {num_tokens}, the rows there are"
+        raise ShapeError(f"cu_seqlens: got [{shown}], expected {wanted}")
 
 
 class _Moved(torch.autograd.Function):
@@ -179,10 +204,9 @@ class _Moved(torch.autograd.Function):
         return _gathered(rows, table)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        _, back = ctx.saved_tensors
-        return _gathered(grads[0], back), None, None
+        table, back = ctx.saved_tensors
+        return _moved(grads[0], back, table), None, None
 
 
 def _gathered(rows: Tensor, table: Tensor) -> Tensor:

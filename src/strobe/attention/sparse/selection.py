@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.layout import check_block
+from strobe.attention.types import expect
 from strobe.core.errors import ShapeError
 
 
@@ -29,6 +30,8 @@ class BlockSelection:
             cleared first; by default they may hold anything, NaN included.
         known_count: what every entry of `counts` is, where the host knows it: some kernels are faster for it. It is read as
             `uniform_count`, and said of these counts alone: `dataclasses.replace` drops it.
+        known_bound: a number that every index in use is below, where the host knows that the entries of a row are distinct and
+            from 0 to below it: no pass over the indices looks at that again. It is read as `index_bound`, and dropped likewise.
     """
 
     indices: Tensor
@@ -38,10 +41,13 @@ class BlockSelection:
     kv_sizes: Tensor | None = None
     finite_padding: bool = False
     known_count: InitVar[int | None] = None
+    known_bound: InitVar[int | None] = None
     uniform_count: int | None = field(init=False)
+    index_bound: int | None = field(init=False)
 
-    def __post_init__(self, known_count: int | None) -> None:
+    def __post_init__(self, known_count: int | None, known_bound: int | None) -> None:
         object.__setattr__(self, "uniform_count", known_count)
+        object.__setattr__(self, "index_bound", known_bound)
 
     @classmethod
     def from_mask(
@@ -61,12 +67,22 @@ class BlockSelection:
             block=block,
             q_sizes=q_sizes,
             kv_sizes=kv_sizes,
+            known_bound=mask.shape[-1],
         )
+
+    def within(self, num_kv_blocks: int) -> bool:
+        """Whether the host knows that every index in use names one of so many key blocks."""
+        return self.index_bound is not None and self.index_bound <= num_kv_blocks
+
+    def used(self, num_kv_blocks: int) -> Tensor:
+        """Which entries are read, boolean like the indices: those before the row's count that name one of so many key blocks."""
+        counted = torch.arange(self.indices.shape[-1], device=self.indices.device) < self.counts.unsqueeze(-1)
+        return counted & (self.indices >= 0) & (self.indices < num_kv_blocks)
 
     def mask(self, num_kv_blocks: int) -> Tensor:
         """The same as a boolean mask `[B, H, N_q, num_kv_blocks]`."""
-        used = torch.arange(self.indices.shape[-1], device=self.indices.device) < self.counts.unsqueeze(-1)
         found = self.indices.new_zeros((*self.indices.shape[:-1], num_kv_blocks + 1), dtype=torch.bool)
+        used = self.used(num_kv_blocks)
         target = torch.where(used, self.indices, num_kv_blocks).long()  # unused entries go to a column that is cut off
         return found.scatter_(-1, target, True)[..., :num_kv_blocks]
 
@@ -80,6 +96,9 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
     Raises:
         ShapeError: names the argument, what was given and what is allowed.
     """
+    expect(
+        "selection", selection, BlockSelection, "a strobe.BlockSelection; BlockSelection.from_mask makes one of a boolean mask"
+    )
     check_block(selection.block)
     block, batch, heads = selection.block, q.shape[0], q.shape[2]
     counts = []
@@ -108,14 +127,6 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
             raise ShapeError(f"{name}: got {given}, expected {expected} torch.int32 on {q.device}")
     if selection.uniform_count is not None and not 0 <= selection.uniform_count <= shape[3]:
         raise ShapeError(f"known_count: got {selection.uniform_count}, expected 0 to {shape[3]}, the entries of a row, or None")
+    if selection.index_bound is not None and selection.index_bound < 0:
+        raise ShapeError(f"known_bound: got {selection.index_bound}, expected a number of key blocks, or None")
     return num_q, num_kv
-
-
-def check_counts(selection: BlockSelection) -> None:
-    """Raise ShapeError if the known count is not what `counts` says. Looked at on a CPU alone: elsewhere it would wait."""
-    told, counts = selection.uniform_count, selection.counts
-    if told is None or counts.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return
-    if bool((counts != told).any()):
-        low, high = counts.aminmax()
-        raise ShapeError(f"known_count: got {told}, but counts holds {int(low)} to {int(high)}; leave known_count out")

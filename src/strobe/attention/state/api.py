@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
+from strobe.attention.impls import ambient
 from strobe.attention.state.impl import reference
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice
@@ -127,13 +127,13 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
     for i, (state, place) in enumerate(zip(states, places, strict=True)):
         length = state.out.shape[1] if place is not None and state.out.dim() == 4 else number
         wanted = (first.shape[0], length, *first.shape[2:])
-        if state.out.shape != wanted or state.out.dtype != first.dtype or state.out.device != first.device:
+        if tuple(state.out.shape) != wanted or state.out.dtype != first.dtype or state.out.device != first.device:
             given = f"{tuple(state.out.shape)} {state.out.dtype} on {state.out.device}"
             raise ShapeError(f"states[{i}].out: got {given}, expected {wanted} {first.dtype} on {first.device} like states[0]")
         if state.lse is None:
             raise ShapeError(f"states[{i}].lse: got None, expected the lse; call the operator with return_lse=True")
         _check_lse(f"states[{i}]", state.lse, state.out)
-        if place is not None and (place.shape != (number,) or place.dtype != torch.int64 or place.device != first.device):
+        if place is not None and (tuple(place.shape) != (number,) or place.dtype != torch.int64 or place.device != first.device):
             given = f"{tuple(place.shape)} {place.dtype} on {place.device}"
             raise ShapeError(f"rows[{i}]: got {given}, expected ({number},) torch.int64 on {first.device}")
         parts.append((state.out, state.lse, place))
@@ -142,14 +142,14 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
 
 def _check_lse(name: str, lse: Tensor, out: Tensor) -> None:
     wanted = (out.shape[0], out.shape[2], out.shape[1])
-    if lse.shape != wanted or lse.dtype != torch.float32:
+    if tuple(lse.shape) != wanted or lse.dtype != torch.float32:
         raise ShapeError(f"{name}.lse: got {tuple(lse.shape)} {lse.dtype}, expected {wanted} torch.float32")
 
 
 def _check_target(into: AttentionOutput, parts: Sequence[_State]) -> None:
     out, _, rows = parts[0]
     wanted = (out.shape[0], out.shape[1] if rows is None else rows.shape[0], *out.shape[2:])
-    if into.out.shape != wanted or into.out.dtype != out.dtype or into.out.device != out.device:
+    if tuple(into.out.shape) != wanted or into.out.dtype != out.dtype or into.out.device != out.device:
         given = f"{tuple(into.out.shape)} {into.out.dtype} on {into.out.device}"
         raise ShapeError(f"into.out: got {given}, expected {wanted} {out.dtype} on {out.device}")
     if into.lse is not None:

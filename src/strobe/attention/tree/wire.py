@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.ambient import ambient
+from strobe.attention.impls import ambient
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 

@@ -18,7 +18,9 @@ from strobe.bench.attention.laps import Run, Speed, Stopwatch, matmul_peak, plan
 from strobe.bench.clips import ClipNumbers
 from strobe.core.device import synchronize
 from strobe.core.errors import StrobeError
+from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
+from strobe.core.tolerances import tolerance
 from strobe.perf.measure.clocks import ClockSampler, read_clocks
 from strobe.perf.measure.memory import peak_bytes, reset_peak
 from strobe.perf.measure.order import palindrome
@@ -152,7 +154,7 @@ class _Measurement:
             lse = contestant.lse_rows(found.lse, inputs)
             error = float((lse.double() - expected.lse.double()).abs().max())
             missed = float((lse.double() - expected.dense_lse.double()).abs().max())
-            limit = oracle.LSE_TOLERANCES[inputs.q.dtype]
+            limit = tolerance("lse", inputs.q.dtype)
             checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
             numbers.append(lines.number(contestant.name, LSE, error, reference, "largest absolute difference"))
             numbers.append(lines.number(contestant.name, LSE, missed, f"{APPROXIMATION}, {wide}", "largest absolute difference"))
@@ -178,7 +180,7 @@ class _Measurement:
     def _rule(self, contestant: Contestant, what: str, close: oracle.Precision, slack: float = 1.0) -> tuple[bool, str, str]:
         if contestant.close:
             return close.cosine >= oracle.SIMILAR, f"{what}: cosine >= {oracle.SIMILAR:g}", f"{what} {close.cosine:.4g}"
-        limit = slack * oracle.TOLERANCES[self._inputs.q.dtype]
+        limit = slack * tolerance("sampled", self._inputs.q.dtype)
         return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
 
     def _gradients(self, contestant: Contestant) -> Iterator[Tensor]:
@@ -254,7 +256,7 @@ class _Measurement:
         after = _summary(self._device)
         summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
         summary.parent.mkdir(exist_ok=True)
-        summary.write_text(f"before {calls} calls\n{before}\nafter\n{after}\n", encoding="utf-8")
+        write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
         trace = record.Trace(
             variant=name,

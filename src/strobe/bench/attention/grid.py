@@ -41,8 +41,10 @@ SHAPES: Final = (
     Shape(name="32k", grid=(32, 32, 32), num_heads=12),
     Shape(name="48k", grid=(48, 32, 32), num_heads=12),
     Shape(name="quick", grid=(5, 9, 12), num_heads=2, head_dim=64),
+    Shape(name="quick-4k", grid=(8, 16, 32), num_heads=2, head_dim=64),
 )
-"""Latent grids of published models at their sizes, plain sequences that whole tiles fill, and one for a CPU in seconds."""
+"""Latent grids of published models at their sizes, plain sequences that whole tiles fill, and two for a CPU: one for its edges,
+and one that is long enough for sparsity to show."""
 SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
 TILES: Final = ("auto", "cube")
 GRIDS: Final = ("published", "full", "scenarios", "quick")

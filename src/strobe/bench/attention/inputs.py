@@ -87,7 +87,13 @@ class Inputs:
         sizes = None if self.tiles.whole else self.tiles.sizes(self.device)
         counts = indices.new_full(indices.shape[:3], count)
         return BlockSelection(
-            indices=indices, counts=counts, block=self.tiles.block, q_sizes=sizes, kv_sizes=sizes, known_count=count
+            indices=indices,
+            counts=counts,
+            block=self.tiles.block,
+            q_sizes=sizes,
+            kv_sizes=sizes,
+            known_count=count,
+            known_bound=self.tiles.num_tiles,
         )
 
     @cached_property

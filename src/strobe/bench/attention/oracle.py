@@ -12,12 +12,8 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.inputs import Inputs
 
-TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 1e-2}
-"""Largest relative error of checked outputs by dtype: root mean square of the difference / of the expected values."""
 BACKWARD: Final = 3.0
 """Gradients pass through twice as many roundings as outputs, among them that of the output: their tolerance, in times."""
-LSE_TOLERANCES: Final[dict[torch.dtype, float]] = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
-"""Largest absolute error of a checked lse."""
 SIMILAR: Final = 0.98
 """Least cosine similarity of an operator whose own selection is not known."""
 

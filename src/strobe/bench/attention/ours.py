@@ -13,8 +13,10 @@ from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
+from strobe.bench import gate
 from strobe.bench.attention.contestant import Contestant, Found, Kind
 from strobe.bench.attention.inputs import Inputs
+from strobe.core.errors import ImplUnavailableError
 
 SLOW = "reference"
 """The specification: it materialises what fused kernels do not, so that it is measured only where it is named."""
@@ -33,7 +35,7 @@ def build(name: str, inputs: Inputs) -> Contestant:
     """Bind one to the tensors of a cell.
 
     Raises:
-        ImplUnavailableError: it cannot run this cell here.
+        ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
     """
     kind, _, impl = name.partition(":")
     if kind == "dense":
@@ -47,6 +49,12 @@ def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[T
     return q, k, v
 
 
+def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: Inputs) -> None:
+    passed, _, doubt = gate.recorded(choice, inputs.device)
+    if not passed:
+        raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {doubt}")
+
+
 def _words(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
 
@@ -54,6 +62,7 @@ def _words(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
 def _dense(name: str, impl: str, inputs: Inputs) -> Contestant:
     leaves = (inputs.q, inputs.k, inputs.v)
     choice = explain_dense(*_as_asked(inputs, leaves), impl=impl)
+    _admit(choice, inputs)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
         found = dense_attention(*leaves, impl=impl, return_lse=lse)
@@ -64,6 +73,7 @@ def _dense(name: str, impl: str, inputs: Inputs) -> Contestant:
 
 def _fine(name: str, impl: str, inputs: Inputs) -> Contestant:
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
+    _admit(choice, inputs)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
         q, k, v = leaves
@@ -79,6 +89,7 @@ def _whole(name: str, impl: str, inputs: Inputs) -> Contestant:
     raster = name.startswith("raster:")
     kind: Kind = "raster" if raster else "tiled"
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
+    _admit(choice, inputs)
     topk = inputs.cell.selected(inputs.tiles)
     order = "raster" if raster else "tiled"
     rope = (inputs.cos, inputs.sin) if raster else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from strobe.bench.case import Progress
 from strobe.bench.runner import end_line
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
+from strobe.core.files import file_inside, not_written, write_whole
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.store import RunWriter, read_run, rotate
 from strobe.perf.report.attention_bench.names import CELLS
@@ -103,7 +103,7 @@ def _default(name: str, on_gpu: bool) -> bool:
     kind, _, impl = name.partition(":")
     if kind == "peer":
         return on_gpu and peers.PEERS[impl].installed()
-    return impl != ours.SLOW and not (on_gpu and impl == "cpu")
+    return impl not in (ours.SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
 def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Progress) -> Outcome:
@@ -157,20 +157,18 @@ def _claim(folder: Path, request: Request) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
-            held = msgspec.json.decode(file.read_bytes(), type=Request)
+            held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=Request)
             differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
             if differing:
                 raise ConfigError(
                     f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
                 )
             return
-        part = file.with_suffix(".part")
-        part.write_bytes(text)
-        os.replace(part, file)
+        write_whole(file, text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
-        raise StrobeError(f"cannot write {file}: {error.strerror}; name another folder") from error
+        raise not_written(file, error) from error
 
 
 def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:

@@ -21,12 +21,13 @@ from strobe.core import costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.core.tolerances import TOLERANCES
 from strobe.perf.measure.order import palindrome
 from strobe.perf.records import record
 
 SPARSE: Final = "sparse:"
 """Prefix of the implementations of sparse attention: `sparse:cpu`."""
-DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in gate.CALL_TOLERANCES}
+DTYPES: Final = {name: getattr(torch, name) for name in TOLERANCES["call"]}
 _GATE_ROWS: Final = 192
 _GATE_BLOCKS: Final = 3
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from strobe.attention.explain import explain
+from strobe.attention.impls import Choice
+from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import gate
 from strobe.bench.cases import scoring
 from strobe.bench.costs import keys_of_blocks, rows_of_text, stream_costs
@@ -24,7 +26,8 @@ from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.prompts import Switch, check_switches
 from strobe.engine.session import Session
-from strobe.engine.state import Snapshot
+from strobe.engine.snapshot import Snapshot
+from strobe.engine.sparsity import BLOCK
 from strobe.engine.video import VideoFile
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
@@ -120,8 +123,14 @@ class StreamCase:
         """Hold a candidate against the baseline on its first frame blocks.
 
         A candidate with the baseline's schedule, window, positions and dtype must make the same latents. Any other must make
-        finite ones and, where the oracle can read the clip, show an object.
+        finite ones and, where the oracle can read the clip, show an object. What runs a kernel without a green gate on this card
+        has no number.
         """
+        sparse = [config for config in (self._configs[name], self._configs[self.baseline]) if config.sparsity]
+        if sparse:
+            passed, rule, detail = gate.recorded(self._sparse_choice(sparse[0]), self.device)
+            if not passed:
+                return record.Gate(variant=name, reference=self.baseline, rule=rule, passed=passed, detail=detail)
         if self._gate_latents is None:
             self._gate_latents = [latents for latents, _ in self._gate_clip(self.baseline)]
         blocks = self._gate_clip(name)
@@ -276,6 +285,13 @@ class StreamCase:
         keys = torch.empty((1, config.policy.window * tokens_per_frame, *shape[2:]), device=config.device, dtype=config.dtype)
         choice = explain(query, keys, keys)
         return choice.impl.name, "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+
+    def _sparse_choice(self, config: EngineConfig) -> Choice[Any]:
+        """What runs the attention over the selected tiles of the past."""
+        dit, dtype = self._loaded.dit.config, resolve(config, self._loaded.defaults, self.device).dtype
+        tile = torch.empty(1, BLOCK, dit.num_heads, dit.head_dim, device=self.device, dtype=dtype)
+        seen = torch.ones(1, dit.num_heads, 1, 1, dtype=torch.bool, device=self.device)
+        return explain(tile, tile, tile, BlockSelection.from_mask(seen, block=BLOCK), return_lse=True)
 
     def _reference_dtype(self) -> torch.dtype:
         defaults = self._loaded.defaults

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from strobe.bench.tree.machine import busy_cores, topology
 from strobe.bench.tree.request import BUSY, TOPOLOGY
+from strobe.core.files import write_whole
 
 if __name__ == "__main__":
     device, *arguments = sys.argv[1:]
-    Path(TOPOLOGY).write_text(topology(device), encoding="utf-8")
-    Path(BUSY).write_text(repr(busy_cores(0.25)), encoding="ascii")
+    write_whole(Path(TOPOLOGY), topology(device))
+    write_whole(Path(BUSY), repr(busy_cores(0.25)))
     os.execv(sys.executable, (sys.executable, "-m", "torch.distributed.run", *arguments))

@@ -6,7 +6,6 @@ It reads `task.json`, and writes `rankN.json` when it is done or has failed.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from strobe.bench.tree.recorder import MarkRecorder
 from strobe.bench.tree.request import PEER, TASK, Check, RankResult, Taken, Task
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.files import write_whole
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.order import palindrome
 
@@ -46,9 +46,7 @@ def main() -> None:
     with Attempt() as attempt:
         _Rank(task, device, result).run(folder)
     result.error = attempt.reason
-    part = folder / f"rank{result.rank}.part"
-    part.write_bytes(msgspec.json.encode(result))
-    os.replace(part, folder / f"rank{result.rank}.json")
+    write_whole(folder / f"rank{result.rank}.json", msgspec.json.encode(result))
     if attempt.reason:
         raise StrobeError(attempt.reason)
     dist.destroy_process_group()

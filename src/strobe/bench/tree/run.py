@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
@@ -21,6 +20,7 @@ from strobe.bench.tree.lines import lines, quality
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.files import file_inside, not_written, write_whole
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.record import Quality
 from strobe.perf.records.store import RunWriter, rotate
@@ -123,7 +123,7 @@ def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
 def _surroundings(done: Finished, place: Path) -> Iterator[Quality]:
     """What the machine of a cell was like before its ranks began, and the machines that were lost on the way."""
     if TOPOLOGY in done.files:
-        (place / TOPOLOGY).write_bytes(done.files[TOPOLOGY])
+        write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
     if BUSY in done.files:
         busy = float(done.files[BUSY])
         yield quality(MACHINE, FOREIGN, busy, "cores", "busy before the ranks began, mean of 0.25 s")
@@ -165,17 +165,15 @@ def _claim(folder: Path, how: How) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
-            held = msgspec.json.decode(file.read_bytes(), type=How)
+            held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=How)
             differing = [name for name in how.__struct_fields__ if getattr(held, name) != getattr(how, name)]
             if differing:
                 raise ConfigError(
                     f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
                 )
             return
-        part = file.with_suffix(".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(how)) + b"\n")
-        os.replace(part, file)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(how)) + b"\n")
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
-        raise StrobeError(f"cannot write {file}: {error.strerror}; name another folder") from error
+        raise not_written(file, error) from error

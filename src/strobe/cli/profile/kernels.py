@@ -94,18 +94,14 @@ def kernels(
 
 def _write(report: Report, out: Path) -> list[str]:
     """Write the page and its twin."""
-    from strobe.perf.report.write import render
+    from strobe.core.files import write_whole
+    from strobe.perf.report.write import Format, render
 
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = dict.fromkeys((out, out.with_suffix(".json")))
     for path in paths:
-        match path.suffix:
-            case ".md":
-                path.write_text(render(report, "md"), encoding="utf-8")
-            case ".html":
-                path.write_text(render(report, "html"), encoding="utf-8")
-            case _:
-                path.write_text(render(report, "json"), encoding="utf-8")
+        formats: dict[str, Format] = {".md": "md", ".html": "html"}
+        write_whole(path, render(report, formats.get(path.suffix, "json")))
     return [str(path) for path in paths]
 
 

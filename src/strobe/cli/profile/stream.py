@@ -264,6 +264,7 @@ def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Ca
 
 def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[str]:
     """Write and show the attribution page, if there was an attribution run."""
+    from strobe.core.files import write_whole
     from strobe.perf.records.store import read_run
 
     run = read_run(folder)
@@ -274,17 +275,17 @@ def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[s
         from strobe.perf.report.model import Table
         from strobe.perf.report.write import render
 
-        path = folder / "attribution.md"
-        path.write_text(render(report, "md"), encoding="utf-8")
+        path = write_whole(folder / "attribution.md", render(report, "md"))
     output.show(*(table_text(block) for section in report.sections for block in section.blocks if isinstance(block, Table)))
     output.show(str(path))
     return [str(path)]
 
 
 def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
+    from strobe.core.files import file_inside
     from strobe.perf.report.attribution import attribution_report
     from strobe.perf.trace import read_trace
 
     records = [record for record in run.traces if record.options]
-    traces = [(record.variant, read_trace(run.folder / record.path, ops=True)) for record in records]
+    traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
     return attribution_report(traces, records[0].options, sort_by=attributed.sort_by, top=attributed.top)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialised
 from torch import nn
 
 from strobe.core.errors import WeightsError
+from strobe.core.files import write_whole
 from strobe.models.checkpoint import compare_keys, read_tensors
 from strobe.models.shapes.config import VAE, WAN
 from strobe.models.shapes.grammar import VOCABULARY
@@ -38,10 +39,7 @@ def save(parts: Parts, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().to("cpu", torch.float16).contiguous() for name, t in _together(parts).state_dict().items()}
     path = folder / FILE
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, {"format": "strobe-shapes 1"})  # one entry: several are written in any order
-    partial.replace(path)
-    return path
+    return write_whole(path, serialised(tensors, {"format": "strobe-shapes 1"}))  # one entry: several are written in any order
 
 
 def load(folder: Path = FOLDER) -> Parts:

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import ConfigError, DataError, StrobeError
+from strobe.core.files import write_whole
 
 VERSION = 1
 
@@ -170,14 +171,14 @@ class PromptCache:
         try:
             if len(data) > self.limit_bytes:
                 raise OSError(f"an entry of {len(data)} bytes is over the limit of {self.limit_bytes}")
-            _write(self.folder / key.file, data)
+            write_whole(self.folder / key.file, data)
             self._trim(keep=key.file)
-        except OSError as error:
+        except (OSError, StrobeError) as error:
             self.counts.unwritten += 1
             self.counts.reason = f"{key.file}: {error}"
 
     def _trim(self, keep: str) -> None:
-        for partial in self.folder.glob(".*.partial"):
+        for partial in self.folder.glob(".*.tmp"):
             if time.time() - partial.stat().st_mtime > STALE_S:
                 partial.unlink(missing_ok=True)
         entries = sorted((status.st_mtime_ns, path, status.st_size) for path, status in self._entries() if path.name != keep)
@@ -214,19 +215,6 @@ def _read(path: Path, key: Key) -> Tensor:
 
 def _digest(rows: Tensor) -> str:
     return hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class PromptEncoder:

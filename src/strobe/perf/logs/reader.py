@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +20,9 @@ from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
 from strobe.perf.logs.vocabulary import UNIT
-from strobe.perf.records.record import READABLE_VERSIONS, Record, Span
+from strobe.perf.records.record import READABLE_VERSIONS, Header, Record, Span
+from strobe.perf.records.seal import number_of
+from strobe.perf.records.store import RunRecords, read_run
 
 MAX_SERIES: Final = 4096
 """Names and ranks one file may have; a pattern that makes more takes something else for a name."""
@@ -30,6 +32,7 @@ WRAP: Final = 40
 """Shortest width at which a terminal is believed to have broken a line."""
 PARTS: Final = 4
 """Most parts of a broken line."""
+_HEAD: Final = 1 << 20
 
 _RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
@@ -58,7 +61,7 @@ class _Pending(NamedTuple):
 
 
 def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
-    """Read a log file, plain or gzip.
+    """Read a log file, plain or gzip; of our own records, those of sound clips alone.
 
     Args:
         patterns: what to look for; by default the shipped patterns.
@@ -67,13 +70,23 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     Raises:
         DataError: the file cannot be opened, or its lines carry too many different names.
     """
-    reading, found = Reading(), _Reader(path, load_patterns() if patterns is None else patterns)
+    reading, found, run = Reading(), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
+    left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
     for count, line in enumerate(read_lines(path, reading)):
-        found.add(line)
+        found.pass_over() if line.number in left_out else found.add(line)
         if progress is not None and count % EVERY == 0:
             progress(reading.done_bytes, size, path.name)
-    return found.log(size, reading)
+    return found.log(size, reading, () if run is None else run.damage)
+
+
+def _run_of(path: Path) -> RunRecords | None:
+    """Read the run, if the file holds the records of one."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        head = file.readline(_HEAD).decode("utf-8", "replace")
+    return read_run(path) if head.startswith("{") and isinstance(_record(head), Header) else None
 
 
 def sha256_of(path: Path) -> str:
@@ -123,7 +136,13 @@ class _Reader:
             self._longest, self._long_lines = len(line.text), 0
         self._long_lines += len(line.text) == self._longest
 
-    def log(self, size_bytes: int, reading: Reading) -> Log:
+    def pass_over(self) -> None:
+        """Take no value from one more line."""
+        self._settle()
+        self._counts["lines"] += 1
+        self._counts["ignored"] += 1
+
+    def log(self, size_bytes: int, reading: Reading, damage: tuple[str, ...]) -> Log:
         """Freeze what was found."""
         self._settle()
         return Log(
@@ -134,6 +153,7 @@ class _Reader:
             series=tuple(builder.freeze(self._path) for builder in self._series.values()),
             counts=LineCounts(**self._counts, mended=reading.mended, cut=reading.cut, truncated=reading.truncated),
             similar=tuple(example for examples in self._similar.values() for example in examples),
+            damage=damage,
         )
 
     def _settle(self, keep: int = 0) -> None:
@@ -236,6 +256,8 @@ def _is_broken_record(text: str) -> bool:
 
 
 def _record(text: str) -> Record | None:
+    if number_of(text.strip().encode()) == 0:
+        return None  # not as it was written
     try:
         record = msgspec.json.decode(text, type=Record)
     except msgspec.DecodeError:

@@ -169,6 +169,7 @@ class Log:
         sha256: of the file as it lies on the disk.
         series: in order of their first value.
         similar: the first lines of each pattern that look like it and do not match.
+        damage: of our own records: what is damaged, and what is left out for it.
     """
 
     path: Path
@@ -178,6 +179,7 @@ class Log:
     series: tuple[Series, ...]
     counts: LineCounts
     similar: tuple[Example, ...]
+    damage: tuple[str, ...] = ()
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
         """Return the series of a kind whose name holds a regular expression, any case.

@@ -3,6 +3,7 @@ device events and our own marks."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from strobe.core.errors import ConfigError, StrobeError
+import msgspec
+
+from strobe.core.errors import ConfigError
+from strobe.core.files import not_written, writing_whole
 from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions
 from strobe.perf.measure.timing import recording
 
@@ -24,6 +28,7 @@ PREFIX: Final = "strobe::"
 """Regions stand in a trace as `strobe::<name>` or `strobe::<name>#<index>`."""
 
 _SILENT: Final = "99"
+_LITTLE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,24 +241,74 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
             settle()
         finally:
             result = _disable_profiler()
-    return _export(result.save, path)
+    return _export(result.save, path, slim=True)
 
 
-def _export(save: Callable[[str], object], path: Path) -> TraceFile:
+_UNREAD: Final = frozenset({"ac2g", "gpu_user_annotation"})
+"""Arrows from calls to kernels, which their correlation says too, and our marks repeated on the device's rows."""
+_LAUNCHED: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
+_ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "bytes"})
+
+
+def _slim(path: Path) -> None:
+    """Leave out of a trace what no account needs: a quarter of the size is left.
+
+    Left out: arrows and copies of marks, calls that launched nothing, and arguments of kernels but where, by whom and how large
+    they were launched.
+    """
+    trace = msgspec.json.decode(path.read_bytes())
+    events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]
+    launches = {event.get("args", {}).get("correlation") for event in events if event.get("cat") in _LAUNCHED}
+    kept = []
+    for event in events:
+        category, args = event.get("cat"), event.get("args", {})
+        if category in _CALLS and args.get("correlation") not in launches:
+            continue
+        if category in _CALLS or category in _LAUNCHED:
+            event["args"] = {name: value for name, value in args.items() if name in _ARGS}
+        kept.append(event)
+    path.write_bytes(msgspec.json.encode({**trace, "traceEvents": kept}))
+
+
+def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> TraceFile:
     """Write the trace under another name, compress it and rename it, so that `path` is whole or absent."""
-    plain, packed = path.with_name(path.name + ".plain"), path.with_name(path.name + ".part")
+    plain = path.with_name(path.name + ".plain")
+    begun = plain.with_name(plain.name + ".tmp")  # as the profiler names what it has not finished
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save(str(plain))
-        with plain.open("rb") as source, packed.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
+        if not _is_whole(plain):  # the profiler does not say why, nor that it failed
+            full = shutil.disk_usage(path.parent).free < _LITTLE_BYTES
+            raise OSError(errno.ENOSPC if full else errno.EIO, "the profiler did not come to the end of it")
+        if slim:
+            _slim(plain)
+        with plain.open("rb") as source, writing_whole(path) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
-        os.replace(packed, path)
         return TraceFile(path=path, sha256=file_sha256(path), size_bytes=path.stat().st_size)
     except OSError as error:
-        raise StrobeError(f"cannot write the trace {path}: {error.strerror or error}") from error
+        raise not_written(path, error, _removed(plain, begun)) from error
     finally:
-        plain.unlink(missing_ok=True)
-        packed.unlink(missing_ok=True)
+        _removed(plain, begun)
+
+
+def _removed(*files: Path) -> int:
+    """Remove files and return the bytes they had; the profiler may hold one open, so they are emptied first."""
+    there = [file for file in files if file.exists()]
+    size_bytes = sum(file.stat().st_size for file in there)
+    for file in there:
+        os.truncate(file, 0)
+        file.unlink()
+    return size_bytes
+
+
+def _is_whole(plain: Path) -> bool:
+    """Whether the profiler wrote the trace to its end."""
+    if not plain.exists():
+        return False
+    with plain.open("rb") as file:
+        file.seek(max(0, plain.stat().st_size - 64))
+        return file.read().rstrip().endswith(b"}")
 
 
 def file_sha256(path: Path) -> str:

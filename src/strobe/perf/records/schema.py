@@ -26,8 +26,11 @@ Generated from `strobe.perf.records.record` by `make docs`; do not edit.
 A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
 {", ".join(map(str, READABLE_VERSIONS))}.
 The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is integer nanoseconds, `_bytes` bytes, `_mhz`
-megahertz. Every line is whole or, after a crash, the last one is cut: a reader keeps the lines before it. A field that is not
-required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining one raises it.
+megahertz. Every line ends in its number, from 1, and the CRC-32 of all bytes before
+`,"crc"`: `...,"line":12,"crc":"89abcdef"}}`. A reader passes over a line that does not fit them and leaves the clip out that it
+belongs to; files without these keys are older. After a crash the last line may be cut: a reader keeps the lines before it. A
+field that is not required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining
+one raises it.
 """
 
 

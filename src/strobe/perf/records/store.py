@@ -6,7 +6,8 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
+from strobe.core.files import file_inside, not_written
 from strobe.core.notebook import html_table
 from strobe.perf.records.record import (
     READABLE_VERSIONS,
@@ -35,8 +37,11 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
+from strobe.perf.records.seal import check, seal
 
 T = TypeVar("T")
+_LISTED: Final = 8
+"""Numbers of damaged lines that are named."""
 
 RECORDS: Final = "records.jsonl"
 _TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory")
@@ -81,7 +86,7 @@ class RunWriter:
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"run folder {folder} cannot be used: {error.strerror}; name another folder") from error
         except OSError as error:
-            raise StrobeError(f"run folder {folder} cannot be written: {error.strerror}") from error
+            raise not_written(folder, error) from error
 
     def append(self, *records: Record) -> None:
         """Write the records, one line each, all or none.
@@ -89,13 +94,15 @@ class RunWriter:
         Raises:
             StrobeError: no space, or the disk fails; everything appended before stays readable.
         """
-        data = b"".join(_encoder.encode(record) + b"\n" for record in records)
+        lines = (seal(_encoder.encode(record), number) for number, record in enumerate(records, start=self._count + 1))
+        data = b"".join(line + b"\n" for line in lines)
         try:
-            if os.write(self._fd, data) < len(data):
-                raise OSError(0, "the disk took only a part of the record")
+            rest = memoryview(data)
+            while rest:  # a disk that is nearly full takes a part, and says at the next that it is
+                rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             os.ftruncate(self._fd, self._length)
-            raise self._failed(error) from error
+            raise self._failed(error, len(data)) from error
         self._length += len(data)
         self._count += len(records)
 
@@ -122,11 +129,8 @@ class RunWriter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _failed(self, error: OSError) -> StrobeError:
-        return StrobeError(
-            f"cannot write {self.folder / RECORDS}: {error.strerror}; the {self._count} records written before are kept, "
-            f"make room or run again with another output folder"
-        )
+    def _failed(self, error: OSError, size_bytes: int = 0) -> StrobeError:
+        return not_written(self.folder / RECORDS, error, size_bytes, f"the {self._count} records written before are kept; ")
 
 
 def create_run(root: Path, slug: str) -> RunWriter:
@@ -168,12 +172,15 @@ def rotate(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
-    """Every finished record of one run, by kind, in the order written.
+    """Every finished record of one run, by kind, in the order written, without the clips of which a line is damaged.
 
     Args:
         truncated: the last line was cut short and is not among the records.
-        bad_lines: numbers (from 1) of other lines that are not records.
+        bad_lines: numbers (from 1) of other lines that are not records, or not as they were written.
         end: None: the run was killed.
+        missing_lines: lines that were written and are gone.
+        damaged_clips: clips that are left out, one line for each, which `excluded` has too.
+        left_out_lines: numbers of the lines that do not count: those that are bad, and the others of damaged clips.
     """
 
     folder: Path
@@ -192,6 +199,23 @@ class RunRecords:
     memory: tuple[Memory, ...] = ()
     regions: tuple[Regions, ...] = ()
     passes: tuple[LaunchedPasses, ...] = ()
+    missing_lines: int = 0
+    damaged_clips: tuple[Excluded, ...] = ()
+    left_out_lines: frozenset[int] = frozenset()
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What is damaged and what is left out for it, one sentence each; empty if every line is as it was written."""
+        found = []
+        if self.bad_lines:
+            many, numbers = len(self.bad_lines) > 1, ", ".join(map(str, self.bad_lines[:_LISTED]))
+            more = f" and {len(self.bad_lines) - _LISTED} more" if len(self.bad_lines) > _LISTED else ""
+            verb = "lines {} are" if many else "line {} is"
+            found.append(f"{verb.format(numbers + more)} damaged in {RECORDS} and not read")
+        if self.missing_lines:
+            found.append(f"{RECORDS} lacks {self.missing_lines} of its lines")
+        found += [f"clip {line.indices[0]} of {line.variant} is left out: {line.cause}" for line in self.damaged_clips]
+        return tuple(found)
 
     def variant(self, name: str) -> Variant:
         """Return the settings of a variant.
@@ -230,7 +254,10 @@ class RunRecords:
 
 
 def read_run(path: str | Path) -> RunRecords:
-    """Read a run folder (or its `records.jsonl`): every finished record, with what could not be read counted.
+    """Read a run folder (or its `records.jsonl`): every finished record, with what is damaged counted and left out.
+
+    A line counts if its checksum holds and its number follows; in a file from before there were checksums, if it is a record. A
+    clip counts if all its lines do; of a soak, which is one long clip, each frame block counts for itself.
 
     ```python
     run = strobe.read_run("runs/20260101T120000Z-compare-1a2b3c")
@@ -244,20 +271,23 @@ def read_run(path: str | Path) -> RunRecords:
     path = Path(path)
     file = path / RECORDS if path.is_dir() else path
     try:
+        if path.is_dir():
+            file = file_inside(path, RECORDS)
+        elif file.exists() and not file.is_file():
+            raise DataError(f"{file} is not a plain file, and is not opened")
         data = file.read_bytes()
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = data.split(b"\n")
     tail = lines.pop()
-    records: list[Record] = []
-    bad: list[int] = []
-    for number, line in enumerate(lines, start=1):
-        record = _decode(line, file, number)
-        if record is None:
-            bad.append(number)
-        else:
-            records.append(record)
-    return _sort(file.parent, records, truncated=bool(tail), bad=bad)
+    checked = check(lines)
+    found = {
+        number: record
+        for number, line in enumerate(lines, start=1)
+        if number - 1 not in checked.bad and (record := _decode(line, file, number)) is not None
+    }
+    bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
+    return _sort(file.parent, found, bad, missing=checked.missing, truncated=bool(tail))
 
 
 def _decode(line: bytes, file: Path, number: int) -> Record | None:
@@ -265,11 +295,11 @@ def _decode(line: bytes, file: Path, number: int) -> Record | None:
     try:
         record = _decoder.decode(line)
         version = record.v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         record = None
         try:
             version = _probe.decode(line).v
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
     if version not in READABLE_VERSIONS:
         known = ", ".join(map(str, READABLE_VERSIONS))
@@ -279,14 +309,45 @@ def _decode(line: bytes, file: Path, number: int) -> Record | None:
     return record
 
 
+def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:
+    """Clips that lack lines, and why they are left out.
+
+    Args:
+        lossy: some line of the file is damaged, so that spans without a clip line are no clip that was never finished.
+    """
+    spans = Counter((record.variant, record.clip) for record in records.values() if isinstance(record, Span))
+    clips = {(record.variant, record.clip): record for record in records.values() if isinstance(record, Clip)}
+    streams = {(record.variant, record.clip) for record in records.values() if isinstance(record, Memory)}
+    found = {
+        name: f"damaged records, {spans[name]} of {clip.num_spans} spans are sound"
+        for name, clip in clips.items()
+        if spans[name] != clip.num_spans
+    }
+    if lossy:
+        found |= {name: "damaged records, its own line is not there" for name in spans if name not in clips}
+    return {name: cause for name, cause in found.items() if name not in streams}
+
+
 def _of(records: Iterable[Record], kind: type[T]) -> tuple[T, ...]:
     return tuple(record for record in records if isinstance(record, kind))
 
 
-def _sort(folder: Path, records: list[Record], *, truncated: bool, bad: list[int]) -> RunRecords:
+def _sort(folder: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, missing: int, truncated: bool) -> RunRecords:
+    damaged = _damaged_clips(found, lossy=bool(bad or missing))
+    own = {
+        number for number, record in found.items() if isinstance(record, Span | Clip) and (record.variant, record.clip) in damaged
+    }
+    records = [record for number, record in found.items() if number not in own]
     headers, ends = _of(records, Header), _of(records, End)
     if not headers:
-        raise DataError(f"{folder / RECORDS} has no header; it was cut before the run began, or is not a record file")
+        raise DataError(
+            f"{folder / RECORDS} has no header: it was cut before the run began, the header's line is damaged, or it is no "
+            "record file"
+        )
+    left_out = tuple(
+        Excluded(variant=variant, span="clip", clip=None, indices=(clip,), cause=cause)
+        for (variant, clip), cause in damaged.items()
+    )
     return RunRecords(
         folder=folder,
         header=headers[0],
@@ -297,11 +358,14 @@ def _sort(folder: Path, records: list[Record], *, truncated: bool, bad: list[int
         videos=_of(records, Video),
         quality=_of(records, Quality),
         gates=_of(records, Gate),
-        excluded=_of(records, Excluded),
+        excluded=(*_of(records, Excluded), *left_out),
         end=ends[-1] if ends else None,
         truncated=truncated,
-        bad_lines=tuple(bad),
+        bad_lines=bad,
         memory=_of(records, Memory),
         regions=_of(records, Regions),
         passes=_of(records, LaunchedPasses),
+        missing_lines=missing,
+        damaged_clips=left_out,
+        left_out_lines=frozenset((*bad, *own)),
     )

@@ -9,6 +9,7 @@ from typing import Final
 
 from strobe.core.costs import Cost, device_peaks
 from strobe.core.errors import DataError
+from strobe.core.files import found_inside
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.perf.analysis.device.roofline import roofline
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
@@ -224,11 +225,11 @@ def _traced(study: Study) -> Iterator[Section]:
 
     names = {subject.name for subject in study.subjects}
     run = study.runs[0]
-    recorded = {run.folder / trace.path: trace.path for trace in run.traces if trace.variant in names}
+    recorded = {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
     if not recorded:
         return
-    there = [path for path in recorded if path.is_file()]
-    gone = [f"{name} is not there any more." for path, name in recorded.items() if path not in there]
+    there = [path for path in recorded.values() if path is not None]
+    gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in recorded.items() if path is None]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
     yield Section(
         "traces",

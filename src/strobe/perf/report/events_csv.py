@@ -8,6 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.files import writing_whole
 from strobe.perf.analysis.device.views import all_work, parts_of
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.report.trace_page.study import TraceStudy
@@ -31,7 +35,7 @@ def write_events(study: TraceStudy, path: Path) -> int:
         how many events were written.
     """
     num_rows = 0
-    with path.open("wb") as file, gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+    with writing_whole(path) as file, gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
         packed.write(",".join(COLUMNS).encode() + b"\n")
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
             rows = _device_rows(trace, window) if len(trace.device_events) else _operator_rows(trace, window)
@@ -49,35 +53,39 @@ def _field(text: str) -> str:
 
 def _device_rows(trace: Trace, window: Window | None) -> Iterator[str]:
     names, shapes = ([_field(text) for text in texts] for texts in (trace.device_events.names, trace.device_events.shapes))
-    call = _Calls(trace)
+    call, base = _Calls(trace), trace.base_ns
     parts = (part.work for part in parts_of(all_work(trace), window))
     for work in (one.at(slice(at, min(at + _CHUNK, len(one)))) for one in parts for at in range(0, len(one), _CHUNK)):
-        position = work.position.tolist()
-        modules = [trace.module_paths.get(number, "") for number in position] if trace.module_paths else [""] * len(position)
-        columns = (work.kind, work.name, work.start, work.end, work.device, work.stream, work.shape, work.host, work.ordinal)
-        rows = zip(modules, *(column.tolist() for column in columns), strict=True)
-        for module, kind, name, start, end, device, stream, shape, host, ordinal in rows:
-            yield (
-                f"{DEVICE_KINDS[kind]},{names[name]},{trace.base_ns + start},{trace.base_ns + end},{device},{stream},"
-                f"{shapes[shape]},{_field(module)},{call.fields(host)},{ordinal}"
-            )
+        modules = [""] * len(work)
+        if trace.module_paths:
+            modules = [_field(trace.module_paths.get(number, "")) for number in work.position.tolist()]
+        columns = (work.kind, work.name, work.start, work.end, work.device, work.stream, work.shape, work.ordinal)
+        rows = zip(modules, call.fields(work.host), *(column.tolist() for column in columns), strict=True)
+        yield from [
+            f"{DEVICE_KINDS[kind]},{names[name]},{base + start},{base + end},{device},{stream},{shapes[shape]},{module},{host},"
+            f"{ordinal}"
+            for module, host, kind, name, start, end, device, stream, shape, ordinal in rows
+        ]
 
 
 class _Calls:
     """The fields of launch calls."""
 
     def __init__(self, trace: Trace) -> None:
-        self._hosts, self._base = trace.device_events.hosts, trace.base_ns
-        self._names = [_field(name) for name in self._hosts.names]
+        hosts = trace.device_events.hosts
+        self._base = trace.base_ns
+        self._names = [_field(name) for name in hosts.names]
         self._threads = [_field(thread) for thread in trace.threads]
+        self._columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
 
-    def fields(self, call: int) -> str:
-        """Of one call; a negative one is not known."""
-        if call < 0:
-            return ",,,"
-        hosts, base = self._hosts, self._base
-        name, thread = self._names[hosts.name[call]], self._threads[hosts.thread[call]]
-        return f"{name},{base + hosts.start_ns[call]},{base + hosts.end_ns[call]},{thread}"
+    def fields(self, calls: NDArray[np.int32]) -> list[str]:
+        """Of some calls; a negative one is not known."""
+        known, base = calls >= 0, self._base
+        rows = zip(*(column[calls[known]].tolist() for column in self._columns), strict=True)
+        found = iter([
+            f"{self._names[name]},{base + start},{base + end},{self._threads[thread]}" for name, start, end, thread in rows
+        ])  # fmt: skip
+        return [next(found) if one else ",,," for one in known.tolist()]
 
 
 def _operator_rows(trace: Trace, window: Window | None) -> Iterator[str]:

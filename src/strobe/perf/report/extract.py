@@ -13,6 +13,7 @@ from strobe.perf.analysis.structure.focal import FocalKernels
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Log
 from strobe.perf.logs.units import Resolved, short
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Block,
@@ -81,9 +82,17 @@ def input_file(path: Path) -> InputFile:
     return InputFile(path=path, size_bytes=path.stat().st_size, sha256=digest)
 
 
-def extract_report(title: str, subtitle: str, sections: Sequence[Section]) -> Report:
-    """Compose a report of some sections."""
-    return Report(v=SCHEMA_VERSION, speedups=(), title=title, subtitle=subtitle, facts=(), banners=(), sections=tuple(sections))
+def extract_report(title: str, subtitle: str, sections: Sequence[Section], logs: Sequence[Log] = ()) -> Report:
+    """Compose a report of some sections; what is damaged in the logs stands before them."""
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=title,
+        subtitle=subtitle,
+        facts=(),
+        banners=damage_banners((log.path.name, log.damage) for log in logs),
+        sections=tuple(sections),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- stages

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.comparable.records import compare_variants
-from strobe.perf.analysis.ledger.answer import Answer, answer
-from strobe.perf.analysis.ledger.clip import Explained, Kind, block_kinds, coarsened, explain_by_regions, explain_by_trace
+from strobe.perf.analysis.ledger.answer import ClipAnswer, answer
+from strobe.perf.analysis.ledger.clip import (
+    Explained,
+    Kind,
+    block_kinds,
+    coarsened,
+    explain_by_regions,
+    explain_by_trace,
+    levelled,
+)
 from strobe.perf.analysis.ledger.close import Ledger, clip_ledger
 from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import Latencies, latencies
@@ -32,7 +40,7 @@ class Finding:
     candidate: Subject
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
-    answer: Answer | None = None
+    answer: ClipAnswer | None = None
 
     def stage(self, name: str) -> Comparison | None:
         """The comparison of all regions of a stage in a clip."""
@@ -77,7 +85,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
         stages = compare_stages(candidate.run, candidate.name)
     except DataError as error:
         stages = str(error)
-    found: Answer | None = None
+    found: ClipAnswer | None = None
     try:
         ledger, found = _account(reference, candidate)
     except DataError as error:
@@ -85,7 +93,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
     return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger, answer=found)
 
 
-def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, Answer]:
+def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer]:
     """Account for the difference between two variants, over the clips that were timed in pairs.
 
     Raises:
@@ -99,6 +107,7 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, Answer]:
     for subject, clips in ((reference, [pair.baseline for pair in pairs]), (candidate, [pair.candidate for pair in pairs])):
         side = _explained(subject, clips, kinds)
         sides.append(coarsened(side, stages) if stages else side)
+    sides = list(levelled(sides[0], sides[1]))
     whole = [tuple(_end_to_end(run, clips) for clips in (pair.baseline, pair.candidate)) for pair in pairs]
     ledger = clip_ledger(sides[0], sides[1], [(before, after) for before, after in whole])
     return ledger, answer(sides[0], sides[1])

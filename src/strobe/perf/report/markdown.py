@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, assert_never
 
+from strobe.core.printable import clean
 from strobe.perf.report.model import (
     Banner,
     Block,
@@ -21,11 +23,12 @@ from strobe.perf.report.model import (
     Videos,
 )
 from strobe.perf.report.model import Text as TextCell
-from strobe.perf.report.text import cell_note, cell_text, clean
+from strobe.perf.report.text import cell_note, cell_text
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$#])")
 
 
+@lru_cache(maxsize=8192)  # most cells of a long table are like another one
 def escape(text: str) -> str:
     """Escape text so that Markdown shows it letter by letter on one line, also inside a table cell."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

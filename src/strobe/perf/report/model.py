@@ -255,10 +255,7 @@ class Frame(_Node, frozen=True):
 
 
 class Flame(_Node, frozen=True):
-    """A flame graph over the path of modules and regions; widths are the larger of both sides, colours the difference.
-
-    A graph of one run has equal sides and is coloured plainly.
-    """
+    """Times by path of modules and regions: widths are the larger of both sides, colours the difference; plain for one run."""
 
     root: Frame
     differential: bool

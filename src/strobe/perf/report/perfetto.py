@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.files import writing_whole
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.views import BUSY, DeviceView, device_views
@@ -56,7 +57,7 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
         protos = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except ImportError as error:
         raise ImplUnavailableError("perfetto", f"{error}; pip install 'strobe[perfetto]'") from error
-    with path.open("wb") as file:
+    with writing_whole(path) as file:
         writer = _Writer(protos, file, max(0, -min((_first_ns(trace) for trace in study.traces), default=0)))
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
             _write_trace(writer, trace, label, window)

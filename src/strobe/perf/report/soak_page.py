@@ -10,6 +10,7 @@ from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
 from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
@@ -76,10 +77,14 @@ def soak_report(folder: Path) -> Report:
 
 
 def _banners(run: RunRecords, found: Soak) -> tuple[Banner, ...]:
+    damage = damage_banners([(run.header.run, run.damage)])
     if run.end is not None and run.end.status == "complete":
-        return ()
+        return damage
     why = "cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
-    return (Banner("caution", "The soak did not come to its end", (f"{why}; {len(found.blocks_ns)} frame blocks count.",)),)
+    return (
+        *damage,
+        Banner("caution", "The soak did not come to its end", (f"{why}; {len(found.blocks_ns)} frame blocks count.",)),
+    )
 
 
 def verdict_table(found: Soak) -> Table:

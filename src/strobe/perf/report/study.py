@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, unknown_choice
+from strobe.core.files import file_inside
 from strobe.perf.analysis.runs.partition import Partition, partition_of
 from strobe.perf.analysis.runs.replays import Passes, Replays, read_passes, relabelled
 from strobe.perf.analysis.runs.timeline import DeviceTimeline, timeline_of
@@ -143,6 +144,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     record = records[-1]
     path = run.folder / record.path
     try:
+        path = file_inside(run.folder, record.path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         trace, passes = read_trace(path), _passes(run, name)
@@ -165,4 +167,4 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
 
 def _passes(run: RunRecords, name: str) -> Passes:
     records = [record for record in run.passes if record.variant == name]
-    return read_passes(run.folder / records[-1].path) if records else ()
+    return read_passes(file_inside(run.folder, records[-1].path)) if records else ()

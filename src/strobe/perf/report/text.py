@@ -6,20 +6,12 @@ import math
 import re
 from typing import Final
 
+from strobe.core.printable import clean
 from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Ratio, Share, Text, Time
 
 MAX_NAME: Final = 120
 _NOISE: Final = re.compile(r"^void |\b(?:at::native|at|c10|std)::|\(anonymous namespace\)::")
 _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
-# C0 and C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, surrogates, byte order mark
-_UNPRINTABLE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\uffff]"
-)
-
-
-def clean(text: str) -> str:
-    r"""Make text from outside printable on one line: control and direction marks become `\x1b`-like escapes."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def shorten(name: str) -> str:

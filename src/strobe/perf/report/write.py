@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from strobe.core.files import write_whole
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Block, Figure, Headlines, Paragraph, Report, Table, encode_report
@@ -49,20 +50,38 @@ def render(report: Report, format: Format) -> str:
         case "json":
             return encode_report(report).decode()
         case "html":
-            page = render_html(report)
+            shown = report
             for room in _ROOMS:
-                if len(page.encode()) <= MAX_PAGE_BYTES:
-                    break
-                page = render_html(_shortened(report, room))
-            return page
+                if least_bytes(shown) <= MAX_PAGE_BYTES and len((page := render_html(shown)).encode()) <= MAX_PAGE_BYTES:
+                    return page
+                shown = _shortened(report, room)
+            return render_html(shown)
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMATS) -> tuple[Path, ...]:
     """Write `report.html`, `report.md` and `report.json`, or those of them that are named, and return their paths."""
     chosen = [(folder / f"report.{format}", render(report, format)) for format in FORMATS if format in set(formats)]
-    for path, text in chosen:
-        path.write_bytes(text.encode())
-    return tuple(path for path, _ in chosen)
+    return tuple(write_whole(path, text) for path, text in chosen)
+
+
+def least_bytes(report: Report) -> int:
+    """What the cells of a page's tables take at least: a page that is far too large need not be rendered to be measured."""
+    tables = [table for section in report.sections for block in section.blocks if (table := _table_of(block)) is not None]
+    per_row = [
+        len("<tr></tr>") + sum(len("<td class=n></td>" if one.numeric else "<td></td>") for one in table.columns)
+        for table in tables
+    ]
+    return sum(len(table.rows) * least for table, least in zip(tables, per_row, strict=True))
+
+
+def _table_of(block: Block) -> Table | None:
+    match block:
+        case Table():
+            return block
+        case Figure(table=table) | Headlines(table=table):
+            return table
+        case _:
+            return None
 
 
 def _shortened(report: Report, room: _Room) -> Report:

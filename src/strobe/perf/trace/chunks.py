@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import BinaryIO, Final
 
 from strobe.core.errors import TraceFormatError
-from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, read_metadata
+from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, object_end, read_metadata
 from strobe.perf.trace.plain import PlainBlocks
 from strobe.perf.trace.schema import UNREADABLE, Batch, Decoder
 
@@ -35,6 +35,10 @@ _EVENT_BOUNDARY: Final = re.compile(_BOUNDARY + _EVENT_KEY)
 _EVENT_START: Final = re.compile(rb"[,\[]\s*+(?=\{\s*+" + _EVENT_KEY + rb")")
 _CLOSING: Final = re.compile(rb"\}\s*+,?\s*+\]")
 _INNER_CLOSING: Final = re.compile(rb"\]\s*+\}\s*+[,}]")
+_EVENT_FOLLOWS: Final = re.compile(rb"[\s\]]*+,?+\s*+\{\s*+" + _EVENT_KEY)
+_BEHIND: Final = re.compile(rb'[\s\]]*+,?+\s*+(?:[^\s{]|\{\s*+(?:[^\s"]|"[a-z]{0,4}+[^a-z]|"[a-z]{5}))')  # enough to tell
+_PHASE: Final = b'"ph"'
+_BLANK: Final = b" \t\r\n\x00"
 _SEPARATOR: Final = re.compile(rb"[\s,]*+")
 _SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
 _SCALAR: Final = re.compile(rb"[-+.\w]++")
@@ -50,13 +54,15 @@ class Progress:
     """Filled while a file is read.
 
     Args:
-        lost: events that could not be read.
+        lost: events that could not be read, and brackets that close the array of events before its end.
+        trailing: of these, the events that stand behind the end of the JSON.
         mended: events, and parts of the metadata, read after something in them was replaced.
         truncated: the file ends before its JSON does, or its packed bytes are damaged.
         metadata: what stands before and after the events.
     """
 
     lost: int = 0
+    trailing: int = 0
     mended: int = 0
     truncated: bool = False
     metadata: Metadata = field(default_factory=dict)
@@ -90,6 +96,7 @@ class _Cutter:
         self._barren = 0  # no event ends before this place in `_text`
         self._batch, self._batch_bytes = Batch(), 0
         self._hopeless, self._losses = True, 0
+        self._is_bare = False
 
     def batches(self) -> Iterator[Batch]:
         """The events in file order; at the end the metadata behind them is read too."""
@@ -122,7 +129,7 @@ class _Cutter:
                 found = "no traceEvents array found, so this is no profiler trace" if head.text.strip() else "nothing to read"
                 raise TraceFormatError(f"{found}; {_EXPECTED}")
             head.text += self._next_block()
-        self._text, self._at = head.text, start
+        self._text, self._at, self._is_bare = head.text, start, head.is_bare
         if not head.is_bare:
             self._read_metadata(head.text[:start] + b"]}")
 
@@ -140,10 +147,21 @@ class _Cutter:
         self._text, self._at, self._barren = b"".join(parts), 0, 0
 
     def _at_closing(self) -> bool:
-        """Go to the next event; whether the array of events ends there, and not one inside a damaged event."""
-        separator = _SEPARATOR.match(self._text, self._at)
-        self._at = separator.end() if separator else self._at
-        return self._text.startswith(b"]", self._at) and not _INNER_CLOSING.match(self._text, self._at)
+        """Go to the next event; whether the array of events ends there, and not one inside a damaged event.
+
+        A bracket that more events follow in the same file closed nothing: it is counted as lost.
+        """
+        while True:
+            separator = _SEPARATOR.match(self._text, self._at)
+            self._at = separator.end() if separator else self._at
+            if not self._text.startswith(b"]", self._at) or _INNER_CLOSING.match(self._text, self._at):
+                return False
+            while not self._ended and not _BEHIND.match(self._text, self._at + 1):
+                self._read_on()
+            if not _EVENT_FOLLOWS.match(self._text, self._at + 1):
+                return True
+            self._batch.lost += 1
+            self._at += 1
 
     def _piece(self) -> bool:
         """Decode as many events as possible in one go; False if the next one needs a closer look."""
@@ -250,14 +268,34 @@ class _Cutter:
         return True
 
     def _read_tail(self) -> None:
-        """Read the metadata after the events."""
+        """Read the metadata after the events, and count what stands behind the end of the JSON."""
         tail = self._text[self._at + 1 :]
         while not self._ended and len(tail) <= MAX_METADATA_BYTES:
             tail += self._next_block()
-        tail = tail.strip()
-        if tail:
-            self._read_metadata(b"{" + tail.removeprefix(b","))
-            self._progress.truncated |= not tail.endswith(b"}")
+        tail = tail.strip(_BLANK)
+        if self._is_bare:
+            self._count_rest(tail)
+            return
+        brackets = len(tail) - len(tail.lstrip(b"]\x00" + _BLANK))
+        self._batch.lost += tail.count(b"]", 0, brackets)
+        tail = tail[brackets:].removeprefix(b",")
+        end = object_end(tail)
+        self._progress.truncated |= end is None and bool(tail)
+        if tail[:end]:
+            self._read_metadata(b"{" + tail[:end])
+        self._count_rest(b"" if end is None else tail[end:])
+
+    def _count_rest(self, text: bytes) -> None:
+        """Count what looks like events behind the end of the JSON; whatever stands there is one at least."""
+        found, some, carried = 0, False, b""
+        text = text or self._next_block()
+        while text:
+            some = some or bool(text.strip(_BLANK))
+            found += (carried + text).count(_PHASE)
+            carried = (carried + text)[1 - len(_PHASE) :]
+            text = self._next_block()
+        self._progress.trailing = max(found, int(some))
+        self._batch.lost += self._progress.trailing
 
     def _read_metadata(self, text: bytes) -> None:
         found, whole = read_metadata(text)

@@ -115,7 +115,9 @@ class DeviceTable:
         self.work.extend(works)
         self.start.extend(times.start)
         self.duration.extend(times.duration)
-        self.correlation.extend(integers([args.correlation for args in all_args]))
+        correlation = integers([args.correlation for args in all_args])
+        correlation[correlation == 0] = NOTHING  # what a profiler writes that has none
+        self.correlation.extend(correlation)
         if self._linked:
             self.operator.extend([operator_of(args) for args in all_args])
 

@@ -11,7 +11,10 @@ from typing import Final, NamedTuple, Self
 from strobe.perf.trace.columns import narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
-_NO_HOST: Final = -1
+NO_HOST: Final = -1
+"""In `DeviceEvents.host`: the trace does not hold the launch call."""
+NO_CORRELATION: Final = -2
+"""In `DeviceEvents.host`: the event carries no correlation, so that no call could answer for it."""
 
 
 class HostEvent(NamedTuple):
@@ -37,11 +40,12 @@ class Region:
 class DeviceEvent(NamedTuple):
     """Work on an accelerator.
 
-    `kind` is one of `DEVICE_KINDS`. `host` is the call that launched it, found by correlation; `None` means that the call lies
-    before the recorded window (unlinked). `ordinal` counts the events of one call in order of start: a graph launch has many.
-    `device` and `stream` are the numbers in the trace; -1 where it has none; stream numbers beyond 32 bits become -2, -3, ...
-    `shape` says what one call of that name was launched with, as text: the input sizes of its operator if they were recorded and
-    asked for, else grid and block, or the bytes of a copy; empty where the trace says nothing.
+    `kind` is one of `DEVICE_KINDS`. `host` is the call that launched it, found by correlation; `None` means that the trace does
+    not hold it (unlinked): it lies before the recorded window, or the event carries no correlation. `ordinal` counts the events
+    of one call in order of start: a graph launch has many. `device` and `stream` are the numbers in the trace; -1 where it has
+    none; stream numbers beyond 32 bits become -2, -3, ... `shape` says what one call of that name was launched with, as text: the
+    input sizes of its operator if they were recorded and asked for, else grid and block, or the bytes of a copy; empty where the
+    trace says nothing.
     """
 
     name: str
@@ -141,7 +145,7 @@ class DeviceEvents:
             device.append(row.device)
             stream.append(row.stream)
             ordinal.append(row.ordinal)
-            host.append(_NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
+            host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
             shape.append(shapes.id_of(row.shape))
         return cls(
             names=names.texts(), shapes=shapes.texts(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
@@ -162,7 +166,7 @@ class DeviceEvents:
             self.device[position],
             self.stream[position],
             self.ordinal[position],
-            None if host == _NO_HOST else self.hosts[host],
+            None if host < 0 else self.hosts[host],
             self.shapes[self.shape[position]],
         )
 
@@ -263,7 +267,8 @@ class ReadCounts:
 
     Args:
         events: events read, of every category.
-        lost: events that could not be read at all.
+        lost: events that could not be read at all, and brackets that close the list of events before its end.
+        trailing: of the lost events, those that stand behind the end of the JSON, as where two files were put into one.
         mended: events kept after something in them was replaced: a control character, bad UTF-8, a stray backslash, a negative
             duration (now 0); and parts of the metadata that are broken.
         truncated: the file ends before its JSON does, or its packed bytes are damaged.
@@ -271,6 +276,7 @@ class ReadCounts:
 
     events: int = 0
     lost: int = 0
+    trailing: int = 0
     mended: int = 0
     truncated: bool = False
 

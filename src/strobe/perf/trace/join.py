@@ -17,7 +17,7 @@ import numpy as np
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.device import Collectives, DeviceTable, Said
 from strobe.perf.trace.digits import Flags, Integers
-from strobe.perf.trace.events import Collective, DeviceEvents, HostEvents, OperatorCalls
+from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls
 from strobe.perf.trace.tables import NOTHING, HostTable, Inputs, LaunchTable, OperatorSizes, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
@@ -123,7 +123,7 @@ class _Calls:
 def _answer(
     correlation: array[int], launches: LaunchTable, threads: Threads
 ) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
-    """For each device event the number of the call with its correlation, or -1; the calls that have one; all calls by name."""
+    """The call with the correlation of each device event, or why there is none; the calls that have one; all calls by name."""
     number, calls = launches.correlation.release(), _Calls(launches, threads)
     rows = _outermost(number, calls)
     known = view(taken(number, rows))
@@ -146,6 +146,8 @@ def _answer(
     moved[order] = np.arange(len(order), dtype=np.int32)
     del order
     renumber(host, moved)
+    for block in blocks(len(host)):
+        view(host)[block][view(correlation)[block] < 0] = NO_CORRELATION
     return host, calls.freeze(), launched
 
 
@@ -196,7 +198,7 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
         seen[some] = True
     if not shared.any():
         return blank("b", len(host))
-    rows = np.flatnonzero((host >= 0) & shared[host]).astype(np.int32)
+    rows = np.flatnonzero((host >= 0) & shared[np.maximum(host, 0)]).astype(np.int32)
     rows = rows[np.argsort(host[rows], kind="stable")]
     ordered = host[rows]
     number = (np.arange(len(rows)) - np.searchsorted(ordered, ordered)).astype(np.int32)

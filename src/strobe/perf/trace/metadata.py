@@ -88,6 +88,16 @@ class Head:
         return False
 
 
+def object_end(text: bytes) -> int | None:
+    """Offset behind the `}` that closes the object whose values the text holds, in which it stands open; `None` without one."""
+    depth = 1
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] in (b"{", b"[")) - (token[0] in (b"}", b"]"))
+        if not depth:
+            return token.end()
+    return None
+
+
 def read_metadata(text: bytes) -> tuple[Metadata, bool]:
     """The values of a JSON object, and whether it could be read as it is. From a broken one, what is known by name is saved."""
     try:

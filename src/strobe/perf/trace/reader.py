@@ -87,7 +87,11 @@ def _read(path: Path, ops: bool, shapes: bool, progress: Report | None) -> Trace
     except TraceFormatError as error:
         raise TraceFormatError(f"{path}: {error}") from error
     counts = ReadCounts(
-        events=contents.events, lost=state.lost + contents.lost, mended=state.mended + contents.mended, truncated=state.truncated
+        events=contents.events,
+        lost=state.lost + contents.lost,
+        trailing=state.trailing,
+        mended=state.mended + contents.mended,
+        truncated=state.truncated,
     )
     if counts.lost and not counts.events:
         raise TraceFormatError(f"{path}: none of its {counts.lost} events can be read; capture the trace again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -81,9 +82,10 @@ class LaunchTable(HostTable):
         self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
-        """The calls to keep: they have a correlation, and their name is none of those that are known to launch nothing."""
+        """The calls to keep: they have a correlation (0 is none), and their name is not one that is known to launch nothing."""
         launches = self._launches
-        return [event for event in events if launches[event.name] and event.args and integer(event.args.correlation) >= 0]
+        named = [event for event in events if launches[event.name] and event.args]
+        return list(compress(named, (integers([event.args.correlation for event in named]) > 0).tolist()))
 
     def add(self, times: Times) -> None:
         """Keep calls."""

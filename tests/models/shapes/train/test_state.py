@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from strobe.core.errors import WeightsError
+from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
 from strobe.models.shapes.train.state import Progress, Trainer, append_log
+
+ROUNDING = tolerance("rounding", "float32")
 
 
 def network(hidden: int = 16) -> nn.Sequential:
@@ -144,7 +147,7 @@ def test_the_average_lags_behind_the_weights() -> None:
         trainer.update(loss_at(trainer))
         decay = (step + 1) / (step + 10)
         by_hand = decay * by_hand + (1 - decay) * trainer.params["0.weight"].detach().double()
-    torch.testing.assert_close(trainer.average["0.weight"].double(), by_hand, rtol=0, atol=1e-6)
+    torch.testing.assert_close(trainer.average["0.weight"].double(), by_hand, rtol=0, atol=ROUNDING)
     assert not torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])
     trainer.use_average()
     assert torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])

@@ -15,10 +15,13 @@ from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import Fp8Linear
 from strobe.models.wan.rope import rotate_temporal
+
+ELEMENT = tolerance("element", "float32")
 
 TINY = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=12, text_len=5, latent_channels=4, num_heads=2, num_layers=3)
 TOKENS = 6  # of a frame
@@ -91,17 +94,17 @@ def test_a_stream_with_kernels_is_the_plain_stream(dit: CausalWan, tiled: bool, 
     fused, plain_cache, fused_cache = with_kernels(dit, fuse=fuse), ring(dit, tiled=tiled), ring(dit, tiled=tiled)
     pairs = zip(stream(dit, plain_cache, frames=frames), stream(fused, fused_cache, frames=frames), strict=True)
     for plain, other in pairs:
-        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fused_cache.keys, plain_cache.keys, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fused_cache.values, plain_cache.values, rtol=0, atol=1e-5)
+        torch.testing.assert_close(other, plain, rtol=0, atol=ELEMENT)
+    torch.testing.assert_close(fused_cache.keys, plain_cache.keys, rtol=0, atol=ELEMENT)
+    torch.testing.assert_close(fused_cache.values, plain_cache.values, rtol=0, atol=ELEMENT)
 
 
 def test_a_pass_without_a_cache_and_one_with_a_mask(dit: CausalWan) -> None:
     fused, x = with_kernels(dit), draw(1, 2, 3, 4, 4, 6)
     conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(draw(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
-    torch.testing.assert_close(fused(x, *conditions), dit(x, *conditions), rtol=0, atol=1e-5)
+    torch.testing.assert_close(fused(x, *conditions), dit(x, *conditions), rtol=0, atol=ELEMENT)
     mask = torch.ones(18, 18, dtype=torch.bool).tril()
-    torch.testing.assert_close(fused(x, *conditions, None, mask), dit(x, *conditions, None, mask), rtol=0, atol=1e-5)
+    torch.testing.assert_close(fused(x, *conditions, None, mask), dit(x, *conditions, None, mask), rtol=0, atol=ELEMENT)
 
 
 def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
@@ -117,12 +120,12 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
 
     x, fused = draw(1, 2, 3, 4, 4, 6), with_kernels(dit)
     conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(draw(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
-    torch.testing.assert_close(fused(x, *conditions, Step()), dit(x, *conditions, Step()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(fused(x, *conditions, Step()), dit(x, *conditions, Step()), rtol=0, atol=ELEMENT)
     fused.commit(x, *conditions, Step())
     dit.commit(x, *conditions, Step())
     assert len(seen) == 12
     for found, expected in zip((*seen[:3], *seen[6:9]), (*seen[3:6], *seen[9:]), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, expected, rtol=0, atol=ELEMENT)
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_plain_pass(dit: CausalWan) -> None:
@@ -141,7 +144,7 @@ def test_complex_rotations_are_taken_as_they_come(dit: CausalWan) -> None:
     assert rope.dtype == torch.complex64
     expected = fused(x, *conditions, rope)
     for form in (rope.to(torch.complex128), torch.view_as_real(rope)):
-        torch.testing.assert_close(fused(x, *conditions, form), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(fused(x, *conditions, form), expected, rtol=0, atol=ELEMENT)
 
 
 @pytest.mark.parametrize("fuse", [True, False])

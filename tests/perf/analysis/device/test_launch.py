@@ -90,7 +90,8 @@ def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: M
         host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
         events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
     found = _launch(make_trace(events))
-    assert (found.verdict, found.median_ns, list(found.kinds)) == ("host-bound", 5_000, ["graph-first", "graph-rest"])
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
+    assert list(found.kinds) == ["graph-first", "graph-rest"]
 
 
 # ---- signs of loss ----
@@ -143,3 +144,53 @@ def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace)
 def test_durations_that_do_not_fit_their_stream(make_trace: MakeTrace) -> None:
     events = [_kernel(10 * i, 10 * i + 500, None) for i in range(10)]
     assert _integrity(make_trace(events)).impossible == ((0, 7, 5_000 - 590),)
+
+
+# ---- which launches the verdict rests on ----
+
+
+def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:
+    """Bursts of 30 launches into a queue that backs up, then the host stays away until long after it has drained."""
+    events, now = [], 0
+    for _ in range(bursts):
+        ends = now + delay_ns
+        for i in range(30):
+            host = HostEvent("cudaLaunchKernel", now + 10 * i, now + 10 * i + 5, 0)
+            start = max(ends, host.start_ns + delay_ns)
+            ends = start + 40_000
+            events.append(_kernel(start, ends, host))
+        now = ends + 1_200_000  # the device is idle for half of the time
+    return events
+
+
+def test_delays_behind_a_busy_device_do_not_hide_a_late_host(make_trace: MakeTrace) -> None:
+    """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
+    found = _launch(make_trace(_backlog(6_600)))
+    assert found.activity.idle_ns > 0.4 * found.activity.span_ns
+    assert found.activity.idle["host_late"] > 0.98 * found.activity.idle_ns
+    assert found.kinds["single"].start_to_start.p50_ns > 500_000
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 6_600)
+
+
+def test_what_ends_a_late_gap_slowly_is_a_slow_launch(make_trace: MakeTrace) -> None:
+    found = _launch(make_trace(_backlog(33_000)))
+    assert (found.verdict, found.activity.late_delay_ns) == ("host late, slow launches", 33_000)
+
+
+def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace) -> None:
+    """Gaps that overhead splits into three pieces end with one launch each: 5, 5 and 9 µs, not 9, 9, 9."""
+    events, overhead, now = [], [], 0
+    for delay in (0, 5_000, 5_000, 9_000):
+        host = HostEvent("cudaLaunchKernel", now + 100_000, now + 100_005, 0)
+        if delay == 9_000:
+            overhead += [(now + 20_000, now + 21_000), (now + 40_000, now + 41_000), (now + 60_000, now + 61_000)]
+        start = host.start_ns + delay
+        events.append(_kernel(start, start + 1_000, host))
+        now = start + 1_000
+    found = _launch(make_trace(events, overhead=tuple(overhead)))
+    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
+
+
+def test_without_a_gap_that_the_host_was_late_for_no_delay_is_typical(make_trace: MakeTrace) -> None:
+    found = _launch(make_trace([_kernel(10 * i, 10 * i + 10, HostEvent("c", 0, 1, 0)) for i in range(3)]))
+    assert (found.verdict, found.activity.late_delay_ns) == ("busy", None)

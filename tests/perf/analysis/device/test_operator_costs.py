@@ -83,3 +83,26 @@ Q = (1, 64, 2, 8)
 def test_what_is_not_known_is_said(calls: OperatorCalls, why: str) -> None:
     found: Any = operator_cost(calls)
     assert isinstance(found, str) and why in found
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        _calls("mm", (-4, 8), (8, 16)),
+        _calls("mm", (4, -8), (-8, 16)),
+        _calls("bmm", (-2, 4, 8), (-2, 8, 16)),
+        _calls("addmm", (-16,), (4, 8), (8, 16)),
+        _calls("_flash_attention_forward", *((1, -10, 4, 64),) * 3, values={8: "True"}),
+        _calls("_flash_attention_forward", *((1, 10, 4, -64),) * 3, values={8: "False"}),
+        _calls("_flash_attention_forward", *((-1, 10, 4, 64),) * 3, values={8: "True"}),
+        _calls("mm", (10**400, 8), (8, 16)),
+        _calls("mm", (1 << 31, 1 << 31), (1 << 31, (1 << 31) + 1)),
+    ],
+)
+def test_sizes_that_no_tensor_has_give_a_reason(calls: OperatorCalls) -> None:
+    assert operator_cost(calls) == "its sizes are not those of tensors"
+
+
+def test_the_largest_tensors_have_a_cost() -> None:
+    assert _cost(_calls("mm", (1 << 31, 1 << 31), (1 << 31, 1 << 31)))[0] == 2 << 93
+    assert _cost(_calls("mm", (0, 8), (8, 16))) == (0, 2 * 8 * 16, 0)

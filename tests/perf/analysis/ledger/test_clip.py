@@ -23,6 +23,7 @@ from strobe.perf.analysis.ledger.clip import (
     coarsened,
     explain_by_regions,
     explain_by_trace,
+    levelled,
     timed_clip,
 )
 from strobe.perf.analysis.ledger.close import clip_ledger
@@ -236,6 +237,37 @@ def test_what_one_side_cannot_tell_apart_is_told_apart_on_neither() -> None:
     merged = coarsened(side, {"denoise_step"}).kinds[Kind.STEADY]
     assert merged == {Label(("denoise_step", NOT_APART), "kernel"): 12, Label(("vae_decode",), "kernel"): 1}
     assert part_of(Label(("denoise_step", NOT_APART), "kernel")) == Part.PASS
+
+
+def test_a_region_that_one_side_does_not_show_is_no_saving(make_run: MakeRun) -> None:
+    """The kernel's label is lost on one side, as inside a graph without a key: its time counts as the section, on both."""
+    run = make_run(took)
+    inside, section, other = FOCAL, FOCAL[:3], STEP
+    full = {
+        at: {Label(inside, "kernel"): 500_000, Label(section, "kernel"): 100_000, Label(other, "queued"): 9} for at in range(12)
+    }
+    bare = {at: {Label(section, "kernel"): 600_000, Label(other, "queued"): 9} for at in range(12)}
+    kinds = block_kinds(run, ["baseline", "turbo"])
+    sides = [
+        explain_by_trace(run, clips_of(run, name), kinds, traced(blocks))
+        for name, blocks in (("baseline", full), ("turbo", bare))
+    ]
+    assert levelled(sides[0], sides[0])[0] == sides[0]
+    before, after = levelled(*sides)
+    assert before.merged == after.merged == (("attention_kernel", "attention"),)
+    busy = Label(section, "kernel")
+    assert before.labels[busy] == after.labels[busy] == 12 * before.num_clips * 600_000
+    assert {part for line in answer(before, after).lines for part in line.parts}.isdisjoint({Part.ATTENTION_KERNEL})
+    assert clip_ledger(before, after, ()).baseline_ns == sum(sides[0].labels.values())
+
+
+def test_a_block_left_out_of_a_trace_is_said(make_run: MakeRun) -> None:
+    run = make_run(took)
+    blocks = {at: {Label(FOCAL, "kernel"): 1_000_000, Label(STEP, "queued"): 9} for at in range(12) if at != 7}
+    kinds = block_kinds(run, ["turbo"])
+    found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
+    assert found.stood_for == (7,)
+    assert found.kinds[Kind.STEADY][Label(FOCAL, "kernel")] == kinds.count(Kind.STEADY) * found.num_clips * 1_000_000
 
 
 @pytest.mark.parametrize(

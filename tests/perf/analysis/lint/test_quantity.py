@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.lint.quantity import UNITS, Bounds, exactly, head_unit, printed, quantities, time_printed
+from strobe.perf.analysis.lint.quantity import UNITS, Bounds, exactly, head_unit, printed, quantities, readable, time_printed
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,17 @@ def test_printing_keeps_the_unit_and_adds_a_digit() -> None:
         "12.3 ms",
         "4.00 ns",
     ]
+
+
+@pytest.mark.parametrize(
+    "number", ["1e400", "1e-400", "1e41", "1E+00041", "1e999999999", "9" * 41, "9" * 5000, "0." + "9" * 5000]
+)
+def test_numbers_that_nothing_measured_has_are_no_numbers(number: str) -> None:
+    text = f"a {number} ms, 5 ms"
+    shown = readable(text)
+    assert len(shown) == len(text) and [each.text for each in quantities(shown)] == ["5 ms"]
+
+
+@pytest.mark.parametrize("text", ["1e40 ms", "1e-03 ms", "9" * 40, "1,234,567.25 FPS", "2026-01-01"])
+def test_other_numbers_stay(text: str) -> None:
+    assert readable(text) == text

@@ -211,4 +211,28 @@ def test_nothing_crashes_the_linter(lines: list[str]) -> None:
 
 @given(st.text())
 def test_any_text_is_a_document(text: str) -> None:
-    lint_text(text, "p.md")
+    for finding in lint_text(text, "p.md"):
+        assert 0 < finding.place.line <= len(text.splitlines()) and finding.said and finding.corrected
+
+
+HUGE = ["1e400", "1e-400", "1e999999999", "1-1e400", "9" * 5000, "0." + "9" * 5000, "1e" + "9" * 5000]
+
+
+@pytest.mark.parametrize("number", HUGE)
+def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str) -> None:
+    text = (
+        f"The step takes {number} ms, 5 % less than {number} ms: {number} x 2 = {number}, at {number} FPS over {number} runs.\n\n"
+        f"| a | ms | note |\n|--|--|--|\n| p | {number} | {number}x |\n| q | 3.0 ± {number} | 2x |\n\n"
+        f"```\nfirst : {number} ± {number} ms\nsecond : {number} (total: {number})\n```\n\n"
+        "It is 2.00x faster: 300 ms -> 100 ms."
+    )
+    assert lint_text(text, "page.md")
+    assert not lint_text(text.replace("2.00x", "3.00x"), "page.md")
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "1e400", '"a"', "[]", "{}", "null", "[" * 50_000])
+def test_a_report_with_impossible_values_is_refused_in_a_line(value: str) -> None:
+    table = '{"columns":[{"title":"a","unit":"ms"}],"rows":[{"cells":[{"type":"time","ns":' + value + "}]}]}"
+    with pytest.raises(DataError) as told:
+        read_report(f'{{"title":"t","sections":[{{"title":"x","blocks":[{table}]}}]}}'.encode(), "report.json")
+    assert "\n" not in str(told.value) and str(told.value).startswith("report.json: ")

@@ -12,6 +12,7 @@ import pytest
 from strobe.core.errors import DataError
 from strobe.perf.analysis.lint.check import files_of, lint_file
 from strobe.perf.analysis.lint.rules.recorded import RULES
+from strobe.perf.records.seal import seal
 
 ROOT = Path(__file__).parents[4]
 RUN = ROOT / "benchmarks" / "presets-h200"
@@ -120,7 +121,17 @@ def _serialised(rows: list[dict[str, Any]]) -> tuple[int, str]:
     return 0, "measure again"
 
 
+def _changed(rows: list[dict[str, Any]]) -> tuple[int, str]:
+    """Seal every line, then change a word of one."""
+    number = _first(rows, record="quality", metric="ssim")
+    for at, row in enumerate(rows, start=1):
+        row |= json.loads(seal(json.dumps(row, separators=(",", ":")).encode(), at))
+    rows[number]["note"] = "another"
+    return number, "measure again"
+
+
 CHANGES: dict[str, tuple[Change, ...]] = {
+    "recorded-lines": (_changed,),
     "recorded-calls": (_no_calls, _wrong_calls),
     "recorded-spans": (_lost_span,),
     "recorded-workload": (_frames, _steps),
@@ -132,7 +143,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
 
 def _written(rows: list[dict[str, Any]], folder: Path) -> Path:
     path = folder / "records.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
     return path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.records.seal import seal
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time
@@ -223,8 +224,9 @@ def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:
     line = {"record": "trace", "v": 1, "variant": "turbo", "clip": 9, "path": "attribution/turbo.json.gz", "sha256": "0" * 64}
     line |= {"size_bytes": 1, "first_block": 6, "num_blocks": 1, "options": ["with_stack"]}
     plain = build_report([folder])
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    records = folder / "records.jsonl"
+    with records.open("ab") as file:
+        file.write(seal(json.dumps(line).encode(), len(records.read_bytes().splitlines()) + 1) + b"\n")
     report = build_report([folder])
     assert report.speedups == plain.speedups
     (settings,) = (section for section in report.sections if section.id == "settings")

@@ -74,6 +74,15 @@ def check_whole(report: Report) -> None:
     assert len(page.encode()) < 300_000 and render_markdown(report)
 
 
+def test_logs_alone_say_nothing_of_what_a_kernel_saved(guide: dict[str, Path]) -> None:
+    sides = [SideRequest(name=name, log=guide[log]) for name, log in (("baseline", "fa_log"), ("candidate", "vsa_log"))]
+    page = render_markdown(
+        build_speedup_report(load_speedup(SpeedupRequest(baseline=sides[0], candidate=sides[1], calls=2, unit="s")))
+    )
+    assert "saved nothing" not in page
+    assert "What the focal kernel saved is not known" in page
+
+
 def test_the_seven_parts_of_the_guide(guide: dict[str, Path]) -> None:
     report = build_speedup_report(load_speedup(request(guide)))
     check_whole(report)

@@ -11,6 +11,7 @@ from layouts import compact, write
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+from strobe.perf.report.write import render
 from synthetic import META, event, kernel
 
 H200 = META | {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "record_shapes": 1}
@@ -65,3 +66,17 @@ def test_only_where_shapes_are_read(tmp_path: Path) -> None:
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
     row = _row(_page(tmp_path, [[64, 64], [64, 64]], "1", meta=META))
     assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
+
+
+@pytest.mark.parametrize("size", ["-4", "-1e3", "9" * 400, "9" * 5000, "1e400"])
+def test_one_operator_with_impossible_sizes_leaves_the_page_whole(size: str, tmp_path: Path) -> None:
+    said = {"Input type": ["c10::BFloat16"] * 2, "Concrete Inputs": ["", ""]}
+    events = []
+    for number, rows in enumerate([4096, 123456789], 1):
+        own = said | {"External id": number, "Input Dims": [[rows, 4096], [4096, 4096]]}
+        place = {"External id": number}
+        events += [event("cpu_op", "aten::mm", "1", "2", **own), kernel("gemm", str(900 * number), "200", number, **place)]
+    path = write(tmp_path / "t.json", compact(events, H200).replace("123456789", size))
+    report = build_trace_report(load_trace_study([path], TraceOptions(by="shape")))
+    page, html, _ = (render(report, form) for form in ("md", "html", "json"))
+    assert "| mm | 4096x4096, 4096x4096 | bfloat16 | 1 | 0.200000 |" in page and "gemm" in html

@@ -1,11 +1,13 @@
-"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 9.0; gradients through the lse are exact.
+"""Dense attention by flash-attn-4 (flash_attn.cute), on compute capability 8.0 and later; gradients through the lse are exact.
 
-Eager calls go to its public function. Under `torch.compile` the same kernels are reached through custom operators. Where its last
-wave of programs would be nearly empty, the queries of that wave attend to parts of the keys, which are merged by lse (`waves`).
+Calls without gradients go to its public function. With gradients its two kernels are called, because the function's own gradients
+would be cut off from q, k and v in a second backward. Under `torch.compile` they are reached through custom operators. Where the
+last wave of programs would be nearly empty, its queries attend to parts of the keys, which are merged by lse (`waves`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,9 +15,8 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.impl.waves import Split, split_last_wave
-from strobe.attention.gates import untested
-from strobe.attention.impls import Impl
-from strobe.attention.libraries import MISSING, not_hopper, short, silence_fa4
+from strobe.attention.double_backward import first_derivatives_only
+from strobe.attention.impls import MISSING, Impl, hash_of, no_card_for, short, silence_fa4
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
@@ -28,6 +29,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
     """Attention by the library's kernels; strides other than of the last dimension are read in place."""
     if torch.compiler.is_compiling():
         out, lse = fa4_forward(q, k, v, spec.softmax_scale)
+    elif spec.needs_grad:
+        out, lse = _Eager.apply(q, k, v, spec.softmax_scale)  # type: ignore[no-untyped-call]
     elif (split := _split(spec)) is not None:
         return _in_parts(q, k, v, spec, split)
     else:
@@ -65,6 +68,10 @@ def _in_parts(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, split: Split
 @torch.library.custom_op("strobe::fa4_forward", mutates_args=())
 def fa4_forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
+    return _forward(q, k, v, softmax_scale)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
     from flash_attn.cute import interface
 
     out, lse, *_ = interface._flash_attn_fwd(q, k, v, softmax_scale=softmax_scale, return_lse=True)
@@ -82,10 +89,16 @@ def fa4_backward(
     d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, softmax_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
+    return _backward(d_out, d_lse, (q, k, v), (out, lse), softmax_scale)
+
+
+def _backward(
+    d_out: Tensor, d_lse: Tensor, inputs: Sequence[Tensor], state: Sequence[Tensor], softmax_scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.cute import interface
 
     dq, dk, dv = interface._flash_attn_bwd(
-        q, k, v, out, d_out.contiguous(), lse, softmax_scale=softmax_scale, dlse=d_lse.contiguous()
+        *inputs, state[0], d_out.contiguous(), state[1], softmax_scale=softmax_scale, dlse=d_lse.contiguous()
     )
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
@@ -96,21 +109,43 @@ def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object)
     return dq, dk, dv
 
 
+_first = first_derivatives_only("dense_attention", ["reference"])
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:3], *output)
     ctx.softmax_scale = inputs[3]
 
 
-def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    return *fa4_backward(d_out, d_lse, *ctx.saved_tensors, ctx.softmax_scale), None
+@_first
+def _differentiate(ctx: Any, saved: Sequence[Tensor], d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    return *fa4_backward(d_out, d_lse, *saved, ctx.softmax_scale), None
 
 
 fa4_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
+class _Eager(torch.autograd.Function):
+    """The same two kernels without an operator around them."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        found = _forward(*inputs)
+        _keep(ctx, inputs, found)
+        return found
+
+    @staticmethod
+    @_first
+    def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
+        d_out, d_lse = grads
+        return *_backward(d_out, d_lse, saved[:3], saved[3:], ctx.softmax_scale), None
+
+
 def _refuses(spec: AttentionSpec) -> str | None:
-    if reason := not_hopper(spec.device) or MISSING["fa4"]:
+    if reason := no_card_for(spec, "dense", "fa4") or MISSING["fa4"]:
         return reason
+    if spec.needs_grad and spec.card.capability < (9, 0):
+        return f"its backward runs on compute capability 9.0 and later, {spec.device} has {spec.card}"
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
     if spec.head_dim not in (64, 96, 128):
@@ -122,4 +157,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="fa4", refuses=_refuses, run=run, untested=partial(untested, "dense", "fa4"))
+IMPL = Impl(name="fa4", refuses=_refuses, run=run, operator="dense", kernel=hash_of("dense/impl/fa4.py", "dense/impl/waves.py"))

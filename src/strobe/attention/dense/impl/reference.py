@@ -29,4 +29,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="reference", refuses=_refuses, run=run)
+IMPL = Impl(name="reference", refuses=_refuses, run=run, operator="dense", slow=True)

@@ -7,14 +7,13 @@ float32 `[B, H, S_q]`: cuDNN's has a last dimension of 1 and the memory-efficien
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strobe.attention.impls import Impl
-from strobe.attention.libraries import capability, short
+from strobe.attention.impls import Impl, short
 from strobe.attention.types import AttentionOutput, AttentionSpec
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -30,7 +29,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
     groups = spec.num_heads // spec.num_kv_heads
     kernel = kernel_of(spec)
     if not kernel:
-        out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, enable_gqa=groups > 1)
+        options: dict[str, Any] = (
+            {"enable_gqa": True} if groups > 1 else {}
+        )  # a comparison of symbolic numbers of heads is no bool
+        out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, **options)
         return AttentionOutput(out=out.transpose(1, 2), lse=None)
     if groups > 1:
         keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
@@ -55,7 +57,7 @@ def kernel_of(spec: AttentionSpec) -> str:
         return "cpu" if spec.return_lse else ""
     torch_picks = spec.num_heads != spec.num_kv_heads and not spec.return_lse
     half = spec.dtype in _HALF and spec.head_dim % 8 == 0
-    many, chip = spec.q_len > FEW_QUERIES and spec.kv_len > 1, capability(spec.device)
+    many, chip = spec.q_len > FEW_QUERIES and spec.kv_len > 1, spec.card.capability
     if half and many and spec.head_dim <= 128 and chip >= (9, 0) and not torch_picks:
         return "cudnn"
     shared_out = half and spec.head_dim <= 256 and 1 < spec.q_len <= FEW_QUERIES and chip >= (8, 0) and not torch_picks
@@ -85,4 +87,4 @@ def _refuses(spec: AttentionSpec) -> str | None:
     return None
 
 
-IMPL = Impl(name="sdpa", refuses=_refuses, run=run)
+IMPL = Impl(name="sdpa", refuses=_refuses, run=run, operator="dense")

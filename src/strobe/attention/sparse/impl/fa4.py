@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strobe.attention.libraries import silence_fa4
+from strobe.attention.impls import silence_fa4
 from strobe.attention.sparse.lists import Lists, key_lists, query_lists
 from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection

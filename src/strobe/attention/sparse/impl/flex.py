@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.lists import key_lists
 from strobe.attention.sparse.padding import finite, padding_rows
-from strobe.attention.sparse.selection import BlockSelection, check_counts
+from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
@@ -25,14 +26,14 @@ _TILES = dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2"
 
 def run(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
     """FlexAttention under a mask built from the lists; forward only."""
-    check_counts(selection)
+    selection = sound(selection, spec.kv_len // spec.block)
     q = finite(q, selection.q_sizes, selection)
     k, v = (finite(tensor, selection.kv_sizes, selection) for tensor in (k, v))
     out, found = (_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention)(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         block_mask=_block_mask(selection, spec.kv_len // spec.block),
         scale=spec.softmax_scale,
-        enable_gqa=spec.num_heads != spec.num_kv_heads,
+        enable_gqa=True if spec.num_heads != spec.num_kv_heads else False,  # noqa: SIM210 (of symbolic numbers it is no bool)
         kernel_options=_TILES if q.is_cuda else None,
         return_aux=AuxRequest(lse=True),
     )

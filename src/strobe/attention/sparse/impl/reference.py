@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.impls import Impl
-from strobe.attention.sparse.selection import BlockSelection, check_counts
+from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 
@@ -30,7 +30,6 @@ def run(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: Sparse
 
     What padding rows hold never matters, NaN included; a row that sees nothing has out 0, lse -inf and no gradient.
     """
-    check_counts(selection)
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = spec.num_heads // spec.num_kv_heads
     mask = token_mask(selection, spec.kv_len // selection.block)  # [B, H, S_q, S_kv]
@@ -55,4 +54,4 @@ def _refuses(spec: SparseSpec) -> str | None:
     return None
 
 
-IMPL: Final[Impl[SparseSpec]] = Impl(name="reference", refuses=_refuses, run=run)
+IMPL: Final[Impl[SparseSpec]] = Impl(name="reference", refuses=_refuses, run=run, operator="sparse", slow=True)

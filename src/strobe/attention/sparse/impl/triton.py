@@ -1,9 +1,10 @@
-"""Block-sparse attention in Triton: one program per run of 64 queries (per run of 64 keys for the gradients of k and v).
+"""Block-sparse attention in Triton: one program per run of queries (per run of keys for the gradients of k and v).
 
 Portable: keys, values and whatever a loop walks over are read through tensor descriptors, which Hopper's copy engine serves and
 other GPUs emulate. Scores are kept in units of log 2. The scores of the next step are computed before this step's softmax, so
 that matrix units and the rest work at once. Gradients are gathered, never added by atomics: each program owns what it writes,
-so they are the same bits in every run. No launch depends on a count: nothing syncs. No configuration depends on a length.
+so they are the same bits in every run. No launch depends on a count: nothing syncs. A configuration
+follows the card and the dtype, no length.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse.launch import Launcher, precision_of
 from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.core.device import Card, card_of
 
 _LOG2E: Final = 1.4426950408889634
 _ROWS: Final = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
-"""Queries of a program, and keys of a step."""
+"""Queries of a program, and keys of a step, where matrix units read shared memory or keep sums of their own."""
+_ROOMY: Final = (9, 10, 11)
+"""First numbers of the compute capabilities where they do. Elsewhere all is in registers, which so many rows overflow: by 2 KiB a
+thread on 8.9, with 106 KiB of shared memory for the gradients of keys in float32, of which an 8.9 or 12.0 has 99."""
 
 
 @triton.jit
@@ -43,27 +48,49 @@ def _own(pointer, batch, first, head, stride_batch, stride_row, stride_head, row
 
 
 @triton.jit
-def _key_of(row, step, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr):
-    """First key of a step: key blocks in the order of the indices, each in `steps` runs."""
-    return tl.load(row + step // steps) * block + (step % steps) * rows
+def _there(number, num_kv, bounded: tl.constexpr):
+    """The key block an index names; if it names none, the one past the last, whose keys are read as 0, and hidden.
+
+    `bounded`: the host knows that every index names one.
+    """
+    return number if bounded else tl.where((number >= 0) & (number < num_kv), number, num_kv)
 
 
 @triton.jit
-def _hide(scores, first, sizes_ptr, block: tl.constexpr, rows: tl.constexpr):
-    """Scores against the keys from `first` on, -inf where a key is padding."""
-    seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
-    return tl.where(seen[None, :], scores, float("-inf"))
+def _key_of(row, step, num_kv, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, bounded: tl.constexpr):
+    """First key of a step: key blocks in the order of the indices, each in `steps` runs."""
+    return _there(tl.load(row + step // steps), num_kv, bounded) * block + (step % steps) * rows
+
+
+@triton.jit
+def _number(counts_ptr, entry, most, bounded: tl.constexpr):
+    """Key blocks of a row, no more than it has entries."""
+    count = tl.load(counts_ptr + entry)
+    return count if bounded else tl.minimum(tl.maximum(count, 0), most)
+
+
+@triton.jit
+def _seen(first, num_kv, sizes_ptr, block: tl.constexpr, rows: tl.constexpr, ragged: tl.constexpr, bounded: tl.constexpr):
+    """Which keys from `first` on are neither padding nor past the last key block."""
+    if not ragged:
+        size = tl.where(first // block < num_kv, block, 0)
+    elif bounded:
+        size = tl.load(sizes_ptr + first // block)
+    else:
+        size = tl.load(sizes_ptr + first // block, mask=first // block < num_kv, other=0)
+    return first % block + tl.arange(0, rows) < size
 
 
 @triton.jit
 def _forward_kernel(
     k_desc, v_desc, out_desc, q_ptr, lse_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, num_heads, groups, num_q, most, uniform_count, scale_log2,
+    q_batch, q_row, q_head, num_heads, groups, num_q, num_kv, most, uniform_count, scale_log2,
     block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
-    stages: tl.constexpr, ragged_q: tl.constexpr, uniform: tl.constexpr,
+    stages: tl.constexpr, ragged_q: tl.constexpr, bounded: tl.constexpr, uniform: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the selected key blocks of one run of queries. `scale_log2` is positive."""
     steps: tl.constexpr = block // rows
+    hides: tl.constexpr = ragged_kv or not bounded
     run, row_of_heads = tl.program_id(0), tl.program_id(1)
     query_block = run // steps
     batch, head = row_of_heads // num_heads, row_of_heads % num_heads
@@ -79,23 +106,25 @@ def _forward_kernel(
     row = indices_ptr + entry * most
     if uniform:  # the first index need not wait for the count
         last = uniform_count * steps - 1
-        first = tl.load(row) * block
+        first = _there(tl.load(row), num_kv, bounded) * block
     else:
-        last = tl.load(counts_ptr + entry) * steps - 1
-        first = tl.load(row, mask=last >= 0, other=0) * block
+        last = _number(counts_ptr, entry, most, bounded) * steps - 1
+        first = _there(tl.load(row, mask=last >= 0, other=0), num_kv, bounded) * block
     scores = tl.dot(q, _tile(k_desc, batch, first, kv_head, rows, width).T, input_precision=precision)
-    if ragged_kv:
-        scores = _hide(scores, first, kv_sizes_ptr, block, rows)
+    if hides:
+        scores = tl.where(_seen(first, num_kv, kv_sizes_ptr, block, rows, ragged_kv, bounded)[None, :], scores, float("-inf"))
     for step in tl.range(last + 1, num_stages=stages):
-        following = _key_of(row, tl.minimum(step + 1, last), steps, rows, block)
+        following = _key_of(row, tl.minimum(step + 1, last), num_kv, steps, rows, block, bounded)
         keys = _tile(k_desc, batch, following, kv_head, rows, width)
         values = _tile(v_desc, batch, first, kv_head, rows, width)
         ahead = tl.dot(q, keys.T, input_precision=precision)
-        if ragged_kv:
-            ahead = _hide(ahead, following, kv_sizes_ptr, block, rows)
+        if hides:
+            ahead = tl.where(
+                _seen(following, num_kv, kv_sizes_ptr, block, rows, ragged_kv, bounded)[None, :], ahead, float("-inf")
+            )
         higher = tl.maximum(top, tl.max(scores, 1))
         shift = higher * scale_log2
-        if ragged_kv:
+        if hides:
             shift = tl.where(higher == float("-inf"), 0.0, shift)
         weights = tl.exp2(scores * scale_log2 - shift[:, None])
         decay = tl.exp2(top * scale_log2 - shift)
@@ -112,13 +141,12 @@ def _forward_kernel(
 
 
 @triton.jit
-def _d_scores(q, d_out, keys, values, lse, delta, first, sizes_ptr, scale, block: tl.constexpr, rows: tl.constexpr,
-              ragged: tl.constexpr, precision: tl.constexpr):  # fmt: skip
+def _d_scores(q, d_out, keys, values, lse, delta, first, num_kv, sizes_ptr, scale, block: tl.constexpr, rows: tl.constexpr,
+              ragged: tl.constexpr, bounded: tl.constexpr, precision: tl.constexpr):  # fmt: skip
     """Gradient of the scaled scores of some queries against the keys from `first` on."""
     weights = tl.exp2(tl.dot(q, keys.T, input_precision=precision) * (scale * 1.4426950408889634) - lse[:, None])
-    if ragged:
-        seen = first % block + tl.arange(0, rows) < tl.load(sizes_ptr + first // block)
-        weights = tl.where(seen[None, :], weights, 0.0)
+    if ragged or not bounded:
+        weights = tl.where(_seen(first, num_kv, sizes_ptr, block, rows, ragged, bounded)[None, :], weights, 0.0)
     d_weights = tl.dot(d_out, values.T, input_precision=precision)
     return (weights * (d_weights - delta[:, None])).to(keys.dtype)
 
@@ -126,9 +154,9 @@ def _d_scores(q, d_out, keys, values, lse, delta, first, sizes_ptr, scale, block
 @triton.jit
 def _d_query_kernel(
     k_desc, v_desc, d_q_desc, q_ptr, d_out_ptr, lse_ptr, delta_ptr, indices_ptr, counts_ptr, q_sizes_ptr, kv_sizes_ptr,
-    q_batch, q_row, q_head, o_batch, o_row, o_head, num_heads, groups, num_q, most, scale,
+    q_batch, q_row, q_head, o_batch, o_row, o_head, num_heads, groups, num_q, num_kv, most, scale,
     block: tl.constexpr, rows: tl.constexpr, width: tl.constexpr, ragged_kv: tl.constexpr, precision: tl.constexpr,
-    stages: tl.constexpr, ragged_q: tl.constexpr,
+    stages: tl.constexpr, ragged_q: tl.constexpr, bounded: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one run of queries. `scale` is positive."""
     steps: tl.constexpr = block // rows
@@ -147,18 +175,22 @@ def _d_query_kernel(
 
     entry = row_of_heads.to(tl.int64) * num_q + query_block
     row = indices_ptr + entry * most
-    count = tl.load(counts_ptr + entry) * steps
+    count = _number(counts_ptr, entry, most, bounded) * steps
     # the first step stands before the loop, where nothing is yet in flight: so q and d_out move to registers once and for all
-    first = tl.load(row, mask=count > 0, other=0) * block
+    first = _there(tl.load(row, mask=count > 0, other=0), num_kv, bounded) * block
     keys = _tile(k_desc, batch, first, kv_head, rows, width)
     values = _tile(v_desc, batch, first, kv_head, rows, width)
-    d_scores = _d_scores(q, d_out, keys, values, lse, delta, first, kv_sizes_ptr, scale, block, rows, ragged_kv, precision)
+    d_scores = _d_scores(
+        q, d_out, keys, values, lse, delta, first, num_kv, kv_sizes_ptr, scale, block, rows, ragged_kv, bounded, precision
+    )
     acc = tl.dot(d_scores, keys, input_precision=precision)
     for step in tl.range(1, count, num_stages=stages):
-        first = _key_of(row, step, steps, rows, block)
+        first = _key_of(row, step, num_kv, steps, rows, block, bounded)
         keys = _tile(k_desc, batch, first, kv_head, rows, width)
         values = _tile(v_desc, batch, first, kv_head, rows, width)
-        d_scores = _d_scores(q, d_out, keys, values, lse, delta, first, kv_sizes_ptr, scale, block, rows, ragged_kv, precision)
+        d_scores = _d_scores(
+            q, d_out, keys, values, lse, delta, first, num_kv, kv_sizes_ptr, scale, block, rows, ragged_kv, bounded, precision
+        )
         acc = tl.dot(d_scores, keys, acc, input_precision=precision)
 
     live = valid & (lse != float("inf"))
@@ -196,7 +228,7 @@ def _d_key_kernel(
         entry = row * num_kv + key_block
         begin, end = tl.load(begins_ptr + entry), tl.load(begins_ptr + entry + 1)
         for step in tl.range((end - begin).to(tl.int32) * steps, num_stages=stages):
-            first = _key_of(queries_ptr + begin, step, steps, rows, block)
+            first = _key_of(queries_ptr + begin, step, num_q, steps, rows, block, True)
             q = _tile(q_desc, batch, first, head, rows, width)
             scores = tl.dot(keys, q.T, input_precision=precision)  # [keys, queries]
             per_row = row * num_q * block + first + tl.arange(0, rows)
@@ -234,15 +266,16 @@ def _delta_kernel(
 
 @triton.jit
 def _mark_kernel(indices_ptr, counts_ptr, marks_ptr, num_q, num_kv, most, words, columns: tl.constexpr):
-    """Set the bit of one query block in the row of every key block that it sees."""
+    """Set the bit of one query block in the row of every key block that it sees; an index that names none sets no bit."""
     entry = tl.program_id(0).to(tl.int64)
     row, query_block = entry // num_q, entry % num_q
-    count = tl.load(counts_ptr + entry)
+    count = tl.minimum(tl.load(counts_ptr + entry), most)
     for begin in range(0, count, columns):
         at = begin + tl.arange(0, columns)
-        key_block = tl.load(indices_ptr + entry * most + at, mask=at < count, other=0)
+        key_block = tl.load(indices_ptr + entry * most + at, mask=at < count, other=-1)
         place = (row * num_kv + key_block) * words + query_block // 32
-        tl.atomic_or(marks_ptr + place, (1 << (query_block % 32)).to(tl.int32), mask=at < count, sem="relaxed")
+        there = (key_block >= 0) & (key_block < num_kv)
+        tl.atomic_or(marks_ptr + place, (1 << (query_block % 32)).to(tl.int32), mask=there, sem="relaxed")
 
 
 @triton.jit
@@ -280,12 +313,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
     lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
     if q_len == 0 or k.shape[1] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    indices = selection.indices.contiguous()
+    indices, num_kv = selection.indices.contiguous(), k.shape[1] // block
     _FORWARD(
-        (q_len // _ROWS[q.dtype], batch * heads, 1),
+        (q_len // rows_of(q.dtype, card_of(q.device)), batch * heads, 1),
         (q, lse, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
-        (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, indices.shape[3], count),
-        (*_constants(q, selection, 3), q_sizes is not None, count > 0),
+        (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, num_kv, indices.shape[3], count),
+        (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv), count > 0),
         num_warps=4,
         floats=(softmax_scale * _LOG2E,),
         descriptors=(_descriptor(k), _descriptor(v), _descriptor(out)),
@@ -314,7 +347,7 @@ def backward(
     d_k, d_v = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     if q_len == 0 or kv_len == 0:
         return d_q.zero_(), d_k.zero_(), d_v.zero_()
-    out, delta, rows = state[0], torch.empty_like(lse), _ROWS[q.dtype]
+    out, delta, rows = state[0], torch.empty_like(lse), rows_of(q.dtype, card_of(q.device))
     _DELTA(
         (q_len // rows, batch * heads, 1),
         (d_out, out, grads[1].contiguous(), lse, delta),
@@ -326,8 +359,8 @@ def backward(
     _D_QUERY(
         (q_len // rows, batch * heads, 1),
         (q, d_out, lse, delta, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
-        (*q.stride()[:3], *d_out.stride()[:3], heads, groups, num_q, indices.shape[3]),
-        (*_constants(q, selection, 3), q_sizes is not None),
+        (*q.stride()[:3], *d_out.stride()[:3], heads, groups, num_q, num_kv, indices.shape[3]),
+        (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv)),
         num_warps=4,
         floats=(softmax_scale,),
         descriptors=(_descriptor(k), _descriptor(v), _descriptor(d_q)),
@@ -367,9 +400,15 @@ def queries_of_keys(selection: BlockSelection, num_kv: int) -> tuple[Tensor, Ten
     return begins, queries
 
 
+def rows_of(dtype: torch.dtype, card: Card) -> int:
+    """Queries of a program, and keys of a step, on a card; in the interpreter as on the roomy ones."""
+    return _ROWS[dtype] // (2 if card.vendor and card.capability[0] not in _ROOMY else 1)
+
+
 def _descriptor(tensor: Tensor) -> TensorDescriptor:
     """Runs of rows of one head of `[B, S, H, D]`."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, _ROWS[tensor.dtype], 1, tensor.shape[3]])
+    rows = rows_of(tensor.dtype, card_of(tensor.device))
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, tensor.shape[3]])
 
 
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
@@ -379,7 +418,7 @@ def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
 
 def _constants(q: Tensor, selection: BlockSelection, stages: int) -> tuple[int, int, int, bool, str, int]:
     """Block, rows, width, whether key blocks hold padding, precision and stages."""
-    plain = q.dtype == torch.float32
-    precision = "tf32x3" if plain else "tf32"  # 16-bit inputs have one precision
-    stages = 1 if plain else stages  # more tiles of float32 do not fit shared memory
-    return selection.block, _ROWS[q.dtype], q.shape[3], selection.kv_sizes is not None, precision, stages
+    card = card_of(q.device)
+    stages = 1 if q.dtype == torch.float32 else stages  # more tiles of float32 do not fit shared memory
+    ragged, precision = selection.kv_sizes is not None, precision_of(q.dtype, card)
+    return selection.block, rows_of(q.dtype, card), q.shape[3], ragged, precision, stages

@@ -17,8 +17,8 @@ class Grid:
         num_tokens: tokens of all tiles.
         sizes: valid rows of each tile, int32 `[N]`.
         ragged_sizes: the same; None if all tiles are whole.
-        tokens: token of each row in tile order, the number of tokens for padding, int64 `[N * block]`.
-        rows: row in tile order of each token, int64.
+        tokens: token of each row in tile order, the number of tokens for padding, int64 `[N * block]`; it may be None if `tiled`.
+        rows: row in tile order of each token, int64; it may be None if `tiled`.
         tiled: the rows are given in tile order, and go back so.
     """
 
@@ -27,8 +27,8 @@ class Grid:
     num_tokens: int
     sizes: Tensor
     ragged_sizes: Tensor | None
-    tokens: Tensor
-    rows: Tensor
+    tokens: Tensor | None
+    rows: Tensor | None
     tiled: bool
 
 
@@ -58,8 +58,8 @@ class Tiled:
     """Queries, keys and values in tile order, `[B, N * block, H, D]`, and what was pooled on the way.
 
     Args:
-        means: of the tiles of q, k and v, float32 `[B, H, N, D]`; the last is None if the coarse output is not wanted, all are
-            None if the pass did not pool.
+        means: of the tiles of q, k and v, float32 `[B, H, N, D]`, or of the parts that scores are taken over; the last is None if
+            the coarse output is not wanted, all are None if the pass did not pool.
     """
 
     q: Tensor

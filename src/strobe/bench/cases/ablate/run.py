@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from strobe.bench.cases.stream import Script
 from strobe.bench.runner import run_case
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.files import not_written, write_whole
 from strobe.engine.load import Model
 from strobe.perf.records.store import RunWriter, rotate
 from strobe.perf.report.ablation_page.plan import CELLS, PLAN, Plan, read_plan
@@ -151,13 +151,11 @@ def claim(folder: Path, job: Job, cells: Sequence[Cell]) -> None:
         changed = ", ".join(differing)
         raise ConfigError(f"{folder} holds cells that differ in {changed}; give the same, or name another folder")
     plan = Plan(base=job.base, request=job.request, values=dict(job.values), idle=dict(job.idle), cells=tuple(planned.values()))
-    part = folder / f"{PLAN}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
-        os.replace(part, folder / PLAN)
     except OSError as error:
-        raise StrobeError(f"cannot write {folder / PLAN}: {error.strerror}; name another folder") from error
+        raise not_written(folder / PLAN, error) from error
+    write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def _measure(cell: Cell, job: Job, place: Path, say: Progress) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from strobe.core.errors import WeightsError
+from strobe.core.files import write_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +83,7 @@ class Trainer:
             for moment in ("exp_avg", "exp_avg_sq"):
                 if p in self.optimiser.state:
                     tensors[f"{moment}.{name}"] = self.optimiser.state[p][moment].bfloat16()
-        partial = path.with_suffix(".partial")
-        save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, partial, {"step": str(self.step)})
-        partial.replace(path)
+        write_whole(path, save({name: t.contiguous().cpu() for name, t in tensors.items()}, {"step": str(self.step)}))
 
     @torch.no_grad()
     def load(self, path: Path) -> None:

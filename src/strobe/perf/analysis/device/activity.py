@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.device.idle import CAUSES, PROFILER_OVERHEAD
+from strobe.perf.analysis.device.distribution import distribution
+from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, PROFILER_OVERHEAD
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, claim, column, overlaps, reach
-from strobe.perf.analysis.device.views import BUSY, DeviceView, Part, Slices
+from strobe.perf.analysis.device.views import BUSY, NONE, DeviceView, Part, Slices
 from strobe.perf.trace.events import DEVICE_KINDS
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
@@ -87,6 +88,8 @@ class Activity:
         unlinked_ns: sum of their durations.
         exposed_comm_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
         exposed_memcpy_ns: time in which a copy ran and nothing else did, whatever the priority.
+        late_delay_ns: median time from the start of a launch call to the start on the device, of the launches that end a gap with
+            the host late; `None` without such a gap.
     """
 
     device: int
@@ -104,6 +107,7 @@ class Activity:
     unlinked_ns: int
     exposed_comm_ns: int
     exposed_memcpy_ns: int
+    late_delay_ns: int | None
 
     @property
     def span_ns(self) -> int:
@@ -137,7 +141,7 @@ def activity(view: DeviceView) -> Activity:
         stream = part.work.stream
         for number in np.unique(stream).tolist():
             streams.setdefault(number, _Stream()).add(part, np.flatnonzero(stream == number))
-    owned = _time_by_class(view)
+    owned, late_delay_ns = _time_by_class(view)
     return Activity(
         device=view.device,
         begin_ns=view.begin_ns,
@@ -158,6 +162,7 @@ def activity(view: DeviceView) -> Activity:
         unlinked_ns=unlinked.sum_ns,
         exposed_comm_ns=no_copy.union_ns - compute.union_ns,
         exposed_memcpy_ns=tally.union_ns - no_copy.union_ns,
+        late_delay_ns=late_delay_ns,
     )
 
 
@@ -232,11 +237,19 @@ def _overhead(view: DeviceView) -> dict[str, int]:
     return dict(sorted(took.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _time_by_class(view: DeviceView) -> dict[str, int]:
+def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
+    """The time of each class, and the median delay of the launches that end a gap with the host late."""
     total = np.zeros(len(CLASSES), np.int64)
+    begin, delays, last = np.asarray(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
         np.add.at(total, _class_of(view, slices), slices.length)
-    return dict(zip(CLASSES, total.tolist(), strict=True))
+        late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]
+        late = late[np.diff(late, prepend=last) != 0]  # overhead may split a gap
+        if len(late):
+            work, last = view.work.at(late), int(late[-1])
+            delays.append(work.start - begin[work.host])
+    found = distribution(np.concatenate(delays)) if delays else None
+    return dict(zip(CLASSES, total.tolist(), strict=True)), None if found is None else found.p50_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER
 from strobe.perf.analysis.device.intervals import Ints
 from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace.columns import blocks
-from strobe.perf.trace.events import Trace
+from strobe.perf.trace.events import NO_CORRELATION, Trace
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
@@ -84,25 +84,30 @@ class Launch:
         kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
         calls: by name of the launch call, most events first.
+        num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
         verdict: what the idle time says, see `judge_idle`.
-        median_ns: the start-to-start delay the verdict rests on: the median of single launches, of first events of graphs where
-            there are none.
-        activity: of the same window.
+        activity: of the same window; the verdict rests on its idle causes and its `late_delay_ns`. The delays of other launches
+            tell how long the queue was, not how fast a launch is.
     """
 
     device: int
     num_events: int
     num_unlinked: int
+    num_uncorrelated: int
     kinds: Mapping[LaunchKind, Delays]
     calls: tuple[CallRow, ...]
     verdict: Verdict
-    median_ns: int | None
     activity: Activity
 
 
-def launch(view: DeviceView) -> Launch:
-    """Analyse how the events of one device were launched."""
-    calls = _Calls(view)
+def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
+    """Analyse how the events of one device were launched.
+
+    Args:
+        view: the device.
+        is_graph: what `graph_calls` says of its trace; it is asked if this is not given.
+    """
+    calls = _Calls(view, graph_calls(view.trace) if is_graph is None else is_graph)
     names = len(calls.hosts.names)
     by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
     by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
@@ -117,16 +122,14 @@ def launch(view: DeviceView) -> Launch:
             rows.append(CallRow(name=calls.hosts.names[number], n=host.n, num_events=num_events, host=host, delays=delays))
     kinds = {kind: found for kind, found in zip(LAUNCH_KINDS, by_kind, strict=True) if found is not None}
     done = activity(view)
-    typical = kinds.get("single") or kinds.get("graph-first")
-    median = None if typical is None else typical.start_to_start.p50_ns
     return Launch(
         device=view.device,
         num_events=calls.num_events,
         num_unlinked=calls.num_unlinked,
+        num_uncorrelated=calls.num_uncorrelated,
         kinds=kinds,
         calls=tuple(sorted(rows, key=lambda row: (-row.num_events, row.name))),
-        verdict=judge_idle(done, median),
-        median_ns=median,
+        verdict=judge_idle(done),
         activity=done,
     )
 
@@ -134,20 +137,21 @@ def launch(view: DeviceView) -> Launch:
 class _Calls:
     """The events that start in the window of a view, and the calls that launched them."""
 
-    def __init__(self, view: DeviceView) -> None:
-        self._view = view
+    def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
+        self._view, self.is_graph = view, is_graph
         self.hosts = view.trace.device_events.hosts
         self.name, self.begin, self.end = (
             np.asarray(column) for column in (self.hosts.name, self.hosts.start_ns, self.hosts.end_ns)
         )
-        self.is_graph = _graphs(view.trace)
-        self.num_events = self.num_unlinked = 0
-        self._used = np.zeros(len(self.hosts), np.bool_)
+        self.num_events = self.num_unlinked = self.num_uncorrelated = 0
+        used = [np.empty(0, np.int32)]
         for work in self._starting():
             linked = work.host >= 0
             self.num_events += len(linked)
             self.num_unlinked += int((~linked).sum())
-            self._used[work.host[linked]] = True
+            self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
+            used.append(np.unique(work.host[linked]))
+        self._used = np.unique(np.concatenate(used))
 
     def _starting(self) -> Iterator[Work]:
         view = self._view
@@ -184,20 +188,19 @@ class _Calls:
         """Of the calls that launched one of the events, by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
-            yield (self.end[block] - self.begin[block])[used], self.name[block][used]
+            yield self.end[used] - self.begin[used], self.name[used]
 
 
-def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
+def judge_idle(done: Activity) -> Verdict:
     """Say in a word what keeps a device from being busy.
 
     `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
-    if it is the host being late and a typical launch starts within `MAX_PROMPT_NS`; `host late, slow launches` if it starts later
-    than that; `launch latency`, `queued`, `profiler overhead`, or `unknown` (launches before the window). `mixed`: none has more
-    than half.
+    if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch; `host late, slow
+    launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown` (the trace does not hold
+    the launches). `mixed`: none has more than half.
 
     Args:
         done: busy and idle time.
-        median_ns: typical start-to-start delay, `None` if there is none.
     """
     if done.idle_ns < MIN_IDLE_SHARE * done.span_ns or not done.idle_ns:
         return "busy"
@@ -205,15 +208,16 @@ def judge_idle(done: Activity, median_ns: int | None) -> Verdict:
     if 2 * done.idle[cause] <= done.idle_ns:
         return "mixed"
     if cause == HOST_LATE:
-        return "host-bound" if median_ns is not None and median_ns < MAX_PROMPT_NS else "host late, slow launches"
+        assert done.late_delay_ns is not None, "the host was late and nothing ended a gap"
+        return "host-bound" if done.late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
     verdicts: dict[str, Verdict] = {
         LAUNCH_LATENCY: "launch latency", QUEUED: "queued", PROFILER_OVERHEAD: "profiler overhead", UNLINKED: "unknown"
     }  # fmt: skip
     return verdicts[cause]
 
 
-def _graphs(trace: Trace) -> NDArray[np.bool_]:
-    """Whether each launch call launched a graph."""
+def graph_calls(trace: Trace) -> NDArray[np.bool_]:
+    """Whether each launch call of a trace launched a graph: by its name, or because it launched several events."""
     hosts, host = trace.device_events.hosts, np.asarray(trace.device_events.host)
     seen, several = (np.zeros(len(hosts), np.bool_) for _ in range(2))
     for block in blocks(len(host)):
@@ -307,7 +311,7 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
     """Calls that launched a graph, by their name and that of their first event, then by how many events they recorded."""
     events = trace.device_events
     host, hosts = np.asarray(events.host), events.hosts
-    graphs = np.flatnonzero(_graphs(trace)).astype(np.int32)
+    graphs = np.flatnonzero(graph_calls(trace)).astype(np.int32)
     nodes, first = np.zeros(len(graphs), np.int32), np.full(len(graphs), -1, np.int64)
     for block in blocks(len(host) if len(graphs) else 0):
         place = np.minimum(np.searchsorted(graphs, host[block]), len(graphs) - 1)

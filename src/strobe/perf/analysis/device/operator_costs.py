@@ -29,6 +29,8 @@ _ATTENTIONS: Final = {
 }
 _DENSE: Final = ("False", "0")
 _CAUSAL: Final = ("True", "1", "2")
+_MOST_ELEMENTS: Final = 1 << 62
+"""A tensor with more has no number for its last one."""
 _NO_WINDOW: Final = ("", "-1", "None")
 
 
@@ -46,6 +48,8 @@ def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
     attention over equally many queries and keys computes half of the pairs and the diagonal.
     """
     first = _PRODUCTS.get(calls.name, 0)
+    if any(size < 0 for sizes in calls.sizes for size in sizes) or any(math.prod(one) > _MOST_ELEMENTS for one in calls.sizes):
+        return "its sizes are not those of tensors"
     dtype = parse_dtype(calls.types[first]) if len(calls.types) > first else None
     if dtype is None:
         return "its dtype is not recorded or not known"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -374,13 +375,14 @@ def device_work(trace: Trace) -> Iterator[tuple[int, Work]]:
         sum_ns = sum(np.subtract(part.end, part.start, dtype=np.float64).sum() for _, part in everything.parts())
         if max(reach_ns, sum_ns) >= _LIMIT_NS:
             raise DataError(f"{trace.path}: its times reach over more than 146 years; they are not in microseconds")
-    devices = np.unique(of_device).tolist()
-    for device in devices:
-        if len(devices) == 1:
-            yield device, everything
-        else:
-            mine = [block.start + np.flatnonzero(of_device[block] == device) for block in blocks(len(events))]
-            yield device, Work(events=events, rows=np.concatenate(mine).astype(np.int32))
+    devices = np.unique(of_device)
+    if len(devices) == 1:
+        yield int(devices[0]), everything
+        return
+    order = np.argsort(of_device, kind="stable").astype(np.int32)
+    bounds = np.append(np.searchsorted(of_device[order], devices), len(order)).tolist()
+    for device, (start, stop) in zip(devices.tolist(), pairwise(bounds), strict=True):
+        yield device, Work(events=events, rows=order[start:stop])
 
 
 def _view(trace: Trace, device: int, work: Work, priority: tuple[str, ...], window: Window | None) -> DeviceView:

@@ -62,25 +62,16 @@ class Answer:
 
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
-        unit: what the lines are of, in words: `steady frame block`, `frame block`; of foreign
-            traces `stage`, `step`, `focal call` or `traced window`.
+        unit: what the lines are of, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
+            `focal call` or `traced window`.
         explained_time: share of the time of the side where it is smaller that has a name.
         explained_saving: share of the saving that has a name; None if nothing is saved.
-        kinds: what each kind of frame block adds to a clip; they add up to a clip. None for foreign traces.
-        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
-        disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
-            of the clips that marking regions took.
-        traced: whether a trace was used.
     """
 
     lines: tuple[PartLine, ...]
     unit: str
     explained_time: float
     explained_saving: float | None
-    kinds: tuple[KindLine, ...] = ()
-    num_steady: int = 0
-    disturbed: tuple[float, float] = (0.0, 0.0)
-    traced: bool = True
 
     @property
     def baseline_ns(self) -> Fraction:
@@ -93,13 +84,38 @@ class Answer:
         return sum((line.candidate_ns for line in self.lines), Fraction(0))
 
 
-def answer(baseline: Explained, candidate: Explained) -> Answer:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipAnswer(Answer):
+    """Where the difference between two variants of ours comes from, in a frame block and in a whole clip.
+
+    Args:
+        kinds: what each kind of frame block adds to a clip; they add up to a clip.
+        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
+        disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
+            of the clips that marking regions took.
+        varied: by how much of their mean the busy times of the traced steady frame blocks differ, of the baseline and the
+            candidate; 0 on a CPU.
+        stood_for: frame blocks that the traces lack, of the baseline and the candidate; others of their kind stand for them.
+        merged: regions that one side does not show, each with what its time counts as instead.
+        traced: whether a trace was used.
+    """
+
+    kinds: tuple[KindLine, ...]
+    num_steady: int
+    disturbed: tuple[float, float]
+    varied: tuple[float, float]
+    stood_for: tuple[tuple[int, ...], tuple[int, ...]]
+    merged: tuple[tuple[str, str], ...]
+    traced: bool
+
+
+def answer(baseline: Explained, candidate: Explained) -> ClipAnswer:
     """Sum up both sides by part and by kind of frame block."""
     sides = (baseline, candidate)
     kind = Kind.STEADY if all(side.num_blocks.get(Kind.STEADY) for side in sides) else None
     per_block = [_per_block(side, kind) for side in sides]
     outside = [_elsewhere(side, kind) for side in sides]
-    return Answer(
+    return ClipAnswer(
         lines=_lines(per_block, outside),
         unit="steady frame block" if kind else "frame block",
         kinds=tuple(_kinds(baseline, candidate)),
@@ -107,6 +123,9 @@ def answer(baseline: Explained, candidate: Explained) -> Answer:
         explained_time=min(_explained(side) for side in sides),
         explained_saving=_explained_saving(baseline, candidate),
         disturbed=(_disturbed(baseline), _disturbed(candidate)),
+        varied=(_varied(baseline), _varied(candidate)),
+        stood_for=(baseline.stood_for, candidate.stood_for),
+        merged=baseline.merged,
         traced=bool(baseline.traced_ns or candidate.traced_ns),
     )
 
@@ -219,3 +238,8 @@ def _disturbed(side: Explained) -> float:
     if side.timed_ns:
         return side.traced_ns / side.timed_ns - 1
     return side.marking_ns / (sum(side.labels.values()) or 1)
+
+
+def _varied(side: Explained) -> float:
+    busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in side.units] if side.traced_ns else []
+    return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0

@@ -13,7 +13,7 @@ Frame blocks are accounted for by kind, since the clock of a GPU at its power li
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -25,7 +25,7 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.device.idle import IDLE
 from strobe.perf.analysis.ledger.parts import AROUND, MISMATCH, NOT_APART, UNTRACED
 from strobe.perf.analysis.runs.partition import Partition
-from strobe.perf.analysis.runs.timeline import TIMED, Label
+from strobe.perf.analysis.runs.timeline import TIMED, Label, Path
 from strobe.perf.records.record import Clip, Regions, Span
 from strobe.perf.records.store import RunRecords
 
@@ -61,6 +61,8 @@ class Explained:
         traced_ns, timed_ns: length of the traced frame blocks, in the traced clip and as a mean of the timed ones; 0 where no
             trace was used.
         marking_ns: what the regions that were added up took by themselves, in all clips.
+        stood_for: frame blocks that the trace lacks although it has others of their kind, which stand for them.
+        merged: regions that the other side does not show, each with what its time counts as instead on both.
     """
 
     num_clips: int
@@ -72,6 +74,8 @@ class Explained:
     traced_ns: int = 0
     timed_ns: int = 0
     marking_ns: int = 0
+    stood_for: tuple[int, ...] = ()
+    merged: tuple[tuple[str, str], ...] = ()
 
     @property
     def labels(self) -> Counter[Label]:
@@ -120,20 +124,47 @@ def apportion(total: int, weights: Mapping[K, int]) -> dict[K, int]:
 
 def coarsened(side: Explained, stages: Collection[str]) -> Explained:
     """Put all that ran in these stages on one label each: what one side cannot tell apart is told apart on neither."""
+    return _relabelled(side, lambda path: (path[0], NOT_APART) if path and path[0] in stages else path)
+
+
+_TOLD: Final = (spans.ATTENTION_KERNEL, spans.ATTENTION, spans.CROSS_ATTENTION, spans.FFN, spans.VAE_DECODE)
+"""Regions that every variant enters, the innermost first."""
+
+
+def levelled(baseline: Explained, candidate: Explained) -> tuple[Explained, Explained]:
+    """Let the labels of both sides go equally deep: a region that only one of them shows counts as what contains it.
+
+    A variant may lack a region because its trace does. Its time is then no saving of that region.
+    """
+    sides = [baseline, candidate]
+    for name in _TOLD:
+        shown = [any(ns and name in label.path for label, ns in side.labels.items()) for side in sides]
+        if shown[0] != shown[1]:
+            into = next(label.path for label, ns in sides[shown.index(True)].labels.items() if ns and name in label.path)
+            above = into[into.index(name) - 1] if into.index(name) else spans.FRAME_BLOCK
+            sides = [replace(_relabelled(side, _until(name)), merged=(*side.merged, (name, above))) for side in sides]
+    return sides[0], sides[1]
+
+
+def _until(name: str) -> Callable[[Path], Path]:
+    return lambda path: path[: path.index(name)] if name in path else path
+
+
+def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
+    """The same time under other paths."""
+
+    def moved(labels: Labels) -> Counter[Label]:
+        total: Counter[Label] = Counter()
+        for label, ns in labels.items():
+            total[Label(path_of(label.path), label.activity)] += ns
+        return total
+
     return replace(
         side,
-        kinds={kind: _coarse(labels, stages) for kind, labels in side.kinds.items()},
-        units=tuple(_coarse(labels, stages) for labels in side.units),
-        pairs=tuple(_coarse(labels, stages) for labels in side.pairs),
+        kinds={kind: moved(labels) for kind, labels in side.kinds.items()},
+        units=tuple(map(moved, side.units)),
+        pairs=tuple(map(moved, side.pairs)),
     )
-
-
-def _coarse(labels: Labels, stages: Collection[str]) -> Counter[Label]:
-    total: Counter[Label] = Counter()
-    for label, ns in labels.items():
-        merged = bool(label.path) and label.path[0] in stages
-        total[Label((label.path[0], NOT_APART), label.activity) if merged else label] += ns
-    return total
 
 
 # --------------------------------------------------------------------------------------------------------- timed clips
@@ -268,6 +299,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Kin
         units=tuple(tile.owned for tile in steady),
         traced_ns=sum(tile.end_ns - tile.start_ns for tile in traced.tiles),
         timed_ns=round(Fraction(sum(clip.blocks_ns[index] for clip in timed for index in tiles), len(clips))),
+        stood_for=tuple(at for at, kind in enumerate(kinds) if at not in tiles and any(kinds[seen] == kind for seen in tiles)),
     )
 
 

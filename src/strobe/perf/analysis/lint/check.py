@@ -9,10 +9,12 @@ from typing import Final
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError
+from strobe.core.files import found_inside
 from strobe.perf.analysis.lint.document import CodeLine, Document, Section
 from strobe.perf.analysis.lint.finding import Claim, Finding, Rule
 from strobe.perf.analysis.lint.lines import lines_table
 from strobe.perf.analysis.lint.markdown import read_markdown
+from strobe.perf.analysis.lint.quantity import readable
 from strobe.perf.analysis.lint.report_json import read_report
 from strobe.perf.analysis.lint.rules import RULES
 from strobe.perf.analysis.lint.study import Numbered, Options, Study
@@ -45,7 +47,7 @@ def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] 
 def _study(path: Path, options: Options) -> Study:
     name, suffix = path.as_posix(), path.suffix.lower()
     if suffix == ".jsonl":
-        return Study(document=Document(path=name), options=options, records=_records(path))
+        return _recorded(path, options)
     if suffix not in (*MARKDOWN, *PRINTED, ".json"):
         raise DataError(
             f"{name}: cannot be linted; give Markdown (.md), a report.json, a {RECORDS} or printed output (.txt, .log)"
@@ -61,23 +63,23 @@ def _study(path: Path, options: Options) -> Study:
 
 
 def _printed(text: str, path: str) -> Document:
-    numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1)]
+    numbered = [(number, line) for number, line in enumerate(readable(text).splitlines(), 1)]
     table = lines_table(numbered, Section())
     code = tuple(CodeLine(text=line, line=number, section=Section()) for number, line in numbered)
     return Document(path=path, tables=(table,) if table else (), code=code)
 
 
-def _records(path: Path) -> tuple[Numbered, ...]:
+def _recorded(path: Path, options: Options) -> Study:
     """Records with their lines, after the reader of runs has checked that this is one."""
-    read_run(path)
+    run = read_run(path)
+    lines = enumerate(path.read_bytes().split(b"\n")[:-1], 1)
     decoder = msgspec.json.Decoder(Record)
-    found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        try:
-            found.append(Numbered(line=number, record=decoder.decode(line)))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return tuple(found)
+    return Study(
+        document=Document(path=path.as_posix()),
+        options=options,
+        records=tuple(Numbered(line=at, record=decoder.decode(line)) for at, line in lines if at not in run.bad_lines),
+        damaged=(*run.bad_lines, *([0] if run.missing_lines else [])),
+    )
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -88,7 +90,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         return (path,)
-    found = tuple(file for name in (RECORDS, "report.json", "report.md") if (file := path / name).is_file())
+    found = tuple(file for name in (RECORDS, "report.json", "report.md") if (file := found_inside(path, name)))
     if not found:
         raise DataError(f"{path}: holds neither {RECORDS} nor a report; name the files to lint")
     return found

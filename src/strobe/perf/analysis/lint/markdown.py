@@ -10,6 +10,7 @@ from typing import Final
 
 from strobe.perf.analysis.lint.document import CodeLine, Document, Ignored, Row, Section, Sentence, Table, column_units, read_cell
 from strobe.perf.analysis.lint.lines import VALUE, lines_table
+from strobe.perf.analysis.lint.quantity import readable
 
 _FENCE: Final = re.compile(r"^\s*(?P<mark>`{3,}|~{3,})\s*(?P<language>[^\s`]*)")
 _HEADING: Final = re.compile(r"^ {0,3}(?P<level>#{1,6})\s+(?P<title>.*?)\s*#*\s*$")
@@ -77,7 +78,7 @@ def read_markdown(text: str, path: str) -> Document:
     Args:
         path: named in every place.
     """
-    reader = _Reader(text, path)
+    reader = _Reader(readable(text), path)
     reader.read()
     return reader.document()
 

@@ -120,6 +120,7 @@ _QUANTITY: Final = re.compile(
     rf"(?:[-–](?P<upper>{_DIGITS})(?!\.?\d))?"
     rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{_COUNTS})\b|(?!\w|\.\d))"
 )
+_BEYOND: Final = re.compile(r"\d[\d.,]{40,}(?:[eE][-+]?\d+)?|\d[\d.,]*[eE][-+]?0*(?:\d{3,}|[5-9]\d|4[1-9])")
 _MASKED: Final = re.compile(
     r"https?://\S+|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d\S*)?|\b\d\d?:\d\d(?::\d\d)?\b|\b[vV]?\d+\.\d+\.\d+\S*"
     r"|\b[A-Za-z]\w*_\w*(?:[-./]\w+)*|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b"
@@ -211,6 +212,11 @@ def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> B
         return Bounds(value, max(value, Fraction(1)) * 10**9)
     exact = half == Fraction(1, 2) and (unit is None or unit.dimension == "count")
     return exactly(value) if exact else exactly(value).wider(half)
+
+
+def readable(text: str) -> str:
+    """Put dots in the place of numbers that nothing measured has: over 40 digits, or a power of ten beyond 40. Positions stay."""
+    return _BEYOND.sub(lambda found: "…" * len(found[0]), text)
 
 
 def mask(text: str, *, sizes: bool = True) -> str:

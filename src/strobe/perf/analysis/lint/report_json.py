@@ -9,7 +9,7 @@ import msgspec
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.lint.document import Cell, Document, Row, Section, Sentence, Table, read_cell
-from strobe.perf.analysis.lint.quantity import UNITS
+from strobe.perf.analysis.lint.quantity import UNITS, readable
 
 _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -23,11 +23,31 @@ def read_report(data: bytes, path: str) -> Document:
         DataError: not JSON, or not a report.
     """
     try:
-        report = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        report = _plain(msgspec.json.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); give a report.json, a records.jsonl or Markdown") from error
     if not isinstance(report, dict) or not isinstance(report.get("sections"), list):
         raise DataError(f"{path}: JSON, but no report; give the report.json that `strobe report` writes, or its records.jsonl")
+    try:
+        return _document(report, path)
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: not a report as `strobe report` writes it ({error}); write it again") from error
+
+
+def _plain(value: Any) -> Any:
+    """The same with every text made readable."""
+    match value:
+        case str():
+            return readable(value)
+        case list():
+            return [_plain(one) for one in value]
+        case dict():
+            return {key: _plain(one) for key, one in value.items()}
+        case _:
+            return value
+
+
+def _document(report: Node, path: str) -> Document:
     tables, sentences = [], [Sentence(text=text, line=0, section=Section()) for text in _texts(report.get("subtitle"))]
     for number, node in enumerate(report["sections"]):
         section = Section(path=(0, number), titles=(str(report.get("title", "")), str(node.get("title", ""))))

@@ -66,11 +66,16 @@ class Numbered:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A document and the options that go with it; `records` are those of a run, whose document is empty."""
+    """A document and the options that go with it; `records` are those of a run, whose document is empty.
+
+    Args:
+        damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
+    """
 
     document: Document
     options: Options
     records: tuple[Numbered, ...] = ()
+    damaged: tuple[int, ...] = ()
 
     @cached_property
     def views(self) -> tuple[View, ...]:

@@ -25,7 +25,7 @@ from strobe.perf.analysis.structure.window import Window
 from strobe.perf.trace.events import Trace
 
 OUTSIDE: Final = "outside ranges and modules"
-UNLINKED: Final = "launched before the trace"
+UNLINKED: Final = "launch not in the trace"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

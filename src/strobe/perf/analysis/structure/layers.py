@@ -29,7 +29,7 @@ from strobe.perf.analysis.structure.scopes import (
     totals,
     unnumbered,
 )
-from strobe.perf.analysis.structure.steps import Steps, find_steps
+from strobe.perf.analysis.structure.steps import Steps, device_steps
 from strobe.perf.analysis.structure.window import Window
 from strobe.perf.trace.events import Trace
 
@@ -209,8 +209,10 @@ def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: b
 
 def _by_kernels(trace: Trace, device: int, work: Work, window: Window | None) -> Iterator[LayerGroup]:
     """Layers as what the kernels repeat inside a step, of the longest period that does so three times."""
-    place, periods = repetitions(work, trace.device_events.names)
-    steps = next(found for found in find_steps(trace) if found.device == device)
+    place, periods = repeated = repetitions(work, trace.device_events.names)
+    if not periods:
+        return
+    steps = device_steps(trace, device, work, repeated)
     bounds = np.array([step.start_ns for step in steps.steps] if isinstance(steps, Steps) else [], np.int64)
     start, end = work.at(place).start, work.at(place).end
     for period in periods:

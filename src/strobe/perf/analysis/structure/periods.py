@@ -123,12 +123,20 @@ class _Cut(NamedTuple):
     anchors: int
 
 
-def repetitions(work: Work, texts: tuple[str, ...]) -> tuple[NDArray[np.int32], tuple[Period, ...]]:
-    """Find what the kernels of a device repeat, on the stream that has most of them.
+class Repetitions(NamedTuple):
+    """What the kernels of a device repeat, on the stream that has most of them.
 
-    Returns:
-        The positions of these kernels among the device's events, and the periods, the longest first; they count into the former.
+    Args:
+        place: positions of these kernels among the device's events.
+        periods: the longest first; they count into `place`.
     """
+
+    place: NDArray[np.int32]
+    periods: tuple[Period, ...]
+
+
+def repetitions(work: Work, texts: tuple[str, ...]) -> Repetitions:
+    """Find what the kernels of a device repeat, on the stream that has most of them."""
     counts: Counter[int] = Counter()
     for _, part in work.parts():
         numbers, count = np.unique(part.stream[np.isin(part.kind, WORK)], return_counts=True)
@@ -145,7 +153,7 @@ def repetitions(work: Work, texts: tuple[str, ...]) -> tuple[NDArray[np.int32], 
         before = reach(start, end) if reached is None else np.maximum(reach(start, end), reached)
         pause.extend(np.maximum(0, start - before))
         at, reached = at + len(own), max(int(before[-1]), int(end[-1]))
-    return place, find_periods(name, texts, np.asarray(pause.release()))
+    return Repetitions(place, find_periods(name, texts, np.asarray(pause.release())))
 
 
 def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None = None) -> tuple[Period, ...]:

@@ -6,7 +6,7 @@ cut to the window, host times are not: they are those of the calls that launched
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Self
@@ -102,16 +102,16 @@ class Ranges:
 
 def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...]:
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
-    return tuple(_ranges_of(trace, device, work, window) for device, work in device_work(trace))
+    cuts = Cuts.around(trace.ranges, trace.modules)
+    of_kind: dict[Kind, _Calls] = {"range": _Calls(trace.ranges, cuts), "module": _Calls(trace.modules, cuts)}
+    return tuple(_ranges_of(trace, device, work, window, of_kind) for device, work in device_work(trace))
 
 
-def _ranges_of(trace: Trace, device: int, work: Work, window: Window | None) -> Ranges:
-    of_kind: tuple[tuple[Kind, HostEvents], ...] = (("range", trace.ranges), ("module", trace.modules))
-    cuts = Cuts.around(*(scopes for _, scopes in of_kind))
+def _ranges_of(trace: Trace, device: int, work: Work, window: Window | None, of_kind: Mapping[Kind, _Calls]) -> Ranges:
+    cuts = of_kind["range"].cuts
     launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
     outside = np.ones(cuts.num, np.bool_)
-    for kind, scopes in of_kind:
-        calls = _Calls(scopes, cuts)
+    for kind, calls in of_kind.items():
         outside &= calls.owner == NOWHERE
         united = _unions(trace, work, window, calls)
         rows += _rows(kind, calls, launched, united, window is not None)

@@ -18,7 +18,7 @@ from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, counts_before, overlaps, reach
 from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.runs.steady import SteadyState, find_steady
-from strobe.perf.analysis.structure.periods import Period, repetitions
+from strobe.perf.analysis.structure.periods import Period, Repetitions, repetitions
 from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, Cuts, Launched, before, launched_in, linked, nest
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.trace.events import Trace
@@ -27,6 +27,8 @@ LAST: Final = "the last one: no next step bounds it"
 OVERTAKEN: Final = "overtaken on the device by another step"
 COMPILED: Final = "compiled"
 HELD_UP: Final = "the profiler at work"
+UNEVEN: Final = 1.5
+"""Steady steps of which one takes so many times as long as another are not one kind of step."""
 _HELD_UP_SHARE: Final = 0.05
 """Share of a step with the profiler at work above which it is not like the others."""
 _NAMED: Final = {
@@ -111,6 +113,13 @@ class Steps:
         """The steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
 
+    @property
+    def uneven(self) -> tuple[Step, Step] | None:
+        """A short and a long steady step where they differ by more than `UNEVEN`, the shortest and the longest tenth left out."""
+        ordered = sorted(self.kept(), key=lambda step: step.length_ns)
+        inner = ordered[len(ordered) // 10 : len(ordered) - len(ordered) // 10]
+        return (inner[0], inner[-1]) if inner and inner[-1].length_ns > UNEVEN * inner[0].length_ns else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoSteps:
@@ -151,11 +160,25 @@ def find_steps(trace: Trace, starts: str | None = None) -> tuple[Steps | NoSteps
         ConfigError: not a regular expression.
     """
     chosen = None if starts is None else pattern(starts)
-    found: list[Steps | NoSteps] = []
-    for device, work in device_work(trace):
-        cuts = _named_cuts(trace, work) if chosen is None else _chosen_cuts(trace, work, chosen)
-        found.append(NoSteps(device=device, reason=cuts) if isinstance(cuts, str) else _tiled(trace, device, work, cuts))
-    return tuple(found)
+    if chosen is None:
+        return tuple(device_steps(trace, device, work) for device, work in device_work(trace))
+    return tuple(_cut_at(trace, device, work, _chosen_cuts(trace, work, chosen)) for device, work in device_work(trace))
+
+
+def device_steps(trace: Trace, device: int, work: Work, repeated: Repetitions | None = None) -> Steps | NoSteps:
+    """Cut the time of one device into the steps that `find_steps` finds without a pattern.
+
+    Args:
+        trace: the trace.
+        device: number of the device.
+        work: its events.
+        repeated: what its kernels repeat; it is looked for if it is not given.
+    """
+    return _cut_at(trace, device, work, _named_cuts(trace, work, repeated))
+
+
+def _cut_at(trace: Trace, device: int, work: Work, cuts: _Cuts | str) -> Steps | NoSteps:
+    return NoSteps(device=device, reason=cuts) if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
 
 
 def names_step(name: str, starts: str | None = None) -> bool:
@@ -177,14 +200,14 @@ def _chosen_cuts(trace: Trace, work: Work, chosen: re.Pattern[str]) -> _Cuts | s
     return _Cuts("kernel", f"kernels that match {chosen.pattern!r}", work.start[places], int(work.end.max()), labels)
 
 
-def _named_cuts(trace: Trace, work: Work) -> _Cuts | str:
+def _named_cuts(trace: Trace, work: Work, repeated: Repetitions | None) -> _Cuts | str:
     single = None
     for spoken, named in _NAMED.items():
         cuts = _by_range(trace, work, named, f"{spoken} ranges")
         if cuts is not None and len(cuts.start) > 1:
             return cuts
         single = single or cuts
-    by_period = _by_period(trace, work)
+    by_period = _by_period(trace, work, repeated or repetitions(work, trace.device_events.names))
     if single is None:
         return by_period
     if isinstance(by_period, str):
@@ -254,9 +277,9 @@ class _Anywhere:
         return int(end[0])
 
 
-def _by_period(trace: Trace, work: Work) -> _Cuts | str:
+def _by_period(trace: Trace, work: Work, repeated: Repetitions) -> _Cuts | str:
     """Steps from what the kernels of the busiest stream repeat, or why there are none."""
-    place, periods = repetitions(work, trace.device_events.names)
+    place, periods = repeated
     if not periods:
         return "no repeating step found: no kernel occurs at even distances with the same kernels between"
     period = periods[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strobe.core.errors import DataError
+from strobe.core.files import found_inside
 from strobe.perf.analysis.ledger.close import Ledger, Level, Line
 from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
 from strobe.perf.analysis.runs.timeline import Label
@@ -63,7 +64,7 @@ def read_cells(folder: Path, plan: Plan) -> tuple[CellRun, ...]:
     Raises:
         DataError: none was.
     """
-    begun = (each for each in plan.cells if each.refused or (folder / CELLS / each.name / RECORDS).exists())
+    begun = (each for each in plan.cells if each.refused or found_inside(folder, f"{CELLS}/{each.name}/{RECORDS}"))
     found = tuple(_cell(folder, planned) for planned in begun)
     if not any(cell.entry is not None and not cell.reason for cell in found):
         reasons = "; ".join(f"{cell.planned.name}: {cell.reason}" for cell in found if cell.reason)

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import DataError
+from strobe.core.files import file_inside
 
 PLAN: Final = "plan.json"
 CELLS: Final = "cells"
@@ -69,7 +70,7 @@ def read_plan(folder: Path) -> Plan:
     """
     file = folder / PLAN
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Plan)
+        return msgspec.json.decode(file_inside(folder, PLAN).read_bytes(), type=Plan)
     except OSError as error:
         raise DataError(f"no ablation at {folder}: {file.name}: {error.strerror}; `strobe ablate` makes one") from error
     except msgspec.DecodeError as error:

@@ -173,7 +173,8 @@ def read_cells(folder: Path) -> tuple[CellRun, ...]:
         DataError: the folder holds none.
     """
     try:
-        places = sorted(path for path in (folder / CELLS).iterdir() if path.is_dir() and path.name.count("_") == 3)
+        folders = (path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())
+        places = sorted(path for path in folders if path.name.count("_") == 3)
     except OSError as error:
         raise DataError(f"no cells at {folder / CELLS}: {error.strerror}; give a folder of `strobe bench attention`") from error
     found = []

@@ -67,7 +67,27 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
     notes = [f"Reference of each cell: its fastest dense contestant ({_references(cells)})."]
     if peaks:
         notes.append(f"Measured peak: {min(peaks) / 1e12:.4g} to {max(peaks) / 1e12:.4g} TFLOP/s, a square product ({MATMUL}).")
+    if (small := _too_small(cells)) is not None:
+        notes.append(small)
     return Table(f"{title}: speed.", columns, rows, tuple(notes), sortable=True)
+
+
+def _too_small(cells: Sequence[CellRun]) -> str | None:
+    """Say that sparsity does not pay at this size; None if some sparse contestant is faster than dense attention, or none ran."""
+    sparse = [
+        (cell.reference, entry)
+        for cell in cells
+        if cell.reference is not None and not cell.serialised
+        for entry in cell.measured
+        if entry.kind != "dense"
+    ]
+    if not sparse or any(speedup(reference, entry).verdict == "faster" for reference, entry in sparse):
+        return None
+    tokens = sparse[0][1].size("tokens")
+    return (
+        f"Too small for sparsity to pay: at {tokens} tokens no sparse contestant is faster than the fastest dense one, because "
+        f"scoring, selecting and gathering cost more than the skipped keys save. Longer sequences show what sparsity gives."
+    )
 
 
 def _references(cells: Sequence[CellRun]) -> str:

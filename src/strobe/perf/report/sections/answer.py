@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.core import spans
 from strobe.core.costs import device_peaks
-from strobe.perf.analysis.ledger.answer import Answer, PartLine
+from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.ledger.clip import Kind
 from strobe.perf.analysis.ledger.parts import MEANING, Part
 from strobe.perf.report.findings import Finding
@@ -60,7 +60,7 @@ def line_name(line: PartLine) -> str:
     return line.parts[0].value if len(line.parts) == 1 else REST
 
 
-def _figure(finding: Finding, found: Answer) -> Figure:
+def _figure(finding: Finding, found: ClipAnswer) -> Figure:
     names = finding.reference.label, finding.candidate.label
     drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
     picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
@@ -69,7 +69,7 @@ def _figure(finding: Finding, found: Answer) -> Figure:
     return Figure(title, alt, picture, answer_table(finding, found), table_open=True)
 
 
-def answer_table(finding: Finding, found: Answer) -> Table:
+def answer_table(finding: Finding, found: ClipAnswer) -> Table:
     """At most eight parts, before and after; under them what the other frame blocks add and what limits now."""
     reference, candidate = finding.reference, finding.candidate
     columns = (
@@ -90,12 +90,13 @@ def answer_table(finding: Finding, found: Answer) -> Table:
         _kinds(found),
         limit(candidate.label, found, _attention_rate(candidate, found)),
         *rest_words(found),
+        *_gaps_in_evidence(reference, candidate, found),
         disturbance(reference, candidate, found),
     )
     return Table(headline(finding, found), columns, tuple(rows), notes)
 
 
-def headline(finding: Finding, found: Answer) -> str:
+def headline(finding: Finding, found: ClipAnswer) -> str:
     """The speedup with its interval, what a frame block takes, and how much of both has a name."""
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
     said = f"{names[0]} against {names[1]}"
@@ -122,7 +123,7 @@ def part_cells(line: PartLine) -> tuple[Cell, ...]:
     return (Text(line_name(line), note=note), *times, share)
 
 
-def _kinds(found: Answer) -> str:
+def _kinds(found: ClipAnswer) -> str:
     """What each kind of frame block adds to the end-to-end saving."""
     said = []
     for line in found.kinds:
@@ -137,6 +138,16 @@ def rest_words(found: Answer) -> tuple[str, ...]:
     """Which parts the line of the rest is."""
     several = [line for line in found.lines if len(line.parts) > 1]
     return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
+
+
+def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
+    """What a trace lacks, and what was done about it."""
+    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
+    for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
+        if blocks:
+            listed = ", ".join(map(str, blocks))
+            said.append(f"The trace of {subject.label} lacks frame blocks {listed}: the others of their kind stand for them.")
+    return tuple(said)
 
 
 def limit(label: str, found: Answer, attention_rate: str = "") -> str:
@@ -171,7 +182,7 @@ def _of(part_ns: float, whole_ns: float) -> str:
     return f"{part} of {whole} ms"
 
 
-def _attention_rate(subject: Subject, found: Answer) -> str:
+def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
     """FLOP rate of the attention kernel in a steady frame block, where the records say its FLOPs."""
     costs = {cost.span: cost for cost in subject.settings.costs}
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
@@ -189,13 +200,14 @@ def _attention_rate(subject: Subject, found: Answer) -> str:
     return f" at {rate / 1e12:.3g} TFLOP/s{share}"
 
 
-def disturbance(reference: Subject, candidate: Subject, found: Answer) -> str:
+def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
     """How much observing changed what was observed, and what that can have moved."""
     b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
     if found.traced:
         return (
             f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
             "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
-            "causes and places only."
+            f"causes and places only. Kernel times differ by {100 * found.varied[0]:.1f} % and {100 * found.varied[1]:.1f} % "
+            "between the traced steady frame blocks, as the GPU's clock does."
         )
     return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."

@@ -262,7 +262,9 @@ def _realised(finding: Finding, ledger: Ledger, level: LevelSum) -> Cell:
     inside = level.level in (Level.KERNEL, Level.SECTION, Level.STEP)
     kernel = ledger.levels[0].saved_ns if inside else ledger.kernel_saved_ns
     ratio = ledger.levels[0].ratio
-    if level.ratio is None or ratio is None or kernel <= 0:
+    if level.ratio is None or ratio is None:
+        return Missing("a trace does not show the attention kernel", "-")
+    if kernel <= 0:
         return Missing("the attention kernel saved nothing", "-")
     if abs(ratio - 1) < FLOOR:
         return Missing(f"the attention kernel changed by less than {100 * FLOOR:.0f} %", "-")

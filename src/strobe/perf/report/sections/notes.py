@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from strobe.core.files import found_inside
 from strobe.perf.report.model import Notes, Section, Video, Videos
 from strobe.perf.report.study import Profile, Study, Subject
 
@@ -46,8 +47,8 @@ def clips_section(study: Study) -> Section | None:
     items = []
     for subject in study.subjects:
         for video in subject.run.videos:
-            path = subject.run.folder / video.path
-            if video.variant == subject.name and path.is_file():
+            path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
+            if path is not None:
                 items.append(
                     Video(subject.label, _relative(path, study.folder), video.caption.removeprefix(f"{video.variant}, "))
                 )

@@ -7,6 +7,7 @@ from typing import Final
 
 from strobe.perf.records.record import Clocks, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import Banner, Cell, Code, Column, Count, Number, Row, Section, Table, Text
 from strobe.perf.report.study import Study, Subject
 
@@ -262,6 +263,7 @@ def banners(study: Study) -> tuple[Banner, ...]:
         Banner(
             "stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(_red_gates(study))
         ),
+        *damage_banners((run.header.run, run.damage) for run in study.runs),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )
     return tuple(banner for banner in found if banner.items)
@@ -298,10 +300,8 @@ def _doubts(run: RunRecords) -> list[str]:
         found.append("the run was cut short: it has no last line")
     elif run.end.status != "complete":
         found.append(f"the run is {run.end.status}: {run.end.message or 'no reason given'}")
-    if run.truncated or run.bad_lines:
-        found.append(
-            f"records that cannot be read: {len(run.bad_lines)} lines{', and a last line cut short' if run.truncated else ''}"
-        )
+    if run.truncated:
+        found.append("the last line of the records is cut short and not read")
     if head.git.dirty:
         found.append("the checkout had changed files, so the commit does not name the code that ran")
     if head.machine.launch_blocking:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 from strobe.core.errors import DataError
+from strobe.core.files import write_whole, writing_whole
+from strobe.core.printable import clean_lines
 from strobe.perf.report.extract import input_file
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 
@@ -33,11 +35,15 @@ def write_inputs(study: SpeedupStudy, folder: Path, *, store: bool) -> Path:
                 copy = folder / "inputs" / side.request.name / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 if not (copy.exists() and copy.samefile(path)):
-                    shutil.copyfile(path, copy)
+                    _copy(path, copy)
                 if input_file(copy).sha256 != read.sha256:
                     raise DataError(f"{path} changed while it was copied to {copy}; run again when it is finished")
                 entry["stored"] = copy.relative_to(folder).as_posix()
             listed.append(entry)
     target = folder / "inputs.json"
-    target.write_text(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return target
+    return write_whole(target, clean_lines(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False)) + "\n")
+
+
+def _copy(path: Path, copy: Path) -> None:
+    with path.open("rb") as source, writing_whole(copy) as file:
+        shutil.copyfileobj(source, file, 1 << 20)

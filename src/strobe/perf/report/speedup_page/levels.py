@@ -229,6 +229,9 @@ def _eaten(account: Account) -> Iterator[str]:
     ledger = account.ledger
     kernel = account.per_unit(ledger.kernel_saved_ns)
     saved, unit = account.per_unit(ledger.saved_ns), _unit(account)
+    if Level.KERNEL in account.missing:
+        yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
+        return
     if kernel <= 0:
         yield "The focal kernel saved nothing, so there is no ideal to compare with."
         return

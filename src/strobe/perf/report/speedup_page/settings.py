@@ -8,6 +8,7 @@ from typing import Final
 
 from strobe.perf.analysis.comparable.checks import FACTS, Check, Comparability, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
 from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
@@ -99,7 +100,8 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
-    return tuple(banner for banner in groups if banner.items)
+    damage = damage_banners((f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log)
+    return (*damage, *(banner for banner in groups if banner.items))
 
 
 def _advice(found: Comparability) -> tuple[str, ...]:

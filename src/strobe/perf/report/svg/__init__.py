@@ -6,7 +6,7 @@ import math
 from html import escape as _escape
 from typing import Final
 
-from strobe.perf.report.text import clean
+from strobe.core.printable import clean
 
 _COLOURS: Final = 6
 

@@ -62,7 +62,7 @@ def _devices(seen: Seen) -> Table:
         Column("exposed communication", "ms", True, "communication ran and neither a kernel nor a memset did"),
         Column("exposed copies", "ms", True, "a copy ran and nothing else did"),
         Column("events", numeric=True),
-        Column("unlinked", numeric=True, hint="events launched before the trace; they are counted everywhere"),
+        Column("unlinked", numeric=True, hint="events whose launch the trace does not hold; they are counted everywhere"),
         Column("unlinked sum", "ms", True, "of their durations"),
     )
     rows = [Row((Code(name), *_device_cells(done))) for name, _, done in seen]

@@ -7,9 +7,12 @@ from typing import Literal
 
 from strobe.perf.analysis.device.idle import HOST_LATE
 from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.model import Banner
 from strobe.perf.report.text import shorten
-from strobe.perf.report.trace_page.seen import Seen, seen_devices, whole_views
+from strobe.perf.report.trace_page.devices import device_name
+from strobe.perf.report.trace_page.seen import Seen, seen_devices, seen_steps, whole_views
+from strobe.perf.report.trace_page.steps import uneven_text
 from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.trace import Trace
 
@@ -39,6 +42,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             (text for one in seen for text in _overlap(one)),
         ),
         ("caution", "Host-bound", late),
+        ("caution", "Uneven steps", _uneven(study)),
         ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
     banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
@@ -60,7 +64,12 @@ def _truncated(trace: Trace, label: str) -> Iterator[str]:
 def _lost(trace: Trace, label: str) -> Iterator[str]:
     counts = trace.counts
     if counts.lost:
-        yield f"{label}: {counts.lost} of {counts.events + counts.lost} events could not be read"
+        yield f"{label} is incomplete: {counts.lost} of {counts.events + counts.lost} events could not be read"
+    if counts.trailing:
+        yield (
+            f"{label}: {counts.trailing} of these stand behind the end of the JSON and were not read, as where two traces were "
+            "put into one file; give each trace a file of its own"
+        )
 
 
 def _mended(trace: Trace, label: str) -> Iterator[str]:
@@ -112,13 +121,21 @@ def _overlap(seen: Seen) -> Iterator[str]:
 
 
 def _host_bound(seen: Seen) -> Iterator[str]:
-    done, median = seen.launch.activity, seen.launch.median_ns
+    done = seen.launch.activity
+    median = done.late_delay_ns
     if seen.launch.verdict == "host-bound" and median is not None:
         yield (
             f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
             f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
-            f"a launch starts {median / 1e3:.1f} µs after its call (median)"
+            f"what it then launches starts {median / 1e3:.1f} µs after its call (median)"
         )
+
+
+def _uneven(study: TraceStudy) -> Iterator[str]:
+    for found, label in zip(seen_steps(study), study.labels, strict=True):
+        for steps in found:
+            if isinstance(steps, Steps) and (text := uneven_text(steps)):
+                yield f"{device_name(study, label, steps.device)}: {text}"
 
 
 def _slowed(trace: Trace, label: str) -> Iterator[str]:

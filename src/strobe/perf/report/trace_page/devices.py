@@ -25,7 +25,7 @@ CAUSE_HINTS: Final = {
     LAUNCH_LATENCY: "from the start of the launch call to the start on the device",
     QUEUED: "launched before the gap, or a later event of a graph: waited for a dependency, a copy or a synchronisation",
     PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
-    UNLINKED: "the event that ends the gap was launched before the trace, or no event ends it",
+    UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
 }
 
 SPREAD_COLUMNS: Final = (

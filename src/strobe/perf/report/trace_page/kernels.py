@@ -24,8 +24,8 @@ def kernels_section(study: TraceStudy) -> Section | None:
     if not blocks:
         return None
     lead = (
-        "Every device event, also those launched before the trace, grouped by normalised name. Only the exclusive column adds up "
-        "(to the device's busy time, exactly): where events overlap, the one that ranks higher owns the time."
+        "Every device event, also those whose launch the trace does not hold, grouped by normalised name. Only the exclusive "
+        "column adds up (to the device's busy time, exactly): where events overlap, the one that ranks higher owns the time."
     )
     return Section("kernels", "Kernels", lead, tuple(blocks))
 
@@ -41,7 +41,7 @@ def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool)
         Column("of busy", numeric=True, hint="exclusive time / busy time of the device"),
         Column("sum", "ms", True, "of durations: inclusive, not additive where events overlap"),
         *SPREAD_COLUMNS,
-        Column("unlinked", numeric=True, hint="calls launched before the trace"),
+        Column("unlinked", numeric=True, hint="calls whose launch the trace does not hold"),
         Column("names", numeric=True, hint="different full names in the group"),
     )
     rows = [Row(tuple(_cells(row, found, by_shape))) for row in found.rows[:top]]

@@ -14,12 +14,12 @@ from strobe.perf.report.trace_page.study import TraceStudy
 
 _MEANING: Final = {
     "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
-    "host-bound": "most idle time is the host being late, and what it launches starts at once: give the device more per launch",
-    "host late, slow launches": "most idle time is the host being late, but launches also start late",
+    "host-bound": "most idle time is the host being late; what it then launches starts at once: give the device more per launch",
+    "host late, slow launches": "most idle time is the host being late, and what it then launches also starts late",
     "launch latency": "most idle time lies between the launch call and the start on the device",
     "queued": "most idle time is waiting for something on the device or a copy: dependencies, synchronisation",
     "profiler overhead": "most idle time is overhead that the profiler records: time without it, and warm up, before concluding",
-    "unknown": "most gaps end with work launched before the trace: record a longer window",
+    "unknown": "most gaps end with work whose launch the trace does not hold",
     "mixed": "no cause has more than half of the idle time",
 }
 
@@ -50,23 +50,31 @@ def _verdicts(seen: Seen) -> Table:
         Column("verdict"),
         Column("idle share", numeric=True, hint="of the span"),
         Column("host late", numeric=True, hint="of the idle time"),
-        Column(
-            "typical delay", "µs", True, "median start to start of single launches; of first graph events where there are none"
-        ),
+        Column("delay after a late host", "µs", True, "median start to start of the launches that end a gap with the host late"),
         Column("that is"),
     )
     rows = []
     for name, found in seen:
         done = found.activity
-        delay: Cell = Missing("no launch call is known", "-") if found.median_ns is None else Time(found.median_ns)
+        delay: Cell = Missing("no gap with the host late", "-") if done.late_delay_ns is None else Time(done.late_delay_ns)
         verdict = Text(found.verdict, "good" if found.verdict == "busy" else "bad")
         shares = share_cell(done.idle_ns, done.span_ns), share_cell(done.idle[HOST_LATE], done.idle_ns)
-        rows.append(Row((Code(name), verdict, *shares, delay, Text(_MEANING[found.verdict]))))
+        rows.append(Row((Code(name), verdict, *shares, delay, Text(_meaning(found)))))
     notes = (
         f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
-        f"typical delay below {MAX_PROMPT_NS // 1000} µs. Another cause with more than half of the idle time gives its name.",
+        f"median delay below {MAX_PROMPT_NS // 1000} µs of what ends those gaps. Delays of launches behind a busy device say how "
+        "long the queue was, and nothing of the host. Another cause with more than half of the idle time gives its name.",
     )
     return Table("What keeps each device from being busy.", columns, tuple(rows), notes)
+
+
+def _meaning(found: Launch) -> str:
+    """What the verdict says, and what to do."""
+    if found.verdict != "unknown":
+        return _MEANING[found.verdict]
+    if 2 * found.num_uncorrelated > found.num_unlinked:
+        return f"{_MEANING['unknown']}: events of this device carry no correlation, so nothing says what launched them"
+    return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
 
 
 def _delays(seen: Seen) -> Table:
@@ -82,12 +90,19 @@ def _delays(seen: Seen) -> Table:
     for name, found in seen:
         for kind, delays in found.kinds.items():
             rows += [Row((Code(name), Text(kind), *cells)) for cells in _both(delays)]
-    unlinked = [f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call." for name, found in seen]
-    notes = [text for text, (_, found) in zip(unlinked, seen, strict=True) if found.num_unlinked]
+    notes = [_unlinked(name, found) for name, found in seen if found.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
     return Table("Launch delays, of events that start in the window.", columns, tuple(rows), tuple(notes))
+
+
+def _unlinked(name: str, found: Launch) -> str:
+    """How many events have no known launch call, and why."""
+    before = found.num_unlinked - found.num_uncorrelated
+    why = [f"{before} were launched before the trace"] if before else []
+    why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
+    return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
 
 
 def _both(delays: Delays) -> Iterator[tuple[Cell, ...]]:

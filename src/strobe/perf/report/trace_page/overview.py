@@ -32,7 +32,7 @@ _FILE_COLUMNS = (
     Column("rank", numeric=True),
     Column("events", numeric=True, hint="of every category"),
     Column("device events", numeric=True, hint="kernels, communication, memsets and copies"),
-    Column("unlinked", numeric=True, hint="device events whose launch lies before the recorded window; kept like any other"),
+    Column("unlinked", numeric=True, hint="device events whose launch the trace does not hold; kept like any other"),
     Column("lost", numeric=True, hint="events that could not be read at all"),
     Column("mended", numeric=True, hint="events kept after bad characters were replaced or a negative duration set to 0"),
     Column("end"),
@@ -96,7 +96,7 @@ def _files(study: TraceStudy) -> Table:
     for trace, label in zip(study.traces, study.labels, strict=True):
         events, counts = trace.device_events, trace.counts
         unlinked = int(np.count_nonzero(np.asarray(events.host) < 0))
-        end = Text("truncated", "bad") if counts.truncated else Text("complete")
+        end = Text("truncated", "bad") if counts.truncated else Text("incomplete", "bad") if counts.lost else Text("complete")
         rank = Missing("", "-") if trace.rank is None else Count(trace.rank)
         read = Count(counts.events), Count(len(events)), share_cell(unlinked, len(events))
         rows.append(Row((Code(label), Code(trace.path.name), rank, *read, _count(counts.lost), _count(counts.mended), end)))

@@ -74,7 +74,7 @@ def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
     if ranges.outside_events:
         notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
     if ranges.unlinked_events:
-        notes.append(f"{name}: {ranges.unlinked_events} events were launched before the trace; no range can be known for them.")
+        notes.append(f"{name}: the trace does not hold the launch of {ranges.unlinked_events} events; their range is not known.")
     silent = sum(row.calls for row in ranges.of_kind("range") if not row.events and row.name.startswith(COMMUNICATION))
     if silent:
         notes.append(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from strobe.perf.analysis.device.hotspots import HotTable, hot_table
-from strobe.perf.analysis.device.launch import Launch, launch
+from strobe.perf.analysis.device.launch import Launch, graph_calls, launch
 from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.analysis.structure.steps import NoSteps, Steps, find_steps
 from strobe.perf.report.trace_page.devices import named_views
@@ -37,8 +37,10 @@ def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
 def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
     """Each device that has events during the chosen window. They are kept as long as the study is."""
     if study not in _KNOWN:
+        graphs = {id(trace): graph_calls(trace) for trace in study.traces}
         _KNOWN[study] = tuple(
-            Seen(name, view, launch(view), hot_table(view, study.options.by)) for name, view in named_views(study)
+            Seen(name, view, launch(view, graphs[id(view.trace)]), hot_table(view, study.options.by))
+            for name, view in named_views(study)
         )
     return _KNOWN[study]
 

@@ -27,6 +27,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
+from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import device_name, share_cell
 from strobe.perf.report.trace_page.seen import seen_steps
 from strobe.perf.report.trace_page.study import TraceStudy
@@ -82,10 +83,24 @@ def _summary(found: Found) -> Table:
         rows.append(Row((Code(name), Code(steps.starts), Count(len(steps.steps)), Count(len(kept)), *_cells(kept))))
         causes = Counter(item.cause for item in steps.steady.excluded)
         excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
-        for note in (f"left out of the times: {excluded}" if excluded else "", *steps.notes, steps.steady.note):
+        for note in (
+            f"left out of the times: {excluded}" if excluded else "",
+            *steps.notes,
+            steps.steady.note,
+            uneven_text(steps),
+        ):
             if note:
                 told.setdefault(note, []).append(name)
     return Table("Length of a step, over the steady ones.", columns, tuple(rows), tuple(_spoken(told)))
+
+
+def uneven_text(steps: Steps) -> str:
+    """What is said of steps that are not one kind of step; empty if they are."""
+    if steps.uneven is None:
+        return ""
+    short, long = steps.uneven
+    lengths = f"{exact_ms(short.length_ns)} ms with {short.kernels} kernels to {exact_ms(long.length_ns)} ms with {long.kernels}"
+    return f"the steps are uneven, {lengths}: no mean or median stands for all of them"
 
 
 def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from strobe.perf.report.damage import damage_banners
 from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Column, Count, Fact, Number, Report, Row, Section, Table, Text
 from strobe.perf.report.sections.settings import settings_section
 from strobe.perf.report.study import load_study
@@ -58,7 +59,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
 
 
 def _banners(cells: Sequence[CellRun]) -> list[Banner]:
-    found = []
+    found = list(damage_banners((cell.name, cell.run.damage) for cell in cells))
     failed = tuple(f"{cell.name}: {cell.failure}" for cell in cells if cell.failure)
     red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.reason.startswith("red"))
     held = tuple(f"{cell.name}: {cell.words(DELAY)}" for cell in cells if cell.words(DELAY))

@@ -191,7 +191,8 @@ def read_cells(folder: Path) -> tuple[CellRun, ...]:
         DataError: the folder holds none.
     """
     try:
-        places = sorted(path for path in (folder / CELLS).iterdir() if path.is_dir() and "." not in path.name)
+        folders = (path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())
+        places = sorted(path for path in folders if "." not in path.name)
     except OSError as error:
         raise DataError(f"no cells at {folder / CELLS}: {error.strerror}; give a folder of `strobe bench tree`") from error
     found = []

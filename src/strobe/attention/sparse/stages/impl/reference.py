@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, select_blocks
+from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, pool, pooled_scores, select_blocks
+from strobe.attention.sparse.padding import padding_rows
 from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
 
 
@@ -16,15 +17,32 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
     return Tiled(q=gather(q, q_grid), k=gather(k, kv_grid), v=gather(v, kv_grid), means=None)
 
 
+def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
+    """Queries in tile order, padding rows 0, and the means of their tiles or of the tiles' parts."""
+    tiled = gather(q, q_grid)
+    with torch.no_grad():
+        return tiled, pool(tiled, q_grid.sizes, q_grid.block, wish.parts)
+
+
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     """Score every tile against every tile and take the best; see `coarse`."""
     sizes, scale = (q_grid.ragged_sizes, kv_grid.ragged_sizes), wish.softmax_scale
-    scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator(parts=wish.parts))
+    with torch.set_grad_enabled(torch.is_grad_enabled() and wish.coarse):  # the selection alone has no gradient
+        scores = _scores(tiled, q_grid, kv_grid, wish)
     indices, counts = select_blocks(scores, wish.per_head, wish.forced)
     if not wish.coarse:
         return Selected(indices=indices, counts=counts, coarse=None)
     means = scores if wish.parts == 1 else block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator())
     return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, sizes[1], kv_grid.block))
+
+
+def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Tensor:
+    """Of every query tile against every key tile; from the means where they are there."""
+    block, scale, estimator = q_grid.block, wish.softmax_scale, Estimator(parts=wish.parts)
+    if tiled.means is None:
+        return block_scores(tiled.q, tiled.k, q_grid.ragged_sizes, kv_grid.ragged_sizes, block, scale, estimator)
+    queries, keys, _ = tiled.means
+    return pooled_scores(queries, keys.to(queries.dtype), (q_grid.sizes, kv_grid.sizes), block, scale, estimator)
 
 
 def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
@@ -36,9 +54,10 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
         gate: `[B, S, H, D]` in the order of the queries as they were given.
     """
     if coarse is None:
-        return fine if grid.tiled else fine.index_select(1, grid.rows)
+        return fine if grid.rows is None or grid.tiled else fine.index_select(1, grid.rows)
     rows = coarse.to(fine.dtype).transpose(1, 2)  # [B, N, H, D]
     if not grid.tiled:
+        assert grid.rows is not None
         fine, rows = fine.index_select(1, grid.rows), rows.index_select(1, grid.rows // grid.block)
         return fine + (rows if gate is None else rows * gate.to(fine.dtype))
     tiles = (grid.num_tiles, grid.block)
@@ -46,7 +65,7 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
     if gate is not None:
         added = added * gate.to(fine.dtype).unflatten(1, tiles)
     if grid.ragged_sizes is not None:
-        padding = (grid.tokens == grid.num_tokens).view(*tiles, 1, 1)
+        padding = padding_rows(grid.ragged_sizes, grid.block).view(*tiles, 1, 1)
         added = added.masked_fill(padding, 0)
     out: Tensor = (fine.unflatten(1, tiles) + added).flatten(1, 2)
     return out
@@ -56,7 +75,9 @@ def gather(tensor: Tensor, grid: Grid) -> Tensor:
     """`[B, S, ...]` in tile order, padding rows 0; as it is if it is given so."""
     if grid.tiled:
         return tensor
-    return tensor.new_zeros(tensor.shape[0], len(grid.tokens), *tensor.shape[2:]).index_copy(1, grid.rows, tensor)
+    assert grid.rows is not None
+    rows = grid.num_tiles * grid.block
+    return tensor.new_zeros(tensor.shape[0], rows, *tensor.shape[2:]).index_copy(1, grid.rows, tensor)
 
 
 def rotate(tensor: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
-from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse.launch import Launcher, precision_of
 from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.core.device import card_of
 
 _RUN: Final = 64
 """Rows that a program holds at a time; while it pools, up to twice as many with twice the warps."""
@@ -259,22 +260,38 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
     return tiled
 
 
+def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
+    """As `reference.tile_queries`, in one pass; for whole tiles, not parts of them."""
+    q, (batch, _, heads, width) = _rows(q), q.shape
+    tiled, means = _like_tiles(q, q_grid), _means(q, (batch, heads, q_grid.num_tiles, width))
+    run = min(q_grid.block, 2 * _RUN)
+    _TILE(
+        (q_grid.num_tiles, heads, batch),
+        (q, q, q, tiled, tiled, tiled, means, means, means, q_grid.tokens, q_grid.sizes, None, None),
+        (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles),
+        (q_grid.block, run, width, 0, 1, not q_grid.tiled, False, True, False),
+        num_warps=run // 32,
+    )
+    return tiled, means
+
+
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
-    """As `reference.select`, from the means that `tile` left."""
+    """As `reference.select`, from the means that `tile` left, or that a cache keeps of the keys."""
     batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
     num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
     scores = coarse = None
     if tiled.means is not None:
         q_means, k_means, v_means = tiled.means
+        k_means = k_means.to(q_means.dtype).contiguous()
         scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
         numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
-        exact = "tf32x3" if device.type == "cuda" else "ieee"
+        exact = precision_of(torch.float32, card_of(device))
         grid = (-(-num_q // 64), -(-num_kv // 64), batch * heads)
         constants = (64, 64, width, exact)
         _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
-        if wish.coarse:
+        if v_means is not None:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
-            constants = (32, 64, width, exact if tiled.q.dtype == torch.float32 else "tf32")
+            constants = (32, 64, width, precision_of(tiled.q.dtype, card_of(device)))
             _COARSE((-(-num_q // 32), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)

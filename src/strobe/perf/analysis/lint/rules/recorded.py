@@ -21,6 +21,17 @@ def _of(study: Study, kind: type) -> list[Numbered]:
     return [each for each in study.records if isinstance(each.record, kind)]
 
 
+def recorded_lines(study: Study) -> Iterator[Claim]:
+    """Find lines that are not as they were written."""
+    for line in study.damaged:
+        yield Claim(
+            place=_place(study, line, "line", ""),
+            said=f"line {line}" if line else "fewer lines than were written",
+            corrected="take the file from where it was measured, or measure again",
+            why="number or checksum do not fit, or it is no record" if line else "the numbers of the lines have gaps",
+        )
+
+
 def recorded_calls(study: Study) -> Iterator[Claim]:
     """Compare the calls per stage of each variant with the spans of its clips."""
     clips: dict[tuple[str, int], Counter[str]] = {}
@@ -157,6 +168,7 @@ def recorded_serialised(study: Study) -> Iterator[Claim]:
 
 
 RULES: Final = (
+    Rule(id="recorded-lines", meaning="Every line is as it was written.", severity="error", check=recorded_lines),
     Rule(
         id="recorded-calls",
         meaning="Calls per stage are recorded and are those of every clip.",

@@ -1,0 +1,85 @@
+"""What a case of a gate is, and how its tensors are held against the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Largest difference to the reference in float32 on the same rounded inputs, relative and of the largest element."""
+
+
+class RefusedError(Exception):
+    """The implementation does not take this case, or the card has no room for it; the case says nothing about it."""
+
+
+class GateError(AssertionError):
+    """The implementation is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One thing that an implementation has to hold.
+
+    Args:
+        name: of the case, one line.
+        check: raises `RefusedError` if it says nothing of this implementation, and anything else if it does not hold.
+        needs_gpu: it looks at streams, graphs or memory of a GPU.
+    """
+
+    name: str
+    check: Callable[[], None]
+    needs_gpu: bool = False
+
+    def run(self) -> None:
+        """Check it, with nothing compiled by torch before."""
+        torch._dynamo.reset()
+        self.check()
+
+
+def hold(condition: object, what: str) -> None:
+    """Raise unless something holds; an `assert` would be gone under `python -O`.
+
+    Raises:
+        GateError: it does not hold.
+    """
+    if not condition:
+        raise GateError(what)
+
+
+def near(found: Tensor, expected: Tensor, limit: float, name: str) -> None:
+    """Hold a finite tensor against the expected one, both relative to it and to its largest element.
+
+    Raises:
+        GateError: it is not finite.
+        AssertionError: it is not near.
+    """
+    hold(found.isfinite().all(), f"{name} is not finite")
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    torch.testing.assert_close(
+        found.float(), expected.float(), atol=limit * scale, rtol=limit, msg=lambda text: f"{name}: {text}"
+    )
+
+
+def same_bits(found: Tensor | None, expected: Tensor | None, name: str) -> None:
+    """Hold a tensor to be another, bit for bit.
+
+    Raises:
+        GateError: it is not.
+    """
+    hold(found is not None and expected is not None and torch.equal(found, expected), f"{name} differs")
+
+
+def room_for(num_bytes: int, device: torch.device) -> None:
+    """Check that a GPU has so much free memory.
+
+    Raises:
+        RefusedError: it has not.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < num_bytes:
+        raise RefusedError(f"it needs {num_bytes >> 30} GiB of free memory, {free >> 30} are")

@@ -1,0 +1,193 @@
+"""Video-sparse attention of what is in tiles: score every tile against every tile, take the best, attend over them.
+
+The one path behind `video_sparse_attention`, `history_attention` and the calls of others. It needs of each side its tiles and how
+many tokens each holds; where the rows come from, a grid of tokens, a ring of frames or a caller's own order, is no concern of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from strobe.attention.impls import Choice, announce
+from strobe.attention.sparse.impl import reference as reference_impl
+from strobe.attention.sparse.impls import choose
+from strobe.attention.sparse.layout import held
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.stages.impl import reference
+from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.core.settings import read_settings
+from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
+
+
+class Tiles(NamedTuple):
+    """The tiles of a call: rows of one, how many of queries and of keys, and whether any holds fewer tokens than rows."""
+
+    block: int
+    num_q: int
+    num_kv: int
+    ragged: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Plan:
+    """What a call comes to.
+
+    Args:
+        wish: of the coarse stage.
+        spec: of the fine stage.
+        choice: of the fine stage's impl.
+        fused: the stages around it run fused; they have no gradients, and a compiler fuses the plain ones itself.
+    """
+
+    wish: Wish
+    spec: SparseSpec
+    choice: Choice[SparseSpec]
+    fused: bool
+
+
+class Attended(NamedTuple):
+    """The output in the order of the queries, the fine stage's result in tile order, what it saw, and its operands."""
+
+    out: Tensor
+    fine: AttentionOutput
+    selection: BlockSelection
+    tiled: Tiled
+
+
+class _Stages(Protocol):
+    tile: Callable[..., Tiled]
+    tile_queries: Callable[..., tuple[Tensor, Tensor]]
+    select: Callable[..., Selected]
+    finish: Callable[..., Tensor]
+
+
+def fine_spec(
+    spec: AttentionSpec, tiles: Tiles, per_head: tuple[int, ...], *, needs_grad: bool, deterministic: bool
+) -> SparseSpec:
+    """The fine stage of a call as one of block-sparse attention."""
+    return SparseSpec.of(
+        spec,
+        q_len=tiles.num_q * tiles.block,
+        kv_len=tiles.num_kv * tiles.block,
+        block=tiles.block,
+        most_selected=max(per_head),
+        ragged=tiles.ragged,
+        uniform=min(per_head) == max(per_head),
+        needs_grad=needs_grad,
+        deterministic=deterministic,
+    )
+
+
+_choose = lru_cache(maxsize=256)(choose)
+
+
+def chosen_impl(spec: SparseSpec, name: str) -> Choice[SparseSpec]:
+    """The impl of the fine stage; over no sample the reference, because no kernel is launched over nothing."""
+    if not spec.batch:
+        return Choice(impl=reference_impl.IMPL, passed_over=(), note="")
+    return choose(spec, name) if torch.compiler.is_compiling() else _choose(spec, name)
+
+
+@cache
+def fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the stages around the fine stage can run fused."""
+    able = device.type == "cuda" or (device.type == "cpu" and read_settings().triton_interpret)
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in (32, 64, 128)
+    return able and known and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _fused_stages() -> _Stages:
+    return import_module("strobe.attention.sparse.stages.impl.triton")
+
+
+def _stages(plan: Plan) -> _Stages:
+    return _fused_stages() if plan.fused else reference
+
+
+def attend(
+    plan: Plan,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    grids: tuple[Grid, Grid],
+    rope: tuple[Tensor, Tensor] | None,
+    gate: Tensor | None,
+) -> Attended:
+    """Attention of queries over the tiles they select, and the coarse output on top.
+
+    Args:
+        tensors: q, k, v, each in the order its grid says.
+        grids: of the queries and of the keys.
+        rope: as in `video_sparse_attention`.
+        gate: of the coarse output, of the shape of q.
+    """
+    stages, (q_rows, kv_rows) = _stages(plan), grids
+    with span(ATTENTION_TILE):
+        tiled = stages.tile(*tensors, q_rows, kv_rows, rope, plan.wish)
+    fine, chosen, selection = select_and_attend(plan, tiled, q_rows, kv_rows)
+    with span(ATTENTION_FINISH):
+        out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
+    return Attended(out, fine, selection, tiled)
+
+
+def tile_queries(plan: Plan, q: Tensor, q_rows: Grid) -> tuple[Tensor, Tensor]:
+    """Queries in tile order and the means of their tiles, for keys whose means are known."""
+    with span(ATTENTION_TILE):
+        return _stages(plan).tile_queries(q, q_rows, plan.wish)
+
+
+def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> tuple[AttentionOutput, Selected, BlockSelection]:
+    """The fine stage over what the coarse stage takes; the padding queries of its result may hold anything finite."""
+    with span(ATTENTION_SELECT):
+        chosen = _stages(plan).select(tiled, q_rows, kv_rows, plan.wish)
+    selection = _selection(plan, chosen, q_rows.ragged_sizes, kv_rows)
+    # padding queries that the last stage drops are 0 here, and need no masking
+    masked = not plan.fused or q_rows.tiled or q_rows.ragged_sizes is None
+    seen = selection if masked else _selection(plan, chosen, None, kv_rows)
+    with span(ATTENTION_KERNEL):
+        fine = announce(plan.choice).impl.run(tiled.q, tiled.k, tiled.v, seen, plan.spec)
+    return fine, chosen, selection
+
+
+def _selection(plan: Plan, chosen: Selected, q_sizes: Tensor | None, kv_rows: Grid) -> BlockSelection:
+    return BlockSelection(
+        indices=chosen.indices,
+        counts=chosen.counts,
+        block=plan.spec.block,
+        q_sizes=q_sizes,
+        kv_sizes=kv_rows.ragged_sizes,
+        finite_padding=True,
+        known_count=max(plan.wish.per_head) if plan.spec.uniform else None,
+        known_bound=kv_rows.num_tiles,
+    )
+
+
+_KEPT: Final = 256
+_FILLED: Final[dict[tuple[object, ...], Tensor]] = {}
+
+
+def filled(value: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """An int32 tensor of one value, not to be written to. It is filled on the current stream and kept for that stream."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return torch.full(shape, value, dtype=torch.int32, device=device)
+    cuda = device.type == "cuda"
+    key = (value, shape, device, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
+    found = _FILLED.get(key)
+    if found is not None:
+        return held(found, device)
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        found = torch.full(shape, value, dtype=torch.int32, device=device)
+    if not (cuda and torch.cuda.is_current_stream_capturing()):  # a recording fills its own, when it is replayed
+        if len(_FILLED) >= _KEPT:
+            _FILLED.clear()
+        _FILLED[key] = found
+    return found

@@ -1,0 +1,201 @@
+"""What the shapes and options of a call of `video_sparse_attention` decide: worked out once, and kept for the next call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import index
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
+from strobe.attention.sparse.layout import TileLayout, held, tile_layout
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.stages.types import Grid, Wish
+from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses
+from strobe.attention.types import Face, check
+from strobe.core.errors import ConfigError, ShapeError
+
+Layout = Literal["raster", "tiled"]
+TileName = tuple[int, ...] | int | Literal["auto"]
+
+
+class VideoCall(NamedTuple):
+    """All that decides what happens, but for the values.
+
+    Args:
+        faces: of q, k and v.
+        layouts: of q, and of k and v.
+        coarse: whether the coarse output is added.
+        rotated: whether rope is given.
+        needs_grad: a gradient may be asked for of the fine stage.
+        plain: the stages around it must have gradients.
+    """
+
+    faces: tuple[Face, Face, Face]
+    grid: tuple[int, ...]
+    kv_grid: tuple[int, ...] | None
+    tile: TileName
+    kv_tile: TileName | None
+    topk: int | tuple[int, ...] | None
+    sparsity: float | None
+    forced: Forced
+    estimator: Estimator
+    layouts: tuple[Layout, Layout]
+    coarse: bool
+    rotated: bool
+    softmax_scale: float | None
+    impl: str
+    return_lse: bool
+    needs_grad: bool
+    plain: bool
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VideoPlan:
+    """Both grids in tiles, where their rows lie, and the plan of what is done to them."""
+
+    q_tiles: TileLayout
+    kv_tiles: TileLayout
+    q_rows: Grid
+    kv_rows: Grid
+    plan: Plan
+
+
+def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
+    """The plan of a call.
+
+    Args:
+        keep: it may be kept: the tensors are plain ones.
+
+    Raises:
+        ShapeError, ConfigError, ImplUnavailableError: as `video_sparse_attention`.
+    """
+    if torch.compiler.is_compiling():
+        return _plan_of_traced(call)
+    return held(_kept(call), call.faces[0].device) if keep else _planned(call)
+
+
+@lru_cache(maxsize=256)
+def _kept(call: VideoCall) -> VideoPlan:
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        return _planned(call)
+
+
+def _planned(call: VideoCall) -> VideoPlan:
+    q_tiles = tile_layout(call.grid, call.tile)
+    kv_tiles = _kv_tiles(q_tiles, call.kv_grid, call.kv_tile)
+    spec = check(*call.faces, call.softmax_scale, call.return_lse)
+    if call.rotated and (call.layouts != ("raster", "raster") or q_tiles.grid != kv_tiles.grid):
+        raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
+    q_rows = _rows(q_tiles, call.layouts[0], spec.q_len, "q", spec.device)
+    same = q_tiles == kv_tiles and call.layouts[0] == call.layouts[1]
+    kv_rows = _rows(kv_tiles, call.layouts[1], spec.kv_len, "k", spec.device)
+    per_head = budget(call.topk, call.sparsity, spec.num_heads, kv_tiles.num_tiles)
+    must = forced_blocks(call.forced, q_tiles, kv_tiles, per_head)
+    check_parts(call.estimator, q_tiles.block)
+    ragged = not (q_tiles.whole and kv_tiles.whole)
+    tiles = Tiles(q_tiles.block, q_tiles.num_tiles, kv_tiles.num_tiles, ragged)
+    fine = fine_spec(spec, tiles, per_head, needs_grad=call.needs_grad, deterministic=call.deterministic)
+    wish = Wish(
+        softmax_scale=spec.softmax_scale,
+        parts=call.estimator.parts,
+        per_head=per_head,
+        counts=_counts(per_head, spec.batch, q_tiles.num_tiles).to(spec.device),
+        forced=None if must is None else must.to(spec.device),
+        coarse=call.coarse,
+    )
+    fused = not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
+    return VideoPlan(
+        q_tiles=q_tiles,
+        kv_tiles=kv_tiles,
+        q_rows=q_rows,
+        kv_rows=q_rows if same else kv_rows,
+        plan=Plan(wish=wish, spec=fine, choice=chosen_impl(fine, call.impl), fused=fused),
+    )
+
+
+def _plan_of_traced(call: VideoCall) -> VideoPlan:
+    """The plan where a compiler traces the call: lengths and grids are compiled in, batch and heads may vary.
+
+    One number of key tiles for all heads serves any number of heads: the plan is made for one group of them.
+    """
+    spec = check(*call.faces, call.softmax_scale, call.return_lse)
+    one_number = not isinstance(call.topk, tuple)
+    groups = index(spec.num_heads // spec.num_kv_heads)
+    heads = (groups, 1, 1) if one_number else (index(spec.num_heads), index(spec.num_kv_heads), index(spec.num_kv_heads))
+    faces = tuple(
+        ((1 if spec.batch else 0, index(face.shape[1]), number, index(face.shape[3])), *face[1:])
+        for face, number in zip(call.faces, heads, strict=True)
+    )
+    forced = (call.forced.own, index(call.forced.first_frames), index(call.forced.last_frames))
+    grids = (_static(call.grid), _static(call.kv_grid), _static(call.tile), _static(call.kv_tile), _static(call.topk))
+    rest = (call.layouts, call.coarse, call.rotated, call.softmax_scale, "reference", *call[14:])
+    found: VideoPlan = _traced(faces, forced, index(call.estimator.parts), grids, call.sparsity, rest)
+    fine = SparseSpec.of(found.plan.spec, batch=spec.batch, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads)
+    return VideoPlan(
+        q_tiles=found.q_tiles,
+        kv_tiles=found.kv_tiles,
+        q_rows=found.q_rows,
+        kv_rows=found.kv_rows,
+        plan=Plan(wish=found.plan.wish, spec=fine, choice=chosen_impl(fine, call.impl), fused=False),
+    )
+
+
+def _static(value: Any) -> Any:
+    """A number that a compiler may have made symbolic, or several of them, as plain ones."""
+    if value is None or isinstance(value, str):
+        return value
+    return tuple(index(each) for each in value) if isinstance(value, tuple) else index(value)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced(
+    faces: tuple[tuple[Any, ...], ...],
+    forced: tuple[bool, int, int],
+    parts: int,
+    grids: Any,
+    sparsity: float | None,
+    rest: Any,
+) -> VideoPlan:
+    """The plan, worked out while a compiler traces. A compiler hands on plain values only."""
+    policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
+    q, k, v = (Face(*face) for face in faces)
+    return _kept(VideoCall._make(((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest)))
+
+
+def _counts(per_head: Sequence[int], batch: int, num_q: int) -> Tensor:
+    return torch.tensor(per_head, dtype=torch.int32)[:, None].expand(batch, -1, num_q).contiguous()
+
+
+def _kv_tiles(q_tiles: TileLayout, kv_grid: tuple[int, ...] | None, kv_tile: TileName | None) -> TileLayout:
+    cut = q_tiles.grid if kv_grid is None else kv_grid
+    if kv_tile is not None:
+        return tile_layout(cut, kv_tile, q_tiles.block)
+    if cut == q_tiles.grid:
+        return q_tiles
+    return tile_layout(cut, tile_layout((1, *cut[1:]), "auto", q_tiles.block).tile, q_tiles.block)
+
+
+def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch.device) -> Grid:
+    expected = {"raster": layout.num_tokens, "tiled": layout.num_rows}
+    if order not in expected:
+        raise ConfigError(f"layout of {name}: got {order!r}, expected 'raster' or 'tiled'")
+    if rows != expected[order]:
+        raise ShapeError(
+            f"{name}: got {rows} rows, expected {expected[order]} in {order} order for grid {layout.grid} and tile {layout.tile}"
+        )
+    return Grid(
+        block=layout.block,
+        num_tiles=layout.num_tiles,
+        num_tokens=layout.num_tokens,
+        sizes=layout.sizes(device),
+        ragged_sizes=None if layout.whole else layout.sizes(device),
+        tokens=layout.tokens(device),
+        rows=layout.rows(device),
+        tiled=order == "tiled",
+    )

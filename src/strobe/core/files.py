@@ -1,0 +1,136 @@
+"""Files written whole or not at all, and files of a folder that nobody trusts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+from strobe.core.errors import ConfigError, DataError, StrobeError
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_whole(path: Path, data: bytes | str) -> Path:
+    """Write a file beside and rename it, so that there is the old one or the new one at any moment; text as UTF-8.
+
+    Returns:
+        path.
+
+    Raises:
+        StrobeError: it cannot be written; then the old one stands and nothing else is left.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    with writing_whole(path, len(content)) as file:
+        file.write(content)
+    return path
+
+
+@contextmanager
+def writing_whole(path: Path, size_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Open a file that takes its place when the body has written all of it.
+
+    A link is replaced and never written through. A device or pipe is written to as it is.
+
+    Args:
+        size_bytes: what the file takes, as far as it is known, for the message.
+
+    Raises:
+        ConfigError: a folder is in the way.
+        StrobeError: it cannot be written; then the old one stands and nothing else is left.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path}: a folder is in the way; name another")
+    took = size_bytes
+    try:
+        if _is_stream(path):
+            with path.open("wb") as stream:
+                yield stream
+            return
+        with _beside(path) as partial:
+            try:
+                with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                took = max(took, partial.stat().st_size if partial.exists() else 0)
+            partial.replace(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{path.parent}: a file is in the way; name another folder") from error
+    except OSError as error:
+        raise not_written(path, error, took) from error
+
+
+def not_written(path: Path, error: OSError, size_bytes: int = 0, then: str = "") -> StrobeError:
+    """Say why a file could not be written; of a full disk, what it needs and what there is.
+
+    Args:
+        size_bytes: what it takes at least; 0: not known.
+        then: what became of it, ending in `; `.
+    """
+    if error.errno not in _NO_ROOM:
+        room = "free some space or " if error.errno == errno.EFBIG else ""
+        return StrobeError(f"cannot write {path}: {error.strerror or error}; {then}{room}name another place")
+    needs = f", it takes {size_bytes:,} bytes or more" if size_bytes else ""
+    with suppress(OSError):
+        needs += f", {shutil.disk_usage(path.parent).free:,} bytes are free there"
+    return StrobeError(f"cannot write {path}: the disk is full{needs}; {then}free some space or name another place")
+
+
+def file_inside(folder: Path, name: str) -> Path:
+    """Return the path of a plain file that a record of the folder names.
+
+    Raises:
+        DataError: the name leads out of the folder, over a link, or to something that is not a plain file.
+        OSError: there is no such file.
+    """
+    named = PurePosixPath(name)
+    if named.is_absolute() or ".." in named.parts or "\0" in name or not named.parts:
+        raise DataError(f"{name!r} is not a path inside {folder}, and is not opened")
+    path = folder
+    for part in named.parts:
+        path /= part
+        if path.is_symlink():
+            raise DataError(f"{path} is a link, and is not followed")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"{path} is not a plain file, and is not opened")
+    return path
+
+
+def found_inside(folder: Path, name: str) -> Path | None:
+    """Return the path of a plain file that a record of the folder names; None if it is not there or not to be opened."""
+    try:
+        return file_inside(folder, name)
+    except (OSError, DataError):
+        return None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether bytes go through it, so that nothing can take its place: a device or pipe, and all of /dev and /proc."""
+    parent = path.parent.resolve()
+    if parent == Path("/dev") or parent.is_relative_to("/proc"):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    if path.is_symlink() and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise StrobeError(f"cannot write {path}: it is a link to a device or pipe; name a file")
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside a file that nobody else uses; what is left of it is removed."""
+    partial = path.with_name(f".{path.name[:80]}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)

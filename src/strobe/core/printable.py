@@ -1,0 +1,22 @@
+"""Text from outside as text that a terminal or a page can show without obeying it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# C0 and C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, surrogates, byte order mark
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\uffff]"
+)
+_NOT_IN_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+
+def clean(text: str) -> str:
+    r"""Make text from outside printable on one line: control and direction marks become `\x1b`-like escapes."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def clean_lines(text: str) -> str:
+    r"""Make text of several lines printable: as `clean`, but for line ends and tabs; escapes are `\u001b`, as JSON has them."""
+    return _NOT_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,252 @@
+"""A session between two frame blocks, in memory and in a file.
+
+The file is a safetensors file whose one entry of metadata is a header in JSON and, on a line of its own, the header's sha256. The
+header lists the tensors with the sha256 of each, so that whatever was damaged since is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from strobe.cache.kv import CacheState
+from strobe.core.errors import DataError, SessionError
+from strobe.engine.prompts import Blend, Change
+from strobe.engine.state import Identity, StreamState
+
+VERSION: Final = 2
+"""Of the file. Version 1 neither said whether the cache was stale nor had digests, so what it holds cannot be trusted."""
+Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
+"""Of frames or frame blocks: more than a stream comes to in a million years."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class Snapshot:
+    """A session between two frame blocks.
+
+    Args:
+        identity: of the session it was taken from.
+        state, cache: of its stream.
+        pending: a prompt that has not taken effect yet.
+    """
+
+    identity: Identity
+    state: StreamState
+    cache: CacheState
+    pending: Change | None
+
+    def __repr__(self) -> str:
+        model, name, prompts = self.identity.model, self.identity.config.name, self.state.prompts
+        return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
+
+    def check(self, identity: Identity) -> None:
+        """Check that a session of this identity can be restored from it, as far as tensors are not concerned.
+
+        Raises:
+            SessionError: it cannot; names what differs.
+        """
+        identity.check(self.identity)
+        if self.pending is not None and (len(self.pending.prompts) != len(identity.samples) or self.pending.over < 1):
+            raise SessionError(
+                f"this snapshot contradicts itself: {len(self.pending.prompts)} prompts over {self.pending.over} frame blocks "
+                f"wait in a session of {len(identity.samples)} samples; take it again, or restore another one"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file. The file is whole and on the disk when this returns; before, and if it fails, a file that
+        had this name is left as it was.
+
+        Raises:
+            DataError: the file cannot be written.
+        """
+        path = Path(path)
+        tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in self._tensors().items()}
+        header = _Header(
+            version=VERSION,
+            identity=self.identity,
+            next_block=self.state.next_block,
+            prompts=self.state.prompts,
+            blend=None if self.state.blend is None else (self.state.blend.done, self.state.blend.total),
+            decoder_started=self.state.decoder[0],
+            decoder_memories=tuple(memory is not None for memory in self.state.decoder[1]),
+            cache=(self.cache.origin, self.cache.end),
+            stale=self.state.stale,
+            pending=self.pending,
+            digests={name: _digest(tensor) for name, tensor in tensors.items()},
+        )
+        text = msgspec.json.encode(header).decode()
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            try:
+                save_file(tensors, beside, {"strobe": f"{text}\n{_sha256(text)}"})
+                _to_disk(beside)
+                beside.replace(path)
+                _to_disk(path.parent)
+            finally:
+                beside.unlink(missing_ok=True)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"cannot write the snapshot {path}: {error}") from error
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state, cache = self.state, self.cache
+        found = {
+            "cache.keys": cache.keys,
+            "cache.values": cache.values,
+            "cache.sink_keys": cache.sink_keys,
+            "history": state.history,
+            **{f"decoder.{index}": memory for index, memory in enumerate(state.decoder[1]) if memory is not None},
+        }
+        if state.blend is not None:
+            found |= {"text.start": state.blend.start, "text.target": state.blend.target}
+        if state.start is not None:
+            found["start"] = state.start
+        if state.undelivered is not None:
+            found["undelivered"] = state.undelivered
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Version:
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header(_Version):
+    """All that is no tensor; `decoder_memories`: whether each is there; `digests`: of every tensor, by name."""
+
+    identity: Identity
+    next_block: Number
+    prompts: tuple[str, ...]
+    blend: tuple[Number, Number] | None
+    decoder_started: bool
+    decoder_memories: tuple[bool, ...]
+    cache: tuple[Number, Number]
+    stale: bool
+    pending: Change | None
+    digests: dict[str, str]
+
+
+def read_snapshot(path: str | Path, device: torch.device) -> Snapshot:
+    """Read a snapshot file; tensors go to `device`.
+
+    Raises:
+        DataError: there is no such file, or it cannot be opened.
+        SessionError: it is not a snapshot of this version, or was damaged.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise DataError(f"cannot read the snapshot {path}: {'not a file' if path.exists() else 'there is no such file'}")
+        with safe_open(path, "pt", device="cpu") as file:
+            header = _read_header((file.metadata() or {}).get("strobe", ""))
+            names = set(file.keys())
+            _check_names(header, names)
+            tensors = {name: file.get_tensor(name).clone() for name in sorted(names)}  # no view of the file: that may change
+        _check_tensors(header, tensors)
+        return _assemble(header, {name: tensor.to(device) for name, tensor in tensors.items()})
+    except OSError as error:
+        raise DataError(f"cannot read the snapshot {path}: {error}") from error
+    except (SafetensorError, msgspec.MsgspecError, UnicodeError) as error:
+        raise SessionError(f"{path} is no snapshot, or was damaged: {error}; use another copy") from error
+    except SessionError as error:
+        raise SessionError(f"cannot use the snapshot {path}: {error}") from error
+
+
+def _read_header(text: str) -> _Header:
+    body, _, digest = text.rpartition("\n")
+    version = msgspec.json.decode(body or text, type=_Version).version
+    if version != VERSION:
+        raise SessionError(
+            f"it has version {version}, and this strobe reads version {VERSION}; "
+            "stream again with the same prompts and seed, or use the strobe that wrote it"
+        )
+    if _sha256(body) != digest:
+        raise SessionError("its header was damaged; use another copy")
+    return msgspec.json.decode(body, type=_Header)
+
+
+def _check_names(header: _Header, names: set[str]) -> None:
+    """Check that the tensors of a file are those that its header speaks of."""
+    expected = {"cache.keys", "cache.values", "cache.sink_keys", "history"}
+    expected |= {f"decoder.{index}" for index, there in enumerate(header.decoder_memories) if there}
+    expected |= {"text.start", "text.target"} if header.blend is not None else set()
+    differ = (names ^ header.digests.keys()) | (expected - names) | (names - expected - {"start", "undelivered"})
+    if differ:
+        raise SessionError(f"tensor {min(differ)!r} is missing, or was added; use another copy")
+
+
+def _check_tensors(header: _Header, tensors: Mapping[str, Tensor]) -> None:
+    """Check the digests, and that no number of the header asks for more than the tensors hold."""
+    damaged = [name for name, tensor in tensors.items() if _digest(tensor) != header.digests[name]]
+    if damaged:
+        raise SessionError(f"tensor {damaged[0]!r} was damaged; use another copy")
+    keys, history, identity = tensors["cache.keys"], tensors["history"], header.identity
+    batch = len(identity.samples)
+    if keys.dim() != 5 or history.dim() != 5 or keys.shape[1] != batch or history.shape[0] != batch:
+        raise SessionError(f"it has {batch} samples, and tensors of other shapes; use another copy")
+    if identity.config.window > keys.shape[2]:
+        raise SessionError(
+            f"it has a window of {identity.config.window} frames, and {keys.shape[2]} rows of keys; use another copy"
+        )
+
+
+def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
+    blend = None
+    if header.blend is not None:
+        done, total = header.blend
+        blend = Blend(start=tensors["text.start"], target=tensors["text.target"], done=done, total=total)
+    memories = tuple(tensors.get(f"decoder.{index}") for index in range(len(header.decoder_memories)))
+    return Snapshot(
+        identity=header.identity,
+        state=StreamState(
+            next_block=header.next_block,
+            prompts=header.prompts,
+            blend=blend,
+            history=tensors["history"],
+            decoder=(header.decoder_started, memories),
+            start=tensors.get("start"),
+            stale=header.stale,
+            undelivered=tensors.get("undelivered"),
+        ),
+        cache=CacheState(
+            keys=tensors["cache.keys"],
+            values=tensors["cache.values"],
+            sink_keys=tensors["cache.sink_keys"],
+            origin=header.cache[0],
+            end=header.cache[1],
+        ),
+        pending=header.pending,
+    )
+
+
+def _digest(tensor: Tensor) -> str:
+    """sha256 of a tensor on the CPU: dtype, shape and bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

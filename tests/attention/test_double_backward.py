@@ -1,0 +1,268 @@
+"""Second derivatives: right or refused, in every operator and impl, and whatever other path leads from the input to the loss.
+
+The loss is a gradient penalty: `|d out / d q|^2` plus a term that reaches `x` without the operator. Gradients that are cut off
+from q, k and v give the second term alone, without a word.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.dense.impl import fa3, fa4
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.history import History, history_attention
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.packed import block_sparse_attention_varlen
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.video import video_sparse_attention
+from strobe.attention.state import merge
+from strobe.attention.types import AttentionOutput, AttentionSpec, check
+from strobe.core.errors import ImplUnavailableError
+
+Operator = Callable[[Tensor, Tensor, Tensor, str], Tensor]
+GRID = (3, 5, 6)
+
+
+def _selection() -> BlockSelection:
+    mask = torch.tensor([[[[1, 0], [1, 1]], [[0, 1], [0, 0]]]], dtype=torch.bool)
+    return BlockSelection.from_mask(mask, block=64)
+
+
+def _block_sparse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    found = block_sparse_attention(q, k, v, _selection(), impl=impl, return_lse=True)
+    assert found.lse is not None
+    return found.out.sum(dim=(2, 3)) + found.lse.clamp(min=-9).sum(dim=1)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    cu = torch.tensor([0, 70, 128], dtype=torch.int32)
+    indices = torch.tensor([[[0, 1], [1, 0], [0, 0], [0, 0]]] * 2, dtype=torch.int32)
+    counts = torch.tensor([[2, 1, 1, 0]] * 2, dtype=torch.int32)
+    return block_sparse_attention_varlen(q[0], k[0], v[0], indices, counts, cu, cu, block=64, impl=impl).out
+
+
+def _video(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    angles = torch.linspace(0, 3, 90 * 4, dtype=q.dtype).view(90, 4)
+    rows = (each[:, :90] for each in (q, k, v))
+    rope = (angles.cos(), angles.sin())
+    return video_sparse_attention(*rows, grid=GRID, topk=2, gate=q[:, :90] * 0.3, rope=rope, impl=impl).out
+
+
+def _history(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    means = k.detach().unflatten(1, (2, 64)).mean(2).transpose(1, 2)
+    past = History(keys=k, values=v, means=means, sizes=torch.tensor([64, 64], dtype=torch.int32), num_tiles=2, block=64)
+    return history_attention(q[:, :90], [], past, q_tiles=tile_layout(GRID, 64), sparsity=0.5, impl=impl).out
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    return dense_attention(q, k, v, impl=impl).out
+
+
+def _dense_with_lse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    found = dense_attention(q, k, v, impl=impl, return_lse=True)
+    assert found.lse is not None
+    return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    halves = [dense_attention(q, k[:, i : i + 64], v[:, i : i + 64], impl=impl, return_lse=True) for i in (0, 64)]
+    found = merge(halves)
+    assert found.lse is not None
+    return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
+
+
+OPERATORS: dict[str, tuple[Operator, tuple[str, ...]]] = {
+    "block_sparse_attention": (_block_sparse, ("reference", "cpu")),
+    "block_sparse_attention_varlen": (_varlen, ("reference", "cpu")),
+    "video_sparse_attention": (_video, ("reference", "cpu")),
+    "history_attention": (_history, ("reference", "cpu")),
+    "dense_attention": (_dense, ("reference", "sdpa")),
+    "dense_attention with lse": (_dense_with_lse, ("reference", "cpu")),
+    "merge": (_merged, ("reference", "cpu")),
+}
+THROUGH_LSE = ("block_sparse_attention", "dense_attention with lse", "merge")
+"""The lse is float32, and so are its differences."""
+CASES = [(name, impl) for name, (_, impls) in OPERATORS.items() for impl in impls]
+
+
+def penalty(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The loss, with `x` reaching it through the gradient of the operator and in another way."""
+    out = call(x)
+    (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    return slope.square().sum() + (x**3).sum()
+
+
+def of_x(operator: Operator, impl: str) -> Callable[[Tensor], Tensor]:
+    def call(x: Tensor) -> Tensor:
+        return operator(x, x.roll(1, 1) * 0.7, x.roll(2, 1) + 0.1, impl)
+
+    return call
+
+
+@pytest.mark.parametrize(("name", "impl"), CASES)
+def test_second_derivatives_are_right_or_refused(name: str, impl: str) -> None:
+    call = of_x(OPERATORS[name][0], impl)
+    x = torch.randn(1, 128, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    loss = penalty(call, x)
+    if impl != "reference":
+        with pytest.raises((ImplUnavailableError, RuntimeError), match="no gradients of their own|is not implemented"):
+            torch.autograd.grad(loss, x)
+        with pytest.raises((ImplUnavailableError, RuntimeError), match="no gradients of their own|is not implemented"):
+            penalty(call, x).backward()
+        return
+    (found,) = torch.autograd.grad(loss, x)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step, limit = (1e-3, 1e-3) if name in THROUGH_LSE else (1e-5, 1e-5)
+    up, down = (penalty(call, (x.detach() + sign * step * direction).requires_grad_()) for sign in (1, -1))
+    expected = (up - down) / (2 * step)
+    torch.testing.assert_close((found * direction).sum(), expected.detach(), rtol=limit, atol=limit)
+
+
+def test_the_error_names_what_can_be_differentiated_twice() -> None:
+    x = torch.randn(1, 128, 2, 8, requires_grad=True)
+    wanted = "double backward of 'block_sparse_attention' cannot run: its gradients .*; would run here: reference"
+    with pytest.raises(ImplUnavailableError, match=wanted):
+        torch.autograd.grad(penalty(of_x(_block_sparse, "cpu"), x), x)
+
+
+def test_compiled_code_refuses_it_too() -> None:
+    selection = _selection()
+    compiled = torch.compile(
+        lambda q: block_sparse_attention(q, q, q, selection, impl="cpu").out, fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(RuntimeError, match=r"does not currently support double backward|no gradients of their own"):
+        penalty(compiled, torch.randn(1, 128, 2, 8, requires_grad=True)).backward()
+
+
+@dataclass
+class _Library:
+    """What the dense libraries' modules offer, in plain PyTorch, with gradients that a second backward would not see."""
+
+    @staticmethod
+    def attend(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
+        found = dense_attention(q, k, v, softmax_scale=softmax_scale, impl="reference", return_lse=True)
+        assert found.lse is not None
+        return found.out, found.lse
+
+    @staticmethod
+    def backward(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, d_out: Tensor, lse: Tensor, *, softmax_scale: float, dlse: Tensor
+    ) -> tuple[Tensor, ...]:
+        leaves = [each.detach().requires_grad_() for each in (q, k, v)]
+        with torch.enable_grad():
+            found = _Library.attend(*leaves, softmax_scale)
+        return torch.autograd.grad(found, leaves, [d_out, dlse])
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, *inputs: object) -> Tensor:
+            ctx.saved = inputs  # type: ignore[attr-defined]
+            return _Library.attend(*inputs)[0]  # type: ignore[arg-type]
+
+        @staticmethod
+        def backward(ctx: object, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            q, k, v, scale = ctx.saved  # type: ignore[attr-defined]
+            lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+            return *_Library.backward(q, k, v, q, grads[0], lse, softmax_scale=scale, dlse=lse), None
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    three, package, cute, interface = (
+        ModuleType(name) for name in ("flash_attn_interface", "flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
+    )
+    three.flash_attn_func = lambda q, k, v, softmax_scale: _Library.Attention.apply(q, k, v, softmax_scale)  # type: ignore[attr-defined]
+    interface._flash_attn_fwd = lambda q, k, v, softmax_scale, return_lse: _Library.attend(q, k, v, softmax_scale)  # type: ignore[attr-defined]
+    interface._flash_attn_bwd = _Library.backward  # type: ignore[attr-defined]
+    cute.interface = interface  # type: ignore[attr-defined]
+    for module in (three, package, cute, interface):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("run", [fa3.run, fa4.run])
+def test_the_dense_libraries_gradients_are_right_once_and_refused_twice(
+    run: Callable[[Tensor, Tensor, Tensor, AttentionSpec], AttentionOutput],
+) -> None:
+    q, k, v = (torch.randn(1, 32, 2, 8, requires_grad=True) for _ in range(3))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, _: str) -> Tensor:
+        return run(q, k, v, check(q, k, v, None, return_lse=False)).out
+
+    expected = dense_attention(q, k, v, impl="reference").out
+    found = attend(q, k, v, "")
+    torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(ImplUnavailableError, match="double backward of 'dense_attention' cannot run"):
+        torch.autograd.grad(penalty(of_x(attend, ""), q), q)
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@needs_triton
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_triton_kernels_refuse_it(device: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    result = subprocess.run(
+        [sys.executable, Path(__file__), device], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["fa4", "fa3", "sdpa"])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_the_dense_kernels_of_a_gpu_refuse_it(impl: str, return_lse: bool) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return dense_attention(x, x, x, impl=impl, return_lse=return_lse).out.float()
+
+    x = torch.randn(1, 256, 2, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    try:
+        attend(x)
+    except ImplUnavailableError as error:
+        pytest.skip(error.reason)
+    with pytest.raises((ImplUnavailableError, RuntimeError), match="no gradients of their own|is not implemented"):
+        torch.autograd.grad(penalty(attend, x), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["cudnn", "fa4"])
+def test_the_sparse_libraries_refuse_it(impl: str) -> None:
+    selection = BlockSelection.from_mask(torch.ones(1, 2, 2, 2, dtype=torch.bool, device="cuda"), block=128)
+
+    def attend(x: Tensor) -> Tensor:
+        return block_sparse_attention(x, x, x, replace(selection), impl=impl).out.float()
+
+    x = torch.randn(1, 256, 2, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    try:
+        attend(x)
+    except ImplUnavailableError as error:
+        pytest.skip(error.reason)
+    with pytest.raises(ImplUnavailableError, match="double backward of 'block_sparse_attention' cannot run"):
+        torch.autograd.grad(penalty(attend, x), x)
+
+
+if __name__ == "__main__":
+    place = torch.device(sys.argv[1])
+    every = BlockSelection.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=place), block=64)
+    leaf = torch.randn(1, 64, 1, 32, device=place, requires_grad=True)
+    try:
+        torch.autograd.grad(penalty(lambda x: block_sparse_attention(x, x, x, every, impl="triton").out, leaf), leaf)
+    except ImplUnavailableError as error:
+        assert "double backward of 'block_sparse_attention' cannot run" in str(error), error
+    else:
+        raise SystemExit("a double backward of the Triton kernels was not refused")

@@ -1,0 +1,237 @@
+"""The gates of the package: their cases on a GPU, twins of them on a CPU, and what running and recording them does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gates_of_tests as made_up
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.gates import dense, run, sparse
+from strobe.attention.gates.case import Case, GateError, RefusedError
+from strobe.attention.gates.operands import outside
+from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
+from strobe.attention.impls import Gate, parse_gates
+from strobe.attention.sparse import custom_ops, entries
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impl import cpu
+from strobe.attention.sparse.impls import IMPLS as SPARSE_IMPLS
+from strobe.core.device import Card
+from strobe.core.errors import ImplUnavailableError, ShapeError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+GATED = [(operator, name) for operator, names in run.GATED.items() for name in names] + [("dense", "triton")]
+ON_GPU = [(*whose, case) for whose in GATED for case in run.CASES[whose[0]](whose[1], GPU)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("operator", "impl", "case"), ON_GPU, ids=lambda each: each.name if isinstance(each, Case) else each)
+def test_an_implementation_on_a_gpu(operator: str, impl: str, case: Case) -> None:
+    try:
+        case.run()
+    except RefusedError as refused:
+        pytest.skip(f"{impl}: {refused}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", sparse.IMPLS)
+@pytest.mark.parametrize("block", [64, 128])
+def test_an_index_outside_is_refused_where_it_is_checked(impl: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, _ = outside(block, GPU)
+    monkeypatch.setenv("STROBE_CHECK", "1")
+    entries._everywhere.cache_clear()
+    try:
+        with pytest.raises((ShapeError, ImplUnavailableError), match="names key block [0-9]+, expected 0 to 6|cannot run"):
+            block_sparse_attention(*operands, impl=impl)
+    finally:
+        monkeypatch.undo()
+        entries._everywhere.cache_clear()
+
+
+FEW = {
+    ("sparse", "cpu"): [
+        case
+        for case in find_cases("sparse", "cpu", CPU)
+        if "128" not in case.name.split(",")[-1] and "256x" not in case.name and "block 128" not in case.name
+    ][::2],
+    ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
+    ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
+}
+TWINS = [(*whose, case) for whose, some in FEW.items() for case in some]
+
+
+@pytest.mark.parametrize(("operator", "impl", "case"), TWINS, ids=lambda each: each.name if isinstance(each, Case) else each)
+def test_an_implementation_on_a_cpu(operator: str, impl: str, case: Case) -> None:
+    """The cases themselves hold for what runs here."""
+    try:
+        case.run()
+    except RefusedError as refused:
+        assert (operator, impl) == ("dense", "sdpa") and "no gradient through the lse" in str(refused)
+
+
+def test_every_gate_has_cases_of_its_own() -> None:
+    for impl in ("cudnn", "fa4", "triton", "flex"):
+        names = [case.name for case in sparse.cases(impl, GPU)]
+        assert len(names) == len(set(names)) >= 79 and all("\n" not in name for name in names)
+    assert {impl.name for impl in SPARSE_IMPLS if impl.kernel} == set(sparse.IMPLS)
+    assert len({case.name for case in dense.cases("fa4", GPU)}) == len(list(dense.cases("sdpa", GPU))) + 6
+    assert not any(case.needs_gpu for case in find_cases("sparse", "triton", CPU))
+
+
+def test_a_gate_holds_under_python_o() -> None:
+    """An `assert` would be gone there, and every gate green."""
+    for module in Path(run.__file__).parent.glob("*.py"):
+        assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(module.read_text("utf-8")))), module.name
+
+
+class Wrong:
+    """The kernels of `cpu` with one thing wrong."""
+
+    def __init__(self, forward: Callable[..., Any] | None = None, backward: Callable[..., Any] | None = None) -> None:
+        self._forward, self._backward = forward or (lambda each: each), backward or (lambda each: each)
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._forward(cpu.forward(*arguments))
+
+    def backward(self, *arguments: Any) -> Any:
+        return self._backward(cpu.backward(*arguments))
+
+
+def less_by(share: float, place: int) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    return lambda found: tuple(each * (1 - share * (place == number)) for number, each in enumerate(found))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (Wrong(forward=less_by(0.1, 0)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (Wrong(forward=less_by(0.02, 1)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (Wrong(forward=lambda found: (found[0], found[1].clamp(min=-9.0))), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (Wrong(backward=less_by(0.1, 1)), "gradients, bfloat16-64x128-4/4-5x7-ragged, through the lse: False"),
+        (Wrong(backward=less_by(0.1, 2)), "gradients, bfloat16-64x128-4/2-5x7-ragged, through the lse: True"),
+        (Wrong(forward=lambda found: (found[0].nan_to_num(0.0), found[1])), "a NaN in a valid token shows"),
+        (Wrong(forward=lambda found: (found[0] + torch.rand(()) * 1e-3, found[1])), "the same bits in every run, block 64"),
+        (Wrong(forward=less_by(0.1, 0)), "packed sequences, block 64"),
+        (Wrong(forward=less_by(0.1, 0)), "large scores do not overflow, block 64"),
+        (Wrong(forward=less_by(0.1, 0)), "one count that the host knows, block 64, ragged: True, 2"),
+        (Wrong(backward=less_by(0.1, 0)), "gradients for one count that the host knows, block 64"),
+        (Wrong(backward=less_by(0.1, 0)), "finite padding need not be cleared, block 64"),
+        (Wrong(forward=lambda found: (found[0] + 1.0, found[1])), "nothing selected and nothing selectable, block 64"),
+    ],
+)  # fmt: skip
+def test_a_wrong_kernel_is_found(wrong: Wrong, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom_ops, "_kernels", lambda impl: wrong)
+    (case,) = (case for case in find_cases("sparse", "cpu", CPU) if case.name == name)
+    with pytest.raises((GateError, AssertionError)):
+        case.run()
+
+
+# ------------------------------------------------------------------------------------------------------------------- running
+
+
+def told(*checks: Callable[[], None]) -> list[tuple[int, str, str, str]]:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    tell(theirs, made_up.find(*checks))
+    theirs.close()
+    found = []
+    while ours.poll():
+        try:
+            said = ours.recv()
+        except EOFError:
+            break
+        found.append((said.done, said.name, said.last, said.failed))
+    return found
+
+
+def test_a_gate_ends_with_its_first_failure() -> None:
+    assert told(made_up.fine, made_up.refuse) == [(0, "case 0", "", ""), (1, "case 1", "passed", ""), (2, "", "refused", "")]
+    *_, last = told(made_up.fine, made_up.fail, made_up.fine)
+    assert last == (1, "", "", "case 1: RuntimeError: CUDA error: an illegal memory access")
+
+
+def test_a_process_that_dies_makes_its_gate_red(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[tuple[int, int, str]] = []
+    impl = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
+    found = run_gate(impl, CPU, lambda *each: said.append(each), made_up.dying)
+    assert found == (1, 1, "case 2: the process ended with code 9")
+    assert said == [(0, 4, "case 0"), (1, 4, "case 1"), (2, 4, "case 2")]
+    assert capfd.readouterr().out == ""  # what a library prints does not get into a document
+
+
+def test_a_case_that_never_ends_makes_its_gate_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(done: int, total: int, name: str) -> None:
+        if name == "case 1":
+            monkeypatch.setattr(run, "PATIENCE_S", 0.25)
+
+    impl = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
+    passed, _, failed = run_gate(impl, CPU, advance, made_up.hanging)
+    assert passed == 1 and failed == "case 1: no answer in 0.25 s"
+
+
+B200 = Card(vendor="nvidia", architecture="sm_100", capability=(10, 0), name="NVIDIA B200", shared_bytes=227 << 10)
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch, **came: tuple[int, int, str]) -> dict[str, Outcome]:
+    """What `run_gates` makes of a B200 whose gates come out so."""
+    monkeypatch.setattr(run, "card_of", lambda _: B200)
+    monkeypatch.setattr(run, "run_gate", lambda impl, *_: came.get(impl.name, (0, 3, "")))
+    return {f"{each.operator}:{each.impl}": each for each in run_gates(GPU, "580.1", lambda *_: None)}
+
+
+def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from strobe.attention import impls
+
+    monkeypatch.setitem(impls.MISSING, "triton", None)
+    found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
+    assert set(found) == {"dense:fa4", "dense:fa3", "dense:sdpa", "sparse:cudnn", "sparse:fa4", "sparse:triton", "sparse:flex"}
+    assert found["sparse:cudnn"].gate is None and found["sparse:cudnn"].refused.startswith("it runs on compute capability 9.x")
+    assert found["sparse:flex"].gate is None and found["sparse:flex"].refused == "it takes none of the cases"
+    gate, red = found["sparse:triton"].gate, found["dense:sdpa"].gate
+    assert gate is not None and red is not None
+    assert (gate.vendor, gate.architecture, gate.device, gate.tests) == ("nvidia", "sm_100", "NVIDIA B200", 75)
+    assert gate.versions["driver"] == "580.1" and set(gate.versions) <= {"driver", "torch", "triton"}
+    triton = next(impl for impl in SPARSE_IMPLS if impl.name == "triton")
+    assert gate.kernel == triton.kernel and triton.standing(B200, [gate]) == "green"
+    assert (red.tests, red.failed) == (12, "views of a larger buffer: no")
+
+
+def test_what_is_named_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "card_of", lambda _: B200)
+    monkeypatch.setattr(run, "run_gate", lambda *_: (1, 0, ""))
+    assert [each.impl for each in run_gates(GPU, None, lambda *_: None, only=["dense:sdpa"])] == ["sdpa"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ recording
+
+GREEN = Gate(
+    operator="sparse", impl="triton", vendor="nvidia", architecture="sm_80", device="A100", versions={"torch": "2.11.0"},
+    date="2026-01-31", tests=7, kernel="0123",
+)  # fmt: skip
+
+
+def test_a_record_keeps_what_is_not_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "strobe" / "gates.json"
+    other_card, other = replace(GREEN, architecture="sm_90"), replace(GREEN, impl="flex")
+    record([GREEN, other_card, other], place)
+    place.write_text(json.dumps([*json.loads(place.read_text()), {"of": "another version"}]))
+    record([replace(GREEN, tests=8, failed="it is wrong")], place)
+    gates, others = parse_gates(place.read_bytes())
+    assert len(gates) == 3 and all(each in gates for each in (other_card, other, replace(GREEN, tests=8, failed="it is wrong")))
+    assert [json.loads(bytes(each)) for each in others] == [{"of": "another version"}]
+    assert [each.name for each in place.parent.iterdir()] == ["gates.json"]
+
+
+def test_a_file_that_is_no_record_is_kept_beside_it(tmp_path: Path) -> None:
+    place = tmp_path / "gates.json"
+    place.write_text("{ a torn fil")
+    record([GREEN], place)
+    assert parse_gates(place.read_bytes())[0] == (GREEN,)
+    assert (tmp_path / "gates.json.unreadable").read_text() == "{ a torn fil"

@@ -1,0 +1,97 @@
+"""One door to the terminal: whatever a text from outside holds, it is shown and never obeyed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+
+from strobe.cli.console import Output, styled, terminal
+from terminal import Strobe
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "benchmarks" / "engine-h200" / "320x576"
+LOG = ROOT / "tests" / "data" / "logs" / "mislabelled_seconds.log"
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[/b][bold]\r\x08"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
+
+
+def test_every_way_out_shows_what_it_is_given(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    table = Table(HOSTILE)
+    table.add_row(HOSTILE)
+    output.show(HOSTILE, styled((HOSTILE, "bold"), HOSTILE), table)
+    output.note(HOSTILE)
+    output.write(f"{HOSTILE}\n")
+    Output(json=True).emit({HOSTILE: [HOSTILE, "\udcff"]})
+    with output.progress(HOSTILE) as advance:
+        advance(1, 2, HOSTILE)
+    captured = capfd.readouterr()
+    assert not OBEYED.search(captured.out + captured.err)
+    assert captured.out.count("]0;owned") == 8 and captured.err.count("]0;owned") == 1
+    document = captured.out[captured.out.index("{") :]
+    assert json.loads(document) == {HOSTILE: [HOSTILE, "\udcff"]}
+
+
+def test_a_bar_obeys_itself_alone() -> None:
+    console = terminal()
+    console.file, console._force_terminal = io.StringIO(), True
+    with Progress(TextColumn("{task.description}", markup=False), console=console) as bar:
+        bar.add_task(HOSTILE)
+    shown = console.file.getvalue()
+    assert "]0;owned" in shown and "\x1b[?25l" in shown  # the bar hides the cursor
+    assert not re.search("\x1b\\]|\x1b\\[2J|\x9b|\u202e", shown)
+
+
+def test_a_folder_that_looks_like_markup_is_written_and_named(strobe: Strobe, tmp_path: Path) -> None:
+    into = tmp_path / "o[/b]ut" / "page.md"
+    done = strobe("extract", "stages", LOG, "-o", into)
+    assert done.code == 0, done.err
+    assert into.is_file() and "o[/b]ut" in done.out
+
+
+def test_a_run_folder_with_escapes_in_its_name(strobe: Strobe, tmp_path: Path) -> None:
+    run = tmp_path / "r[/b]\x1b[2J\u202e\udcff"
+    run.mkdir(parents=True)
+    shutil.copyfile(RUN / "records.jsonl", run / "records.jsonl")
+    for flags in ((), ("--json",)):
+        done = strobe("report", run, "--into", tmp_path / "[red]page", *flags)
+        assert done.code == 0, done.err
+        assert not OBEYED.search(done.out + done.err)
+        assert "[red]page" in done.out
+    assert done.document["runs"] == [str(run)]
+
+
+def test_findings_and_errors_with_escapes(strobe: Strobe, tmp_path: Path) -> None:
+    page = tmp_path / "p[/b]\x1b[2J.md"
+    page.parent.mkdir()
+    page.write_text(
+        "| what \x1b]0;owned\x07 | before | after | speedup |\n|---|---|---|---|\n| step\x9b31m | 10 ms | 5 ms | 3.0x |\n"
+    )
+    done = strobe("lint", page)
+    assert done.code == 1 and "[/b]" in done.out
+    assert not OBEYED.search(done.out + done.err)
+    for arguments in (
+        ("lint", tmp_path / HOSTILE),
+        ("report", tmp_path / HOSTILE),
+        ("report", f"--{HOSTILE}"),
+        ("lint", "--debug", HOSTILE),
+    ):
+        done = strobe(*arguments)
+        assert done.code == 2 and "[/b]" in done.err
+        assert not OBEYED.search(done.out + done.err)
+
+
+def test_no_other_way_out_of_the_command_line() -> None:
+    folder = ROOT / "src" / "strobe" / "cli"
+    ways = re.compile(r"\bConsole\(|\bprint\(|sys\.std(?:out|err)|rich\.print|from_markup|rich\.markup")
+    found = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if ways.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"console.py", "main.py"}

@@ -1,0 +1,127 @@
+"""Damage to snapshot files: bits flipped, a part cut out, tensors swapped, a number of a header changed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import SessionError
+from strobe.engine.session import Session
+from strobe.engine.snapshot import Snapshot, read_snapshot
+
+LENGTH_BYTES = 8
+"""Of the number at the start of a safetensors file: bytes of its header, which follows."""
+NUMBERS = (0, 1, -1, 2, 7, 64, 1_000_000_000, 10**30, 1.5)
+"""What a number of the header is replaced by."""
+
+
+def damaged_snapshot(seed: int, folder: Path) -> None:
+    """One damage to the file of a session of the bundled model: it is refused with a `SessionError`, or read as what it was."""
+    path, data = folder / "snapshot.safetensors", sound()
+    path.write_bytes(data)
+    whole = read_snapshot(path, torch.device("cpu"))
+    path.write_bytes(damage(data, seed))
+    check(path, whole)
+
+
+@cache
+def sound() -> bytes:
+    """The file of a session on its way from one prompt to another, with a third that waits."""
+    with tempfile.TemporaryDirectory() as folder, Session("a red circle moving left", preset="turbo", device="cpu") as session:
+        next(iter(session.stream()))
+        session.prompt("a blue square moving up", mode="interpolate", over=3)
+        next(iter(session.stream()))
+        session.prompt("a green circle moving left")
+        session.snapshot().save(Path(folder) / "s")
+        return (Path(folder) / "s").read_bytes()
+
+
+def damage(data: bytes, number: int) -> bytes:
+    """A snapshot file with damage number 0, 1, 2 ...: in turn bits flipped, a part cut out, tensors swapped, a number changed."""
+    kinds = (flip, cut, swap, renumber)
+    return kinds[number % len(kinds)](data, random.Random(number))
+
+
+def flip(data: bytes, chance: random.Random) -> bytes:
+    """One to eight bits are flipped, as often in the header as anywhere."""
+    damaged = bytearray(data)
+    end = chance.choice([len(data), LENGTH_BYTES + len(header_of(data))])
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        damaged[chance.randrange(end)] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
+
+
+def cut(data: bytes, chance: random.Random) -> bytes:
+    """The end is missing, or some bytes in the middle."""
+    start = chance.randrange(len(data))
+    return data[:start] + chance.choice([b"", data[start + chance.randrange(1, 5000) :]])
+
+
+def swap(data: bytes, chance: random.Random) -> bytes:
+    """Two tensors have each other's names."""
+    header = json.loads(header_of(data))
+    first, second = chance.sample(sorted(header.keys() - {"__metadata__"}), 2)
+    header[first], header[second] = header[second], header[first]
+    return with_header(data, json.dumps(header).encode())
+
+
+def renumber(data: bytes, chance: random.Random) -> bytes:
+    """A number is another: of strobe's own header, or of the tensors' places."""
+    header = header_of(data)
+    found = chance.choice(list(re.finditer(rb"(?<![\w.])-?\d+(\.\d+)?(?![\w.])", header)))
+    other = str(chance.choice([each for each in NUMBERS if str(each).encode() != found[0]])).encode()
+    return with_header(data, header[: found.start()] + other + header[found.end() :])
+
+
+def header_of(data: bytes) -> bytes:
+    """The header of a safetensors file."""
+    return data[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")]
+
+
+def with_header(data: bytes, header: bytes) -> bytes:
+    """A safetensors file with another header."""
+    return len(header).to_bytes(LENGTH_BYTES, "little") + header + data[LENGTH_BYTES + len(header_of(data)) :]
+
+
+def check(path: Path, whole: Snapshot) -> Literal["refused", "bit-equal"]:
+    """What comes of reading a file that was `whole` once; anything else is an error."""
+    try:
+        found = read_snapshot(path, torch.device("cpu"))
+    except SessionError as error:
+        assert "\n" not in str(error), "an error has one line"
+        return "refused"
+    assert numbers(found) == numbers(whole), "another session came out"
+    assert tensors(found).keys() == tensors(whole).keys(), "other tensors came out"
+    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(found).items()), "other values came out"
+    return "bit-equal"
+
+
+def tensors(snapshot: Snapshot) -> dict[str, Tensor]:
+    """All tensors of a snapshot."""
+    state, cache = snapshot.state, snapshot.cache
+    found = {"keys": cache.keys, "values": cache.values, "sink": cache.sink_keys, "history": state.history}
+    if state.blend is not None:
+        found |= {"from": state.blend.start, "to": state.blend.target}
+    for name, each in (("start", state.start), ("undelivered", state.undelivered)):
+        if each is not None:
+            found[name] = each
+    return found | {f"memory {index}": each for index, each in enumerate(state.decoder[1]) if each is not None}
+
+
+def numbers(snapshot: Snapshot) -> tuple[object, ...]:
+    """All of a snapshot that is no tensor."""
+    state, cache, blend = snapshot.state, snapshot.cache, snapshot.state.blend
+    blended = None if blend is None else (blend.done, blend.total)
+    decoder = state.decoder[0], len(state.decoder[1])
+    return (
+        *(snapshot.identity, snapshot.pending, state.next_block, state.prompts, state.stale),
+        *(blended, decoder, cache.origin, cache.end),
+    )

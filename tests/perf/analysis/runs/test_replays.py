@@ -1,0 +1,136 @@
+"""Kernels of a graph get the labels of the same kernels launched one by one, on one stream or on many."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from passes import Recorder, stream
+from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.parts import Part, part_of
+from strobe.perf.analysis.runs.partition import partition_of
+from strobe.perf.analysis.runs.replays import Pass, encode_passes, passes_of, read_passes, relabelled
+from strobe.perf.analysis.runs.timeline import DeviceTimeline, timeline_of
+from strobe.perf.analysis.runs.timeline import Path as Regions
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+
+STAGE = "denoise_step"
+
+
+def device_timeline(trace: Trace) -> DeviceTimeline:
+    timeline = timeline_of(trace, None)
+    assert isinstance(timeline, DeviceTimeline)
+    return timeline
+
+
+def parts(trace: Trace, passes: tuple[Pass, ...]) -> Counter[Part]:
+    """Busy time by part."""
+    timeline, _ = relabelled(device_timeline(trace), passes, layers=False)
+    found: Counter[Part] = Counter()
+    for label, ns in partition_of(timeline).owned.items():
+        if label.busy:
+            found[part_of(label)] += ns
+    return found
+
+
+def test_a_kernel_in_a_graph_belongs_to_the_part_that_it_has_without() -> None:
+    eager, graph = stream(Recorder(), blocks=2), stream(Recorder(), blocks=2, graphs=True)
+    passes = passes_of(eager)
+    assert parts(graph, passes) == parts(eager, ()) and parts(eager, ())[Part.ATTENTION_KERNEL] > 0
+    bare = parts(graph, ())
+    assert Part.ATTENTION_KERNEL not in bare and bare.total() == parts(eager, ()).total()
+
+
+def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart() -> None:
+    graph = stream(Recorder(), graphs=True)
+    _, replays = relabelled(device_timeline(graph), (), layers=False)
+    assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} and replays.attributed == 0
+    _, replays = relabelled(device_timeline(graph), passes_of(stream(Recorder())), layers=False)
+    assert replays is not None and not replays.unlabelled and not replays.reason
+    only = tuple(one for one in passes_of(stream(Recorder())) if one.stage == "commit")
+    _, replays = relabelled(device_timeline(graph), only, layers=False)
+    assert replays is not None and replays.unlabelled == {"denoise_step"}
+
+
+def test_passes_come_back_from_their_file(tmp_path: Path) -> None:
+    passes, path = passes_of(stream(Recorder())), tmp_path / "p.json.gz"
+    assert {one.stage for one in passes} == {"denoise_step", "commit"}
+    path.write_bytes(encode_passes(passes))
+    assert read_passes(path) == passes and path.read_bytes() == encode_passes(passes)
+
+
+@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), encode_passes(())[:-5]])
+def test_a_file_that_holds_no_passes_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "p.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="holds no passes launched kernel by kernel"):
+        read_passes(path)
+
+
+@st.composite
+def branched(draw: st.DrawFn) -> tuple[Trace, Pass, dict[int, Regions]]:
+    """A pass of equal layers as a graph, each layer's branch on a stream of its own and its trunk on one of a few, and where each
+    of the graph's kernels (by its start) belongs. Some kernels of the pass lie outside of the graph."""
+    layer = draw(st.lists(st.sampled_from("abcdef"), min_size=3, max_size=8))
+    num_layers, trunks = draw(st.integers(2, 12)), draw(st.integers(1, 5))
+    branch = set(draw(st.lists(st.integers(0, len(layer) - 1), max_size=4)))
+    before = draw(st.integers(0, 3))
+    names = [f"before_{at}" for at in range(before)] + layer * num_layers
+    paths: list[Regions] = [(STAGE, "conditions")] * before
+    for number in range(num_layers):
+        paths += [(STAGE, "dit_forward", f"layer {number}", f"{name}_region") for name in layer]
+    call = HostEvent("cudaGraphLaunch", 10, 20, 0)
+    events, places = [], {}
+    for at in range(num_layers * len(layer)):
+        number, inside = divmod(at, len(layer))
+        stream_of = 100 + number if inside in branch else 7 + number % trunks
+        start = 100 + 10 * at
+        places[start] = paths[before + at]
+        events.append(DeviceEvent(layer[inside], "kernel", start, start + 9, 0, stream_of, at, call))
+    regions = tuple(
+        Region(name=name, index=0, start_ns=start, end_ns=end, thread=0)
+        for name, start, end in (("frame_block", 0, 90), (STAGE, 5, 80))
+    )
+    rows = DeviceEvents.from_rows(events)
+    trace = Trace(path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=regions, device_events=rows)
+    return trace, Pass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
+
+
+@given(branched())
+def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, Pass, dict[int, Regions]]) -> None:
+    """A driver spreads the branches of a graph: each stream alone fits the pass in many places."""
+    trace, one, places = made
+    timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)
+    assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
+    for event, label in timeline.labels.items():
+        assert label.path[-1] == places[trace.device_events.start_ns[event]][-1]
+
+
+def test_a_renamed_kernel_has_no_piece_and_many_leave_the_whole_graph_without() -> None:
+    passes, graph = passes_of(stream(Recorder())), stream(Recorder(), graphs=True)
+    rows = list(graph.device_events)
+    kernels: defaultdict[str, list[int]] = defaultdict(list)
+    for at, event in enumerate(rows):
+        kernels[event.name].append(at)
+
+    def renamed(some: list[int]) -> Counter[Part]:
+        changed = [replace_name(event, "unheard_of") if at in some else event for at, event in enumerate(rows)]
+        return parts(replace(graph, device_events=DeviceEvents.from_rows(changed)), passes)
+
+    flash = kernels["flash"]
+    one = renamed(flash[:1])
+    assert one[Part.UNNAMED] == rows[flash[0]].end_ns - rows[flash[0]].start_ns
+    assert renamed(flash)[Part.ATTENTION_KERNEL] == 0
+    rng = random.Random(1)
+    assert renamed(rng.sample(range(len(rows)), len(rows) // 2))[Part.ATTENTION_KERNEL] == 0
+
+
+def replace_name(event: DeviceEvent, name: str) -> DeviceEvent:
+    return event._replace(name=name)
