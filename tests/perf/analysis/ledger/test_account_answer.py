@@ -162,7 +162,7 @@ def test_the_lines_add_up_to_the_account_exactly(
     named = [part for line in found.lines for part in line.parts]
     assert len(named) == len(set(named))
     if whole[0] != whole[1]:
-        assert abs(sum(line.share for line in found.lines) - 1) < 1e-9
+        assert all(line.share == float(line.saved_ns / (whole[0] - whole[1])) for line in found.lines)
     assert 0 <= found.explained_time <= 1 and 0 <= (found.explained_saving or 0) <= 1
 
 
