@@ -80,8 +80,7 @@ class Cuts:
     def at(cls, thread: Ints, *moments: Ints) -> Self:
         """Cut each thread at its own moments."""
         found: dict[int, Ints] = {}
-        for number in np.unique(thread).tolist():
-            mine = thread == number
+        for number, mine in _by_thread(thread):
             found[number] = np.unique(np.concatenate([column[mine] for column in moments]))
         counts = [len(own) + 1 for own in found.values()]
         first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
@@ -99,8 +98,10 @@ class Cuts:
     def within(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Return the segments `[first, last)` between two of the moments of a thread, for each of the given."""
         first, last = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
-        for number, moments in self.moments.items():
-            mine = np.flatnonzero(thread == number)
+        for number, mine in _by_thread(thread):
+            if number not in self.moments:
+                continue
+            moments = self.moments[number]
             first[mine] = self.first[number] + np.searchsorted(moments, start[mine], "left") + 1
             last[mine] = self.first[number] + np.searchsorted(moments, end[mine], "left") + 1
         return first, np.maximum(first, last)
@@ -118,6 +119,14 @@ class Cuts:
                 mine = thread == number
                 found[mine] = self.first[number] + np.searchsorted(self.moments[number], start[mine], "right")
         return found
+
+
+def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each thread with the positions of what is on it, in order."""
+    order = np.argsort(thread, kind="stable")
+    numbers, first = np.unique(thread[order], return_index=True)
+    if len(numbers):
+        yield from zip(numbers.tolist(), np.split(order, first[1:]), strict=True)
 
 
 class Launched:
