@@ -43,5 +43,5 @@ def test_an_example_runs(example: str, tmp_path: Path) -> None:
         summaries = [line for line in done.stdout.splitlines() if line.startswith("  Total ")]
         shares = [float(line.rpartition("(")[2].rstrip("%)")) for line in summaries if line.endswith("%)")]
         assert len(shares) == 5 and abs(sum(shares) - 200) < 0.5, "leaves alone, once free-running and once serialised"
-    elif example != "tree_decode.py":
+    elif example not in ("tree_decode.py", "vsa_calls.py"):
         assert list(tmp_path.rglob("report.html")), "what it measured is on a page"
