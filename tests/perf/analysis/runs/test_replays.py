@@ -66,7 +66,11 @@ def test_passes_come_back_from_their_file(tmp_path: Path) -> None:
     assert read_passes(path) == passes and path.read_bytes() == encode_passes(passes)
 
 
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), encode_passes(())[:-5]])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), encode_passes(())[:-5]],
+    ids=["empty", "no gzip", "other JSON", "no JSON", "cut"],
+)
 def test_a_file_that_holds_no_passes_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "p.json.gz"
     path.write_bytes(data)
