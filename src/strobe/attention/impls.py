@@ -243,9 +243,12 @@ class Impl(Generic[Spec]):
 
     def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
         """The gate that was run on such a card, of the sources as they are now; the first of several."""
-        mine = (self.operator, self.name, card.vendor, card.architecture)
-        of_mine = (each for each in gates if (each.operator, each.impl, each.vendor, each.architecture) == mine)
-        return next((each for each in of_mine if each.kernel in ("", self.kernel)), None)
+        for each in gates:  # a loop, because torch.compile traces it, and torch 2.11 no generator in a generator
+            mine = each.operator == self.operator and each.impl == self.name
+            if mine and each.vendor == card.vendor and each.architecture == card.architecture:
+                if not each.kernel or each.kernel == self.kernel:
+                    return each
+        return None
 
     def standing(self, card: Card, gates: Sequence[Gate]) -> Standing:
         """Whether it passed its gate on such a card: `green`, `red`, `none` if that was not run, `free` if it needs none."""
