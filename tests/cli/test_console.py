@@ -36,7 +36,7 @@ def test_every_way_out_shows_what_it_is_given(capfd: pytest.CaptureFixture[str])
     assert not OBEYED.search(captured.out + captured.err)
     assert captured.out.count("]0;owned") == 8 and captured.err.count("]0;owned") == 1
     document = captured.out[captured.out.index("{") :]
-    assert json.loads(document) == {HOSTILE: [HOSTILE, "\udcff"]}
+    assert json.loads(document) == {"v": 1, HOSTILE: [HOSTILE, "\udcff"]}
 
 
 def test_a_bar_obeys_itself_alone() -> None:

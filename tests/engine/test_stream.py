@@ -115,8 +115,11 @@ class TestCaches:
         for session, block in ((near, 33), (far, 333_333)):
             play(session, 1)
             snapshot = session.snapshot()
+            history = snapshot.state.history[:, [0] * 8]  # a full window, which nothing derives again here
             moved = replace(
-                snapshot, state=replace(snapshot.state, next_block=block), cache=replace(snapshot.cache, end=3 * block)
+                snapshot,
+                state=replace(snapshot.state, next_block=block, history=history),
+                cache=replace(snapshot.cache, end=3 * block),
             )
             session.restore(moved)
             stream = session._stream

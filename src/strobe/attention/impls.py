@@ -244,10 +244,9 @@ class Impl(Generic[Spec]):
     def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
         """The gate that was run on such a card, of the sources as they are now; the first of several."""
         for each in gates:  # a loop, because torch.compile traces it, and torch 2.11 no generator in a generator
-            mine = each.operator == self.operator and each.impl == self.name
+            mine = each.operator == self.operator and each.impl == self.name and (not each.kernel or each.kernel == self.kernel)
             if mine and each.vendor == card.vendor and each.architecture == card.architecture:
-                if not each.kernel or each.kernel == self.kernel:
-                    return each
+                return each
         return None
 
     def standing(self, card: Card, gates: Sequence[Gate]) -> Standing:

@@ -298,7 +298,7 @@ def test_a_run_killed_in_its_first_clip_still_makes_a_report(make_run: MakeRun) 
     (folder / "records.jsonl").write_text("".join(text[:1]))
     report = build_report([folder])
     assert report.speedups == () and report.title == "run-a"
-    assert [banner.items for banner in report.banners] == [("run-a: the run was cut short: it has no last line",)]
+    assert [banner.items for banner in report.banners] == [("the run was cut short: it has no last line",)]
     pages = write_report(report, folder)
     assert all("it has no last line" in page.read_text() for page in pages) and len(pages) == 3
 

@@ -47,6 +47,10 @@ class Reported(RunDocument, frozen=True, kw_only=True):
         Meta(description="by candidate: every level and metric that --require can name; null where not measured or infinite"),
     ]
     not_met: NotMet
+    damaged: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="by run folder: what is damaged and left out; empty if nothing is"),
+    ]
 
 
 class Measured(Reported, frozen=True, kw_only=True):

@@ -144,7 +144,7 @@ class _Eager(torch.autograd.Function):
 def _refuses(spec: AttentionSpec) -> str | None:
     if reason := no_card_for(spec, "dense", "fa4") or MISSING["fa4"]:
         return reason
-    if spec.needs_grad and spec.card.capability < (9, 0):
+    if spec.needs_grad and spec.card.capability[0] < 9:
         return f"its backward runs on compute capability 9.0 and later, {spec.device} has {spec.card}"
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"

@@ -57,10 +57,10 @@ def kernel_of(spec: AttentionSpec) -> str:
         return "cpu" if spec.return_lse else ""
     torch_picks = spec.num_heads != spec.num_kv_heads and not spec.return_lse
     half = spec.dtype in _HALF and spec.head_dim % 8 == 0
-    many, chip = spec.q_len > FEW_QUERIES and spec.kv_len > 1, spec.card.capability
-    if half and many and spec.head_dim <= 128 and chip >= (9, 0) and not torch_picks:
+    many, chip = spec.q_len > FEW_QUERIES and spec.kv_len > 1, spec.card.capability[0]  # torch 2.11 compiles no `>=` of tuples
+    if half and many and spec.head_dim <= 128 and chip >= 9 and not torch_picks:
         return "cudnn"
-    shared_out = half and spec.head_dim <= 256 and 1 < spec.q_len <= FEW_QUERIES and chip >= (8, 0) and not torch_picks
+    shared_out = half and spec.head_dim <= 256 and 1 < spec.q_len <= FEW_QUERIES and chip >= 8 and not torch_picks
     if not spec.return_lse and not shared_out:
         return ""
     return "flash" if half and spec.head_dim <= 256 else "efficient"
