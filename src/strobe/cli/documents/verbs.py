@@ -179,6 +179,7 @@ class Ablated(_Printed, frozen=True, kw_only=True):
     measured: Cells
     kept: Cells
     failed: Annotated[tuple[str, ...], Meta(description="cells that failed, each with the reason")]
+    stop: Annotated[dict[str, tuple[str, ...]], Meta(description="what voids figures, by title; empty if nothing does")]
     speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `ratio`, `low`, `high`")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import Annotated, Any, ClassVar, Final
 
@@ -71,5 +72,14 @@ def _is_table(kind: inspect.Type) -> bool:
 
 def to_json(document: Part) -> dict[str, Any]:
     """Return a document as the dictionary that its JSON is."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    plain: dict[str, Any] = _as_json(msgspec.to_builtins(document))
     return plain
+
+
+def _as_json(value: Any) -> Any:
+    """The same in what JSON has: lists, and null for numbers that are none. Names of files keep bytes that are no text."""
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
