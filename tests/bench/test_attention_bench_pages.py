@@ -132,16 +132,16 @@ class CellWriter:
             )
         )  # fmt: skip
 
-    def clip(self, variant: str, palindrome: int | None) -> None:
+    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2) -> None:
         self.writer.append(
-            Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=2)
+            Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
         )
         self.order += 1
 
     def stages(self, variant: str, **times: int) -> None:
         for name, ns in times.items():
             self.line(variant, "stage:" + name.replace("_call", " call"), ns, None, "cuda_event")
-        self.clip(variant, None)
+        self.clip(variant, None, len(times))
 
     def refused(self, name: str, cause: str) -> None:
         self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=(), cause=cause))
