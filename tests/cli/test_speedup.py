@@ -273,7 +273,7 @@ def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     """Any two variants of an interleaved run, with the paired intervals of the report of our own runs."""
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("records.jsonl", "traces"):
+    for name in ("records.jsonl.gz", "traces"):
         (run / name).symlink_to(PRESETS / name)
     result = strobe("speedup", run, "--baseline", "quality", "--candidate", "turbo", "--require", "e2e>=1.2", "--json")
     assert result.code == 0, result.err
