@@ -274,7 +274,7 @@ def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for name in ("records.jsonl.gz", "traces"):
-        (run / name).symlink_to(PRESETS / name)
+        (shutil.copytree if (PRESETS / name).is_dir() else shutil.copyfile)(PRESETS / name, run / name)
     result = strobe("speedup", run, "--baseline", "quality", "--candidate", "turbo", "--require", "e2e>=1.2", "--json")
     assert result.code == 0, result.err
     assert {(each["candidate"], each["reference"]) for each in result.document["speedups"]} == {("turbo", "quality")}
