@@ -14,10 +14,10 @@ from strobe.perf.report.ablation_page.build import ablation_report
 from strobe.perf.report.attention_bench.advice import advice_report
 from strobe.perf.report.attention_bench.build import bench_report
 from strobe.perf.report.build import build_report
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Report
 from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.tree_bench.build import tree_report
+from strobe.perf.report.write import render
 
 BENCHMARKS: Final = Path(__file__).parents[2] / "benchmarks"
 Door = Callable[[Path], Report]
@@ -73,7 +73,10 @@ def test_every_published_page_has_its_verb() -> None:
 @pytest.mark.parametrize("folder", DOORS)
 def test_a_page_is_what_its_records_render_to(folder: str) -> None:
     place = BENCHMARKS / folder
-    assert (place / "report.md").read_bytes() == render_markdown(DOORS[folder](place)).encode()
+    report = DOORS[folder](place)
+    assert (place / "report.md").read_bytes() == render(report, "md").encode()
+    if (place / "report.json").exists():
+        assert (place / "report.json").read_bytes() == render(report, "json").encode()
 
 
 def test_no_rendered_html_is_tracked() -> None:
