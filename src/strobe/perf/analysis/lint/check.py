@@ -79,7 +79,8 @@ def _recorded(path: Path, options: Options) -> Study:
         document=Document(path=path.as_posix()),
         options=options,
         records=tuple(Numbered(line=at, record=decoder.decode(line)) for at, line in lines if at not in run.bad_lines),
-        damaged=(*run.bad_lines, *([0] if run.missing_lines or run.broken else [])),
+        damaged=(*run.bad_lines, *([0] if run.missing_lines else [])),
+        broken=run.broken,
     )
 
 
