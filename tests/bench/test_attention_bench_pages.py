@@ -26,11 +26,12 @@ from strobe.perf.records.record import (
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench.advice import _settings as settings_of
 from strobe.perf.report.attention_bench.advice import advice_report, choose
-from strobe.perf.report.attention_bench.build import bench_report
+from strobe.perf.report.attention_bench.build import bench_report, gathered
 from strobe.perf.report.attention_bench.cells import read_cells, speedup
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
+    Banner,
     Figure,
     Missing,
     Plane,
@@ -336,3 +337,10 @@ def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cells" / "a_b_b64_d").mkdir(parents=True)
     with pytest.raises(DataError, match="has records"):
         read_cells(tmp_path)
+
+
+def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -> None:
+    """A page of one cell does not name it: what stands before a colon may be the remark itself."""
+    items = ("a: the clock varied", "b: the clock varied", "c: throttled", "files had changed", "clock: 1380 to 1980 MHz")
+    found = gathered(Banner("caution", "Read this.", items)).items
+    assert found == ("2 cells: the clock varied", "c: throttled", "files had changed", "clock: 1380 to 1980 MHz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -114,7 +115,7 @@ def test_dense_against_sparse_attention(strobe: Strobe) -> None:
 
 
 def _records(kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (PAIR / "records.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in gzip.decompress((PAIR / "records.jsonl.gz").read_bytes()).splitlines()]
     return [line for line in lines if line["record"] == kind]
 
 
@@ -126,7 +127,7 @@ def _values(variant: str, name: str, palindrome: int | None = None) -> list[int]
 def test_the_timed_calls_as_a_log(strobe: Strobe) -> None:
     sides = {"baseline": "sdpa", "candidate": "sparse:triton"}
     flags = [flag for side, name in sides.items() for flag in (f"--{side}-log", PAIR, f"--{side}-name", f"^{name}/attention$")]
-    flags = [flag / "records.jsonl" if isinstance(flag, Path) else flag for flag in flags]
+    flags = [flag / "records.jsonl.gz" if isinstance(flag, Path) else flag for flag in flags]
     found = strobe("speedup", *flags, "--allow-different", "backend,sparsity", "--json").document
     figure = found["levels"]["attention"]
     for side, name in sides.items():

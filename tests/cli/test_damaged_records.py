@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ TITLE = "Damaged records: the figures are those of what is left."
 @pytest.fixture(params=["sealed", "older"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     """A run, one line of which is garbage: a denoise step of the candidate's third clip; and the line's number as it is told."""
-    lines = (RUN / "records.jsonl").read_bytes().splitlines()
+    lines = gzip.decompress((RUN / "records.jsonl.gz").read_bytes()).splitlines()
     if request.param == "sealed":
         lines = [seal(line, at) for at, line in enumerate(lines, start=1)]
     wanted = {"record": "span", "variant": "balanced", "clip": 2, "name": "denoise_step"}

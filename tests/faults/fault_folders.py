@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -105,7 +105,7 @@ def hostile_file(seed: int, folder: Path) -> None:
     """Report and lint a run folder with one thing in it that a run does not leave."""
     run, outside = folder / "run", folder / "outside"
     run.mkdir()
-    shutil.copyfile(RUN / "records.jsonl", run / "records.jsonl")
+    (run / "records.jsonl").write_bytes(gzip.decompress((RUN / "records.jsonl.gz").read_bytes()))
     outside.write_text(SECRET)
     HOSTILE[seed % len(HOSTILE)](run)
     for arguments in (("report", str(run)), ("report", str(run), "--json"), ("lint", str(run))):

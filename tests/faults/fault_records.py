@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError
+from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.seal import seal
-from strobe.perf.records.store import RECORDS, read_run
+from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
 
@@ -21,7 +22,7 @@ ONE_IN: Final = 5
 @cache
 def sound(*, sealed: bool) -> tuple[tuple[bytes, ...], Report]:
     """The lines of a real run, and what is reported of them."""
-    lines = (RUN / RECORDS).read_bytes().splitlines()
+    lines = read_bytes(records_file(RUN))[0].splitlines()
     return tuple(seal(line, at) if sealed else line for at, line in enumerate(lines, start=1)), build_report([RUN])
 
 

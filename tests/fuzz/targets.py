@@ -123,9 +123,10 @@ def _pages() -> Target:
 
 def _records() -> Target:
     from strobe.perf.analysis.lint.check import lint_file
+    from strobe.perf.records.packed import read_bytes, records_file
     from strobe.perf.records.store import read_run
 
-    lines = (ROOT / "benchmarks" / "engine-h200" / "vae" / "records.jsonl").read_bytes().splitlines(keepends=True)
+    lines = read_bytes(records_file(ROOT / "benchmarks" / "engine-h200" / "vae"))[0].splitlines(keepends=True)
     kinds: dict[bytes, list[bytes]] = {}
     for line in lines:
         kinds.setdefault(line.split(b",", 1)[0], []).append(line)

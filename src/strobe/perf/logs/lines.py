@@ -56,12 +56,13 @@ def read_lines(path: Path, reading: Reading) -> Iterator[Line]:
     """
     try:
         with path.open("rb") as file:
-            yield from _lines(_unpacked(file), file, reading)
+            yield from _lines(unpacked(file), file, reading)
     except OSError as error:
         raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
 
 
-def _unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+    """Return what reads the bytes of a file, out of its gzip if it is one."""
     return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 

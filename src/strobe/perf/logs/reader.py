@@ -5,8 +5,10 @@ The file is streamed; what is kept grows with the values in it, not with its siz
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.perf.logs.lines import Line, Reading, read_lines
+from strobe.perf.logs.lines import Line, Reading, read_lines, unpacked
 from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
@@ -85,7 +87,10 @@ def _run_of(path: Path) -> RunRecords | None:
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        head = file.readline(_HEAD).decode("utf-8", "replace")
+        try:
+            head = unpacked(file).readline(_HEAD).decode("utf-8", "replace")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return None  # what damages its first line makes it no run; read_lines says what is wrong
     return read_run(path) if head.startswith("{") and isinstance(_record(head), Header) else None
 
 

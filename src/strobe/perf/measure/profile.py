@@ -246,16 +246,17 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
 
 _UNREAD: Final = frozenset({"ac2g", "gpu_user_annotation"})
 """Arrows from calls to kernels, which their correlation says too, and our marks repeated on the device's rows."""
+_MARK: Final = "user_annotation"
 _LAUNCHED: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
 _ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "bytes"})
 
 
 def _slim(path: Path) -> None:
-    """Leave out of a trace what no account needs: a quarter of the size is left.
+    """Leave out of a trace what no account needs and put like beside like: a sixth of the size is left.
 
-    Left out: arrows and copies of marks, calls that launched nothing, and arguments of kernels but where, by whom and how large
-    they were launched.
+    Left out: arrows and copies of marks, calls that launched nothing, numbers the profiler gave our marks, and arguments of
+    kernels but where, by whom and how large they were launched. Events of one kind and name stand together, in their old order.
     """
     trace = msgspec.json.decode(path.read_bytes())
     events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]
@@ -265,9 +266,12 @@ def _slim(path: Path) -> None:
         category, args = event.get("cat"), event.get("args", {})
         if category in _CALLS and args.get("correlation") not in launches:
             continue
-        if category in _CALLS or category in _LAUNCHED:
+        if category == _MARK:
+            event.pop("args", None)
+        elif category in _CALLS or category in _LAUNCHED:
             event["args"] = {name: value for name, value in args.items() if name in _ARGS}
         kept.append(event)
+    kept.sort(key=lambda event: (str(event.get("cat")), str(event.get("name"))))
     path.write_bytes(msgspec.json.encode({**trace, "traceEvents": kept}))
 
 

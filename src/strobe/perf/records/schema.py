@@ -25,6 +25,7 @@ Generated from `strobe.perf.records.record` by `make docs`; do not edit.
 
 A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
 {", ".join(map(str, READABLE_VERSIONS))}.
+A published run may hold the same lines as gzip in `records.jsonl.gz` instead, never both; whatever reads a run reads either.
 The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is integer nanoseconds, `_bytes` bytes, `_mhz`
 megahertz. Every line ends in its number, from 1, and the CRC-32 of all bytes before
 `,"crc"`: `...,"line":12,"crc":"89abcdef"}}`. A reader passes over a line that does not fit them and leaves the clip out that it

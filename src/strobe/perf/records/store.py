@@ -8,7 +8,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
-from strobe.core.files import file_inside, not_written
+from strobe.core.files import not_written
 from strobe.core.notebook import html_table
+from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
     READABLE_VERSIONS,
     Clip,
@@ -43,7 +44,6 @@ T = TypeVar("T")
 _LISTED: Final = 8
 """Numbers of damaged lines that are named."""
 
-RECORDS: Final = "records.jsonl"
 _TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory")
 
 _encoder: Final = msgspec.json.Encoder()
@@ -181,6 +181,7 @@ class RunRecords:
         missing_lines: lines that were written and are gone.
         damaged_clips: clips that are left out, one line for each, which `excluded` has too.
         left_out_lines: numbers of the lines that do not count: those that are bad, and the others of damaged clips.
+        broken: what is damaged in the gzip of packed records; empty if nothing is.
     """
 
     folder: Path
@@ -202,11 +203,12 @@ class RunRecords:
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
+    broken: str = ""
 
     @property
     def damage(self) -> tuple[str, ...]:
         """What is damaged and what is left out for it, one sentence each; empty if every line is as it was written."""
-        found = []
+        found = [self.broken] if self.broken else []
         if self.bad_lines:
             many, numbers = len(self.bad_lines) > 1, ", ".join(map(str, self.bad_lines[:_LISTED]))
             more = f" and {len(self.bad_lines) - _LISTED} more" if len(self.bad_lines) > _LISTED else ""
@@ -254,7 +256,7 @@ class RunRecords:
 
 
 def read_run(path: str | Path) -> RunRecords:
-    """Read a run folder (or its `records.jsonl`): every finished record, with what is damaged counted and left out.
+    """Read a run folder, or its `records.jsonl` or `records.jsonl.gz`: every finished record, without what is damaged.
 
     A line counts if its checksum holds and its number follows; in a file from before there were checksums, if it is a record. A
     clip counts if all its lines do; of a soak, which is one long clip, each frame block counts for itself.
@@ -266,16 +268,13 @@ def read_run(path: str | Path) -> RunRecords:
 
     Raises:
         RecordVersionError: a line was written with a schema this reader does not know.
-        DataError: no such file, or no header.
+        DataError: no such file, plain and packed records side by side, or no header.
     """
     path = Path(path)
     file = path / RECORDS if path.is_dir() else path
     try:
-        if path.is_dir():
-            file = file_inside(path, RECORDS)
-        elif file.exists() and not file.is_file():
-            raise DataError(f"{file} is not a plain file, and is not opened")
-        data = file.read_bytes()
+        file = records_file(path)
+        data, broken = read_bytes(file)
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = data.split(b"\n")
@@ -287,7 +286,8 @@ def read_run(path: str | Path) -> RunRecords:
         if number - 1 not in checked.bad and (record := _decode(line, file, number)) is not None
     }
     bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    return _sort(file.parent, found, bad, missing=checked.missing, truncated=bool(tail))
+    run = _sort(file, found, bad, missing=checked.missing, truncated=bool(tail))
+    return replace(run, broken=broken) if broken else run
 
 
 def _decode(line: bytes, file: Path, number: int) -> Record | None:
@@ -332,7 +332,7 @@ def _of(records: Iterable[Record], kind: type[T]) -> tuple[T, ...]:
     return tuple(record for record in records if isinstance(record, kind))
 
 
-def _sort(folder: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, missing: int, truncated: bool) -> RunRecords:
+def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, missing: int, truncated: bool) -> RunRecords:
     damaged = _damaged_clips(found, lossy=bool(bad or missing))
     own = {
         number for number, record in found.items() if isinstance(record, Span | Clip) and (record.variant, record.clip) in damaged
@@ -341,15 +341,14 @@ def _sort(folder: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, mi
     headers, ends = _of(records, Header), _of(records, End)
     if not headers:
         raise DataError(
-            f"{folder / RECORDS} has no header: it was cut before the run began, the header's line is damaged, or it is no "
-            "record file"
+            f"{file} has no header: it was cut before the run began, the header's line is damaged, or it is no record file"
         )
     left_out = tuple(
         Excluded(variant=variant, span="clip", clip=None, indices=(clip,), cause=cause)
         for (variant, clip), cause in damaged.items()
     )
     return RunRecords(
-        folder=folder,
+        folder=file.parent,
         header=headers[0],
         variants=_of(records, Variant),
         spans=_of(records, Span),

@@ -78,7 +78,7 @@ def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
 
 def test_records_of_several_variants_are_told_apart_by_name() -> None:
     """Our own records as a log: `variant/span`."""
-    log = read_log(Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "records.jsonl")
+    log = read_log(Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "records.jsonl.gz")
     several = timings_of(log, Wanted())
     assert isinstance(several.e2e, str) and "choose one with --baseline-name" in several.e2e
     one = timings_of(log, Wanted(timer="^quality/"))

@@ -18,8 +18,9 @@ from strobe.perf.analysis.lint.quantity import readable
 from strobe.perf.analysis.lint.report_json import read_report
 from strobe.perf.analysis.lint.rules import RULES
 from strobe.perf.analysis.lint.study import Numbered, Options, Study
+from strobe.perf.records.packed import FILES, RECORDS, read_bytes, records_in
 from strobe.perf.records.record import Record
-from strobe.perf.records.store import RECORDS, read_run
+from strobe.perf.records.store import read_run
 
 MARKDOWN: Final = (".md", ".markdown")
 PRINTED: Final = (".txt", ".log", ".out")
@@ -46,7 +47,7 @@ def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] 
 
 def _study(path: Path, options: Options) -> Study:
     name, suffix = path.as_posix(), path.suffix.lower()
-    if suffix == ".jsonl":
+    if suffix == ".jsonl" or path.name in FILES:
         return _recorded(path, options)
     if suffix not in (*MARKDOWN, *PRINTED, ".json"):
         raise DataError(
@@ -72,13 +73,14 @@ def _printed(text: str, path: str) -> Document:
 def _recorded(path: Path, options: Options) -> Study:
     """Records with their lines, after the reader of runs has checked that this is one."""
     run = read_run(path)
-    lines = enumerate(path.read_bytes().split(b"\n")[:-1], 1)
+    lines = enumerate(read_bytes(path)[0].split(b"\n")[:-1], 1)
     decoder = msgspec.json.Decoder(Record)
     return Study(
         document=Document(path=path.as_posix()),
         options=options,
         records=tuple(Numbered(line=at, record=decoder.decode(line)) for at, line in lines if at not in run.bad_lines),
         damaged=(*run.bad_lines, *([0] if run.missing_lines else [])),
+        broken=run.broken,
     )
 
 
@@ -90,7 +92,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         return (path,)
-    found = tuple(file for name in (RECORDS, "report.json", "report.md") if (file := found_inside(path, name)))
+    records, reports = records_in(path), (found_inside(path, name) for name in ("report.json", "report.md"))
+    found = tuple(file for file in (records, *reports) if file is not None)
     if not found:
         raise DataError(f"{path}: holds neither {RECORDS} nor a report; name the files to lint")
     return found

@@ -70,12 +70,14 @@ class Study:
 
     Args:
         damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
+        broken: what is damaged in the gzip of packed records; empty if nothing is.
     """
 
     document: Document
     options: Options
     records: tuple[Numbered, ...] = ()
     damaged: tuple[int, ...] = ()
+    broken: str = ""
 
     @cached_property
     def views(self) -> tuple[View, ...]:

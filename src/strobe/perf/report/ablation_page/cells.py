@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strobe.core.errors import DataError
-from strobe.core.files import found_inside
 from strobe.perf.analysis.ledger.close import Ledger, Level, Line
 from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval
-from strobe.perf.records.store import RECORDS
+from strobe.perf.records.packed import records_in
 from strobe.perf.report.ablation_page.plan import CELLS, Plan, PlannedCell
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.log_page.entries import Entry, read_entries
@@ -64,7 +63,7 @@ def read_cells(folder: Path, plan: Plan) -> tuple[CellRun, ...]:
     Raises:
         DataError: none was.
     """
-    begun = (each for each in plan.cells if each.refused or found_inside(folder, f"{CELLS}/{each.name}/{RECORDS}"))
+    begun = (each for each in plan.cells if each.refused or records_in(folder / CELLS / each.name))
     found = tuple(_cell(folder, planned) for planned in begun)
     if not any(cell.entry is not None and not cell.reason for cell in found):
         reasons = "; ".join(f"{cell.planned.name}: {cell.reason}" for cell in found if cell.reason)

@@ -52,12 +52,12 @@ def bench_report(folder: Path) -> Report:
 
 
 def gathered(banner: Banner) -> Banner:
-    """The same remark on many cells as one line."""
+    """The same remark on many cells as one line; what is said of one cell, or of no cell by name, as it is."""
     cells: dict[str, list[str]] = {}
     for item in banner.items:
         name, _, remark = item.partition(": ")
-        cells.setdefault(remark or item, []).append(name)
-    items = (f"{names[0] if len(names) == 1 else f'{len(names)} cells'}: {remark}" for remark, names in cells.items())
+        cells.setdefault(remark or name, []).append(item)
+    items = (own[0] if len(own) == 1 else f"{len(own)} cells: {remark}" for remark, own in cells.items())
     return msgspec.structs.replace(banner, items=tuple(items))
 
 

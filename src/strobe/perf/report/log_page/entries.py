@@ -12,8 +12,9 @@ from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
 from strobe.perf.analysis.runs.latency import NS, Latencies, latencies
+from strobe.perf.records.packed import FILES
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
-from strobe.perf.records.store import RECORDS, RunRecords, read_run
+from strobe.perf.records.store import RunRecords, read_run
 
 EXACT: Final = "relative error"
 """What the rule of a gate says that compares values; other gates only ask for finite ones and an object."""
@@ -168,7 +169,7 @@ def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
     Raises:
         DataError: there is no run.
     """
-    found = {file.parent for path in paths for file in (path.rglob(RECORDS) if path.is_dir() else ())}
+    found = {file.parent for path in paths if path.is_dir() for name in FILES for file in path.rglob(name)}
     kept = tuple(sorted(folder for folder in found if not _superseded(folder)))
     if not kept:
         raise DataError(

@@ -25,6 +25,7 @@ from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
 from strobe.perf.analysis.structure.meetings import Meetings, meetings
 from strobe.perf.analysis.structure.sections import SectionDefinition, check_alike
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
+from strobe.perf.records.packed import FILES
 from strobe.perf.records.store import read_run
 from strobe.perf.report.trace_page.study import trace_labels
 from strobe.perf.trace import Trace, find_traces, read_trace
@@ -313,8 +314,8 @@ def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
 def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, Value]:
     """What records and traces say of a run."""
     facts = trace_facts(traces, side.focal)
-    if side.log is not None and side.log.name == "records.jsonl":
-        run = read_run(side.log.parent)
+    if side.log is not None and side.log.name in FILES:
+        run = read_run(side.log)
         timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.name}")}
         meant = [variant for variant in run.variants if variant.name in timed]
         facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)

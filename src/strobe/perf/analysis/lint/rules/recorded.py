@@ -23,6 +23,13 @@ def _of(study: Study, kind: type) -> list[Numbered]:
 
 def recorded_lines(study: Study) -> Iterator[Claim]:
     """Find lines that are not as they were written."""
+    if study.broken:
+        yield Claim(
+            place=_place(study, 0, "gzip", ""),
+            said=study.broken,
+            corrected="take the file from where it was packed, or pack the records again",
+            why="the gzip does not end where the file does, or its checksum does not fit",
+        )
     for line in study.damaged:
         yield Claim(
             place=_place(study, line, "line", ""),
