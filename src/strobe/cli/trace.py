@@ -172,6 +172,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
 def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Sequence[Format], output: Output) -> dict[str, str]:
     """Write the report and every event beside it; return the paths by what they are."""
     with output.progress("write"):
+        from strobe.core.files import write_whole
         from strobe.perf.report.events_csv import write_events
         from strobe.perf.report.write import FORMATS, write_report
 
@@ -181,7 +182,7 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
         write_events(study, events)
         if not formats or "json" in formats:
             data = folder / "trace.json"
-            data.write_text(json.dumps(_data(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            write_whole(data, json.dumps(_data(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
             paths["data"] = str(data)
     return {**paths, "events": str(events)}
 

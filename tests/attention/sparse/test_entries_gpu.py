@@ -12,6 +12,9 @@ from strobe.attention.sparse import entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
+
+ELEMENT_BF16 = tolerance("element of a library", "bfloat16")
 
 pytestmark = pytest.mark.gpu
 
@@ -35,8 +38,8 @@ def test_an_index_that_names_no_key_block_reads_nothing(impl: str, block: int, m
         pytest.skip(f"{impl}: {error.reason}")
     found = block_sparse_attention(q, k, v, outside, impl=impl, return_lse=True)
     expected = block_sparse_attention(q.float(), k.float(), v.float(), inside, impl="reference", return_lse=True)
-    torch.testing.assert_close(found.out.float(), expected.out, atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(found.lse, expected.lse, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found.out.float(), expected.out, atol=ELEMENT_BF16, rtol=ELEMENT_BF16)
+    torch.testing.assert_close(found.lse, expected.lse, atol=ELEMENT_BF16, rtol=ELEMENT_BF16)
     monkeypatch.setenv("STROBE_CHECK", "1")
     entries._everywhere.cache_clear()
     with pytest.raises(ShapeError, match="names key block [0-9]+, expected 0 to 6"):

@@ -26,6 +26,8 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.device import Card, card_of
 from strobe.core.tolerances import tolerance
 
+ELEMENT = tolerance("sparse element", "float32")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -168,7 +170,7 @@ def check_outside(shape: Shape, device: str) -> None:
         d_out, d_lse = torch.ones_like(state[0]), torch.full_like(state[1], 0.5)
         results.append((*state, *triton.backward((d_out, d_lse), *inputs, state, chosen, scale)))
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=str(shape))
+        torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT, msg=str(shape))
         assert not found.isnan().any(), shape
 
     reference = block_sparse_attention(*(each.float() for each in inputs), inside, impl="reference", return_lse=True)
@@ -226,7 +228,7 @@ def check_packed_outside(device: str) -> None:
         results.append((own, found.lse, *grads))
         assert not own.isnan().any() and not any(each.isnan().any() for each in grads)
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT)
 
 
 def check_what_is_outside(device: str) -> None:

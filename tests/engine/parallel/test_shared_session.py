@@ -14,6 +14,7 @@ from shared_model import SWITCHES, Told, six_heads, stream, tell
 from strobe.attention.tree import CollectiveError
 from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager, Recorded
@@ -27,6 +28,7 @@ from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from tree_ranks import Runner, threads
 
+ELEMENT = tolerance("element", "float32")
 CONFIG = EngineConfig(window=7, sink=2, positions="rebased")
 
 
@@ -52,7 +54,7 @@ def on_ranks(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tr
 
 def compare(found: list[Told], alone: Told) -> None:
     for told in found:
-        torch.testing.assert_close(told.latents, alone.latents, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(told.latents, alone.latents, atol=ELEMENT, rtol=ELEMENT)
         assert torch.equal(told.latents, found[0].latents)
         assert told.prompts == alone.prompts
     assert (found[0].frames.int() - alone.frames.int()).abs().max() <= 1
@@ -122,12 +124,12 @@ def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:
     taken = ranks(4, lambda rank: begin(DeviceGroup(timeout_s=300)))
     for snapshot, after in taken:
         for name in ("keys", "values", "sink_keys"):
-            torch.testing.assert_close(getattr(snapshot.cache, name), getattr(whole.cache, name), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(after, latents, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(getattr(snapshot.cache, name), getattr(whole.cache, name), atol=ELEMENT, rtol=ELEMENT)
+        torch.testing.assert_close(after, latents, atol=ELEMENT, rtol=ELEMENT)
     on_three = ranks(3, lambda rank: go_on(DeviceGroup(ulysses=1, timeout_s=300), taken[0][0]))
     on_one = go_on("cpu", taken[0][0])
     for block in (*on_three, on_one):
-        torch.testing.assert_close(block.latents, latents, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(block.latents, latents, atol=ELEMENT, rtol=ELEMENT)
     assert (on_three[0].samples.int() - on_one.samples.int()).abs().max() <= 1
     with pytest.raises(SessionError, match="another device decoded them; take that of rank 0"):
         go_on("cpu", taken[1][0])
@@ -149,7 +151,7 @@ def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
     assert prompts == ["red circle", *["blue square"] * 3]
     for said, made in ranks(2, lambda rank: work(rank, DeviceGroup(timeout_s=300))):
         assert said == prompts
-        torch.testing.assert_close(made, latents, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(made, latents, atol=ELEMENT, rtol=ELEMENT)
 
 
 @pytest.mark.parametrize(("change", "words"), [({"seed": 1}, "seed 1"), ({"preset": "balanced"}, "balanced")])

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
-
-TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Largest difference to the reference in float32 on the same rounded inputs, relative and of the largest element."""
 
 
 class RefusedError(Exception):

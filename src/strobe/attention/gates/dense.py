@@ -14,15 +14,16 @@ from torch import Tensor
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.impl import fa4
 from strobe.attention.explain import explain
-from strobe.attention.gates.case import TOLERANCES, Case, RefusedError, hold, near, room_for, same_bits
+from strobe.attention.gates.case import Case, RefusedError, hold, near, room_for, same_bits
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 
 IMPLS: Final = ("fa4", "fa3", "sdpa")
 """Implementations that have a gate."""
 LENGTHS: Final = ((1, 1), (1, 63), (63, 100), (100, 1), (7, 2000), (2000, 129))
 HEADS: Final = ((3, 3), (4, 2), (5, 1))
-_LSE: Final = {torch.float32: 1e-4, torch.bfloat16: 3e-3, torch.float16: 3e-3}
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _ROOM: Final = 14 << 30
 _WAVES: Final = (1, 1500, 4500)
 """Queries of which the last wave of programs is split, on a card with 132 multiprocessors."""
@@ -72,7 +73,7 @@ class _Sizes:
 def cases(impl: str, device: torch.device) -> Iterator[Case]:
     """Every case of an implementation's gate on a device."""
     of = _Of(impl=impl, device=device)
-    for lengths, heads, dtype, width in product(LENGTHS, HEADS, TOLERANCES, (64, 128)):
+    for lengths, heads, dtype, width in product(LENGTHS, HEADS, DTYPES, (64, 128)):
         sizes = _Sizes(lengths=lengths, heads=heads, dtype=dtype, width=width)
         for return_lse in (False, True):
             yield Case(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, of, sizes, return_lse))
@@ -95,10 +96,10 @@ def _output(of: _Of, sizes: _Sizes, return_lse: bool) -> None:
     expected = _Of(impl="reference", device=of.device)([each.float() for each in inputs], return_lse=True)
     found = of(inputs, return_lse=return_lse)
     hold(found.out.dtype == sizes.dtype, f"out is {found.out.dtype}, not {sizes.dtype}")
-    near(found.out, expected.out, TOLERANCES[sizes.dtype], "out")
+    near(found.out, expected.out, tolerance("element of a library", sizes.dtype), "out")
     if found.lse is not None and expected.lse is not None:
         hold(found.lse.dtype == torch.float32 and found.lse.shape == expected.lse.shape, "lse: float32 [B, H, S]")
-        near(found.lse, expected.lse, _LSE[sizes.dtype], "lse")
+        near(found.lse, expected.lse, tolerance("lse of a library", sizes.dtype), "lse")
     hold((found.lse is not None) == return_lse, "the lse comes when it is asked for")
 
 
@@ -117,7 +118,7 @@ def _gradients(of: _Of, sizes: _Sizes, through_lse: bool) -> None:
             outs, grads = [*outs, found.lse], [*grads, d_lse]
         results.append(torch.autograd.grad(outs, leaves, grads))
     for name, mine, theirs in zip(("dq", "dk", "dv"), *results, strict=True):
-        near(mine, theirs, TOLERANCES[sizes.dtype], name)
+        near(mine, theirs, tolerance("element of a library", sizes.dtype), name)
 
 
 def _views(of: _Of) -> None:
@@ -154,7 +155,7 @@ def _graph(of: _Of, return_lse: bool) -> None:
         mine.copy_(theirs)
     graph.replay()
     expected = _Of(impl="reference", device=of.device)([each.float() for each in inputs])
-    near(found.out, expected.out, TOLERANCES[torch.bfloat16], "out")
+    near(found.out, expected.out, tolerance("element of a library", "bfloat16"), "out")
 
 
 def _compiles(of: _Of) -> None:
@@ -180,7 +181,7 @@ def _last_wave(of: _Of, q_len: int, return_lse: bool) -> None:
     expected = _Of(impl="reference", device=of.device)([q.float(), k.float(), v.float()], return_lse=True)
     found = of([q, k, v], return_lse=return_lse)
     whole, _ = flash_attn_func(q, k, v)
-    near(found.out, expected.out, TOLERANCES[torch.bfloat16], "out")
+    near(found.out, expected.out, tolerance("element of a library", "bfloat16"), "out")
     error, before = ((each.float() - expected.out).square().mean().sqrt().item() for each in (found.out, whole))
     hold(error <= 1.25 * before, f"parts of the keys: error {error:.2g}, of all keys at once {before:.2g}")
     hold(not torch.equal(found.out, whole), "the last wave was not split")

@@ -27,6 +27,7 @@ from strobe.attention.gates.case import Case, RefusedError
 from strobe.attention.impls import Gate, Impl, parse_gates
 from strobe.core.device import card_of
 from strobe.core.errors import DataError
+from strobe.core.files import write_whole
 
 CASES: Final = {"dense": dense.cases, "sparse": sparse.cases}
 GATED: Final = {"dense": dense.IMPLS, "sparse": sparse.IMPLS}
@@ -173,9 +174,10 @@ class Said:
 
 def serve(line: Connection, operator: str, impl: str, device: str, find: Find) -> None:
     """Run the cases of a gate in a process of its own and tell of each; what the libraries print is not for the user."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
     where = torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -220,7 +222,8 @@ def record(new: Sequence[Gate], place: Path) -> None:
     A file that is no record is kept beside it as `*.unreadable`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: its folder cannot be made.
+        StrobeError: it cannot be written.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     gates: tuple[Gate, ...] = ()
@@ -232,9 +235,7 @@ def record(new: Sequence[Gate], place: Path) -> None:
             place.replace(place.with_name(f"{place.name}.unreadable"))
     fresh = {_key(gate) for gate in new}
     kept = sorted([*(gate for gate in gates if _key(gate) not in fresh), *new], key=_key)
-    part = place.with_name(f"{place.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode([*kept, *others]), indent=2) + b"\n")
-    part.replace(place)
+    write_whole(place, msgspec.json.format(msgspec.json.encode([*kept, *others]), indent=2) + b"\n")
 
 
 def _key(gate: Gate) -> tuple[str, str, str, str]:

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from strobe.attention.explain import explain
-from strobe.attention.gates.case import TOLERANCES, Case, RefusedError, hold, near, room_for, same_bits
+from strobe.attention.gates.case import Case, RefusedError, hold, near, room_for, same_bits
 from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, Shape, draw, outside, upstream
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 
 IMPLS: Final = ("cudnn", "fa4", "triton", "flex")
 """Implementations that have a gate."""
-_HALF: Final = TOLERANCES[torch.bfloat16]
-_LSE: Final = 2e-3
+_HALF: Final = tolerance("element of a library", "bfloat16")
 _ROOM: Final = 14 << 30
 
 
@@ -106,17 +106,18 @@ def _reference(operands: Operands, **options: object) -> AttentionOutput:
 
 def _same(found: AttentionOutput, expected: AttentionOutput, dtype: torch.dtype) -> None:
     hold(found.out.dtype == dtype, f"out is {found.out.dtype}, not {dtype}")
-    near(found.out, expected.out, TOLERANCES[dtype], "out")
+    near(found.out, expected.out, tolerance("element of a library", dtype), "out")
     if found.lse is not None and expected.lse is not None:
         hold(found.lse.dtype == torch.float32 and found.lse.shape == expected.lse.shape, "lse: float32 [B, H, S]")
         same_bits(found.lse.isneginf(), expected.lse.isneginf(), "which rows of the lse are -inf")
-        near(found.lse.nan_to_num(neginf=0), expected.lse.nan_to_num(neginf=0), _LSE, "lse")
+        limit = tolerance("sparse lse of a library", dtype)
+        near(found.lse.nan_to_num(neginf=0), expected.lse.nan_to_num(neginf=0), limit, "lse")
 
 
 def _same_gradients(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
     for name, mine, theirs in zip(("dq", "dk", "dv"), found, expected, strict=True):
         hold(mine.dtype == dtype and mine.shape == theirs.shape, f"{name}: {mine.dtype} {tuple(mine.shape)}")
-        near(mine, theirs, TOLERANCES[dtype], name)
+        near(mine, theirs, tolerance("element of a library", dtype), name)
 
 
 def _output(of: _Of, shape: Shape) -> None:
