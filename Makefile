@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo test hunt layouts faults mutants fuzz lint type bench docs lock clean
+.PHONY: setup demo serve test hunt layouts faults mutants fuzz docs-check-full lint type bench docs lock clean
 
 setup: $(READY)
 
@@ -46,6 +46,9 @@ endif
 demo: setup
 	$(BIN)/strobe demo
 
+serve: setup
+	$(BIN)/strobe serve
+
 # A CPU build of torch brings no Triton; the kernels' tests run in its interpreter.
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
@@ -57,24 +60,28 @@ hunt: setup
 
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup
-	$(BIN)/python tests/attention/tree/random_layouts.py
+	$(BIN)/python tests/support/random_layouts.py
 
 # kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
 # KINDS="'kill -9' 'damaged records'" tries some.
 faults: setup
-	PYTHONPATH=tests/faults $(BIN)/python tests/faults/run_faults.py $(KINDS)
+	$(BIN)/python tests/support/run_faults.py $(KINDS)
 
 # Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
 SEED ?= 0
 NUMBER ?= 40
 mutants: setup
-	$(BIN)/python tests/mutants/mutants.py run --seed $(SEED) --number $(NUMBER)
+	$(BIN)/python tests/support/mutants.py run --seed $(SEED) --number $(NUMBER)
 
 # Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
 TIME ?= 600
 FUZZ ?=
 fuzz: setup
-	$(BIN)/python tests/fuzz/run.py --seconds $(TIME) $(FUZZ)
+	$(BIN)/python tests/support/run_fuzz.py --seconds $(TIME) $(FUZZ)
+
+# Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); writes docs/docs_check.md.
+docs-check-full: setup
+	PYTHONPATH=tests/support $(BIN)/python tests/manual/check_all.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ ROUNDED = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One call. `ranked`: parts whose rows lie elsewhere, amid rows that are not read."""
+    """One call. `ranked`: parts whose rows lie elsewhere, amid rows that are not read; `level`: mean of lses that are near it."""
 
     dtype: torch.dtype = torch.float32
     parts: int = 3
@@ -37,6 +37,7 @@ class Shape:
     strided: bool = False
     lse: bool = True
     into: bool = False
+    level: float = 0.0
 
 
 def poisoned(dtype: torch.dtype, device: str, *shape: int) -> Tensor:
@@ -51,7 +52,7 @@ def draw(shape: Shape, device: str) -> tuple[list[AttentionOutput], list[Tensor 
     states, rows = [], []
     for part in range(shape.parts):
         out = torch.randn(shape.batch, shape.length, shape.heads, shape.width, generator=generator)
-        lse = 30 * torch.randn(shape.batch, shape.heads, shape.length, generator=generator)
+        lse = shape.level + (2 if shape.level else 30) * torch.randn(shape.batch, shape.heads, shape.length, generator=generator)
         empty = torch.rand(lse.shape, generator=generator) < (0.4 if part else 0.6)
         lse[empty] = float("-inf")
         out.masked_fill_(empty.transpose(1, 2).unsqueeze(-1), 0)
@@ -113,6 +114,7 @@ CASES = (
     Shape(parts=4, length=33, heads=2, strided=True, into=True, ranked=(3,), lse=False),
     Shape(parts=5, length=33, ranked=(0, 4), into=True),
     Shape(parts=8, dtype=torch.float16, length=63, batch=1, strided=True),
+    Shape(parts=7, ranked=(2, 6), level=300.0),
 )
 ON_A_GPU = tuple(
     Shape(dtype=dtype, parts=parts, length=length, heads=heads, width=width, ranked=ranked, strided=strided, into=strided)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gates_of_tests as made_up
 import pytest
 import torch
 from torch import Tensor
 
+import gates_of_tests as made_up
 from strobe.attention.gates import dense, run, sparse
 from strobe.attention.gates.case import Case, GateError, RefusedError
 from strobe.attention.gates.operands import outside

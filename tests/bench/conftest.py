@@ -26,6 +26,7 @@ class FakeCase:
 
     slug = "fake"
     model = None
+    absent = ()
     device = torch.device("cpu")
     workload = Workload(
         prompts=(PromptAt(frame_block=0, text="a red circle", mode="start"),), seed=0, frame_blocks=BLOCKS, latents_per_block=3,

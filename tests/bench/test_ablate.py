@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,20 @@ from strobe.bench.cases.ablate import run as ablate_run
 from strobe.bench.cases.ablate.factors import Setup, changed, parse_factors, value_of
 from strobe.bench.cases.ablate.run import Job, job, run_cells
 from strobe.bench.cases.stream import Script
+from strobe.cli.ablate import tell
+from strobe.cli.console import Output
 from strobe.core.errors import ConfigError, DataError
 from strobe.engine.load import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
+from strobe.perf.analysis.ledger.answer import MOST_LINES
 from strobe.perf.records.store import read_run
 from strobe.perf.report.ablation_page.build import ablation_report
 from strobe.perf.report.ablation_page.front import Point, advise, front
+from strobe.perf.report.blocks.answer import answers_of
+from strobe.perf.report.blocks.log.entries import run_folders
+from strobe.perf.report.log_page import log_report
 from strobe.perf.report.markdown import render_markdown
 
 BASE = Setup(config=preset("balanced"))
@@ -149,6 +156,28 @@ def test_the_page_has_every_part(folder: Path) -> None:
     assert row.count("|") == 7 and "not measured" not in row, row  # what moved, if anything, is up to the machine
 
 
+def test_the_page_begins_with_the_answer_for_the_change_that_moves_most(folder: Path) -> None:
+    """Both changes of the configuration have an account; cells of another clip have no candidate."""
+    report = ablation_report(folder)
+    first, last = report.sections[0], report.sections[-1]
+    assert (first.id, last.id, first.folded, last.folded) == ("answer", "answers", False, True)
+    by_change = {each.candidate.partition(" ")[2]: abs(math.log(each.ratio.value)) for each in report.speedups}
+    told = [table.caption.partition(" against ")[0] for table in answers_of(report)]
+    assert sorted(told) == ["ring_cache-off", "window-6"] and told[-1] == max(told, key=by_change.__getitem__)
+    lines = answers_of(report)[-1].rows
+    assert len(lines) <= MOST_LINES + 1 and lines[-1].strong
+    assert first.lead.startswith(f"{told[-1]} against balanced: ") and "Explained: " in first.lead
+
+
+def test_the_terminal_ends_with_the_answer_and_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = ablation_report(folder)
+    assert tell(report, (folder / "report.md",), None, Output()) == 0
+    said = capsys.readouterr().out
+    caption = answers_of(report)[-1].caption
+    assert "".join(caption.split()) in "".join(said.split())
+    assert "".join(said.split()).endswith("".join(str(folder / "report.md").split()))
+
+
 def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Session.stream
 
@@ -168,6 +197,14 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
     assert run.variant("window-9").window == 9  # what it would have run
     page = render_markdown(ablation_report(tmp_path))
     assert "capture is not allowed" in page
+
+
+def test_a_log_of_the_same_cells_has_the_same_answers(folder: Path) -> None:
+    log, page = log_report(run_folders([folder]), folder), ablation_report(folder)
+    ids = [section.id for section in log.sections]
+    assert (ids[0], ids[-1]) == ("answer", "answers")
+    tables = [{table.caption.partition(" against ")[0]: table.rows for table in answers_of(each)} for each in (log, page)]
+    assert tables[0] == tables[1] and len(tables[0]) == 2
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:

@@ -8,30 +8,20 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.measure.stats import paired_interval
-from strobe.perf.records.record import (
-    Clip,
-    Clocks,
-    End,
-    Excluded,
-    Gate,
-    Git,
-    Header,
-    Machine,
-    Quality,
-    Span,
-    SpanCost,
-    Variant,
-)
+from strobe.perf.records.clocks import Clocks
+from strobe.perf.records.grids import AttentionCell, Contestant
+from strobe.perf.records.record import Clip, End, Excluded, Gate, Git, Header, Machine, Quality, Span, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench.advice import _settings as settings_of
 from strobe.perf.report.attention_bench.advice import advice_report, choose
-from strobe.perf.report.attention_bench.build import bench_report, gathered
-from strobe.perf.report.attention_bench.cells import read_cells, speedup
+from strobe.perf.report.attention_bench.build import bench_report
+from strobe.perf.report.attention_bench.cells import read_cells
+from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
-    Banner,
     Figure,
     Missing,
     Plane,
@@ -52,10 +42,13 @@ TOKENS = 1000
 class CellWriter:
     """Records of one cell: contestants with times in ms, by round."""
 
-    def __init__(self, root: Path, name: str, contestants: Iterable[str], *, serialised: bool = False) -> None:
+    def __init__(
+        self, root: Path, cell: AttentionCell, contestants: Iterable[str], *, serialised: bool = False, attempt: str = ""
+    ) -> None:
+        name = f"{cell.shape}_{cell.budget}_b{cell.block}_{cell.direction}{attempt}"
         self.writer = RunWriter(root / "cells" / name)
         self.order = 0
-        self.block = int(name.split("_")[2].removeprefix("b"))
+        self.block = cell.block
         machine = Machine(
             device="cuda:0", device_name="NVIDIA H200", gpu_count=1, gpu_memory_bytes=1, driver="1", cuda="13.0", torch="2.11",
             python="3", os="Linux", cpu_name="x", cores=4, threads=4, memory_bytes=1, clocks=Clocks(source="none"),
@@ -65,8 +58,9 @@ class CellWriter:
         self.writer.append(
             Header(
                 run=name, date="2026-01-01T00:00:00Z", strobe="0", git=git, argv=(), machine=machine, baseline="dense:a",
-                order=tuple(contestants), palindromes=0,
-            )
+                order=tuple(contestants), palindromes=0, kind="attention",
+            ),
+            cell,
         )  # fmt: skip
 
     def measured(
@@ -105,31 +99,33 @@ class CellWriter:
                 costs=(cost,),
                 sizes=sizes,
                 dtype="bfloat16",
+                contestant=None if name == "matmul" else contestant(name),
             ),
             Gate(variant=name, reference="the same selection, float32", rule="close", passed=True, detail="0.001"),
-            self.number(name, "cosine similarity", 0.999, "the same selection, float32", "out: of all"),
-            self.number(name, "cosine similarity", 0.9 * (recall or 1), "full dense attention, float32", "out: of all"),
-            self.number(name, "temporary memory", memory * 1e6, "", "bytes"),
+            self.number(name, "cosine similarity", 0.999, "selection", "out"),
+            self.number(name, "cosine similarity", 0.9 * (recall or 1), "dense", "out"),
+            self.number(name, "temporary memory", memory * 1e6),
         )
         if recall is not None:
-            self.writer.append(self.number(name, "recall", recall, "full dense attention, float32", "share"))
+            self.writer.append(self.number(name, "recall", recall, "dense"))
         for number, pair in enumerate(rounds):
             for value in pair:
                 self.line(name, span, round(value * MS), number, "cuda_event")
                 self.line(name, "host_call", 30_000, number, "perf_counter")
                 self.clip(name, number)
 
-    def number(self, name: str, metric: str, value: float, reference: str, definition: str) -> Quality:
+    def number(self, name: str, metric: str, value: float, against: str | None = None, tensor: str = "") -> Quality:
         return Quality(
-            variant=name, metric=metric, value=value, unit="", reference=reference, definition=definition, n=1, better="lower"
-        )
+            variant=name, metric=metric, value=value, unit="", reference="words", definition="words", n=1, better="lower",
+            against=against, tensor=tensor,  # type: ignore[arg-type]
+        )  # fmt: skip
 
-    def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str) -> None:
+    def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str, part: str = "") -> None:
         self.writer.append(
             Span(
                 variant=variant, clip=self.order, order=self.order, palindrome=palindrome, name=name, index=0, start_ns=0,
                 value_ns=ns,
-                clock=clock, warmup=False,  # type: ignore[arg-type]
+                clock=clock, warmup=False, part=part,  # type: ignore[arg-type]
             )
         )  # fmt: skip
 
@@ -141,26 +137,38 @@ class CellWriter:
 
     def stages(self, variant: str, **times: int) -> None:
         for name, ns in times.items():
-            self.line(variant, "stage:" + name.replace("_call", " call"), ns, None, "cuda_event")
+            self.line(variant, "stage", ns, None, "cuda_event", name.replace("_call", " call"))
         self.clip(variant, None, len(times))
 
     def refused(self, name: str, cause: str) -> None:
-        self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=(), cause=cause))
+        self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=(), kind="refused", cause=cause))
 
     def end(self) -> None:
         self.writer.append(End(status="complete", date="2026-01-01T00:00:00Z", wall_ns=1))
         self.writer.close()
 
 
+def contestant(name: str) -> Contestant:
+    group, _, impl = name.partition(":")
+    work = "dense" if group == "dense" else "fine" if group == "fine" else "whole"
+    return Contestant(work=work, impl=impl, peer=group == "peer", raster=group == "raster")
+
+
+def cell_of(budget: float | int, block: int = 64, *, shape: str = "shape", backward: bool = False) -> AttentionCell:
+    """A share of the tiles skipped as a float, or a number of tiles selected."""
+    sparsity, topk = (budget, None) if isinstance(budget, float) else (None, budget)
+    return AttentionCell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
+
+
 def run(root: Path, *, serialised: bool = False) -> Path:
     """Three forward cells and one backward: dense a 10 ms (b is slower), fine 1 ms, whole operators between."""
     for budget, block, density, fast, recall, memory in (
-        ("s0.9", 64, 0.125, 1.0, 0.8, 30.0),
-        ("s0.5", 64, 0.5, 4.0, 0.95, 90.0),
-        ("k16", 256, 0.0625, 0.8, 0.6, 5.0),
+        (0.9, 64, 0.125, 1.0, 0.8, 30.0),
+        (0.5, 64, 0.5, 4.0, 0.95, 90.0),
+        (16, 256, 0.0625, 0.8, 0.6, 5.0),
     ):
         names = ("dense:b", "dense:a", "fine:x", "tiled:x", "raster:x", "raster:y", "peer:p", "matmul")
-        cell = CellWriter(root, f"shape_{budget}_b{block}_forward", names, serialised=serialised)
+        cell = CellWriter(root, cell_of(budget, block), names, serialised=serialised)
         cell.measured("dense:b", [(12, 12)] * 3)
         cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
         cell.measured(
@@ -173,7 +181,7 @@ def run(root: Path, *, serialised: bool = False) -> Path:
         cell.stages("raster:x", attention_tile=200_000, attention_kernel=1_000_000, whole_call=1_300_000)
         cell.refused("peer:p", "refused: impl 'peer:p' cannot run: p is not installed")
         cell.end()
-    wrong = CellWriter(root, "shape_s0.9_b64_backward", ("dense:a", "fine:x"))
+    wrong = CellWriter(root, cell_of(0.9, backward=True), ("dense:a", "fine:x"))
     wrong.measured("dense:a", [(25, 25)] * 3)
     wrong.writer.append(Gate(variant="fine:x", reference="r", rule="close", passed=False, detail="dq 0.5"))
     wrong.end()
@@ -199,8 +207,8 @@ def row(table: Table, *words: object) -> dict[str, object]:
 
 
 def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -> None:
-    cells = read_cells(run(tmp_path))
-    assert [(cell.block, cell.direction, cell.budget) for cell in cells] == [
+    cells = read_cells(run(tmp_path)).cells
+    assert [(cell.grid.block, cell.grid.direction, cell.grid.budget) for cell in cells] == [
         (64, "forward", "s0.5"), (64, "forward", "s0.9"), (256, "forward", "k16"), (64, "backward", "s0.9"),
     ]  # fmt: skip
     cell = cells[1]
@@ -214,7 +222,7 @@ def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -
 
 
 def test_a_speedup_is_the_median_over_palindromes_with_a_paired_interval(tmp_path: Path) -> None:
-    cell = read_cells(run(tmp_path))[1]
+    cell = read_cells(run(tmp_path)).cells[1]
     fine = next(entry for entry in cell.measured if entry.name == "fine:x")
     assert cell.reference is not None
     found = speedup(cell.reference, fine)
@@ -248,7 +256,7 @@ def test_a_size_too_small_for_sparsity_is_said_to_be(tmp_path: Path) -> None:
     remark = "Too small for sparsity to pay"
     faster = tables(bench_report(run(tmp_path / "a")))["shape, forward: speed."]
     assert not any(note.startswith(remark) for note in faster.notes)
-    cell = CellWriter(tmp_path / "b", "shape_s0.9_b64_forward", ("dense:a", "fine:x", "raster:x"))
+    cell = CellWriter(tmp_path / "b", cell_of(0.9), ("dense:a", "fine:x", "raster:x"))
     cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
     cell.measured("fine:x", [(10, 10), (12, 9), (10.1, 10.1)])
     cell.measured("raster:x", [(15, 15)] * 3)
@@ -292,8 +300,8 @@ def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None
 
 def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    found = choose(tuple(settings_of(read_cells(folder))))
-    picked = {scenario: setting and setting.cell.budget for scenario, (setting, _) in found.items()}
+    found = choose(tuple(settings_of(read_cells(folder).cells)))
+    picked = {scenario: setting and setting.cell.grid.budget for scenario, (setting, _) in found.items()}
     # k16 is the fastest and smallest, but keeps 60 % of the mass; s0.5 keeps most, and is 10 / (4 * 1.2) = 2.08 times dense
     assert picked == {"memory-limited": "s0.9", "maximum performance": "s0.9", "quality-critical": "s0.5"}
     report = advice_report(folder)
@@ -308,11 +316,11 @@ def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
 
 
 def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, "shape_s0.9_b64_forward", ("dense:a", "raster:x"))
+    cell = CellWriter(tmp_path, cell_of(0.9), ("dense:a", "raster:x"))
     cell.measured("dense:a", [(1, 1)] * 3)
     cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
     cell.end()
-    found = choose(tuple(settings_of(read_cells(tmp_path))))
+    found = choose(tuple(settings_of(read_cells(tmp_path).cells)))
     assert {setting for setting, _ in found.values()} == {None}
     section: Section = advice_report(tmp_path).sections[0]
     assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
@@ -320,15 +328,25 @@ def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
 
 def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    cut = CellWriter(folder, "shape_s0.7_b64_forward", ("dense:a", "fine:x"))
+    cut = CellWriter(folder, cell_of(0.7), ("dense:a", "fine:x"))
     cut.writer.close()
-    earlier = CellWriter(folder, "shape_s0.9_b64_forward.1", ("dense:a",))
+    earlier = CellWriter(folder, cell_of(0.9), ("dense:a",), attempt=".1")
     earlier.end()
-    names = [cell.name for cell in read_cells(folder)]
+    names = [cell.name for cell in read_cells(folder).cells]
     assert "shape_s0.7_b64_forward" in names and "shape_s0.9_b64_forward.1" not in names
-    entry = next(cell for cell in read_cells(folder) if cell.budget == "s0.7").entries[0]
+    entry = next(cell for cell in read_cells(folder).cells if cell.grid.budget == "s0.7").entries[0]
     assert entry.reason == "not reached: the cell was cut short"
     assert bench_report(folder).sections
+
+
+def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    broken = folder / "cells" / "shape_s0.8_b64_forward"
+    broken.mkdir()
+    (broken / "records.jsonl").write_text("{}\n")
+    found = read_cells(folder)
+    assert len(found.cells) == 4 and len(found.unread) == 1 and found.unread[0].startswith("shape_s0.8_b64_forward: ")
+    assert "no header" in found.unread[0] and "Some cells could not be read" in render_markdown(bench_report(folder))
 
 
 def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
@@ -340,7 +358,7 @@ def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
 
 
 def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -> None:
-    """A page of one cell does not name it: what stands before a colon may be the remark itself."""
-    items = ("a: the clock varied", "b: the clock varied", "c: throttled", "files had changed", "clock: 1380 to 1980 MHz")
-    found = gathered(Banner("caution", "Read this.", items)).items
-    assert found == ("2 cells: the clock varied", "c: throttled", "files had changed", "clock: 1380 to 1980 MHz")
+    """A page of one cell does not name it, and a remark may have a colon of its own."""
+    found = [("a", "clock: 1380"), ("b", "clock: 1380"), ("c", "throttled"), ("", "files had changed")]
+    assert remarks(found, gather=True) == ("2 cells: clock: 1380", "c: throttled", "files had changed")
+    assert remarks(found, gather=False) == ("a: clock: 1380", "b: clock: 1380", "c: throttled", "files had changed")

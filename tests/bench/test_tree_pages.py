@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.bench.tree.lines import lines
-from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Sent, Shape, Taken, Task
+from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Shape, Taken, Task
 from strobe.perf.measure.machine import describe_run, utc_now
+from strobe.perf.records.grids import LinkRate, Links, SentMessage, WhatIf
 from strobe.perf.records.record import End
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.markdown import render_markdown
@@ -27,21 +29,27 @@ from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
 MS = 1_000_000
 
 
-def predicted(*, bound: str = "memory", alpha_ms: float = 0.1, beta_ms: float = 0.0, messages: int = 1) -> Predicted:
-    sent = Sent(what="parts", kind="gather", sent_bytes=1000, alpha_ns=alpha_ms * MS, beta_ns=beta_ms * MS)
+def predicted(
+    *, bound: Literal["flop", "memory"] = "memory", alpha_ms: float = 0.1, beta_ms: float = 0.0, messages: int = 1
+) -> Predicted:
+    sent = SentMessage(payload="parts", kind="gather", sent_bytes=1000, alpha_ns=alpha_ms * MS, beta_ns=beta_ms * MS)
     return Predicted(
         local_ns=MS,
         hidden_ns=0,
         messages=(sent,) * messages,
         bound=bound,
-        what_if={"bandwidth x2": 0.5 * MS, "latency /2": 0.8 * MS},
+        what_if=(
+            WhatIf(faster="bandwidth", factor=2, total_ns=0.5 * MS),
+            WhatIf(faster="latency", factor=2, total_ns=0.8 * MS),
+        ),
     )
 
 
 def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> Taken:
     """Attention, then one gather that holds the rank up, then nothing that is marked."""
     local, blocked = round(local_ms * MS), round(blocked_ms * MS)
-    marks = (Mark("tree_local", 0, local), Mark("tree_message:gather", local, blocked), Mark("tree_wait:gather", local, blocked))
+    message, wait = (Mark(name, local, blocked, "gather") for name in ("tree_message", "tree_wait"))
+    marks = (Mark("tree_local", 0, local), message, wait)
     return Taken(total_ns=local + blocked + round(host_ms * MS), marks=marks)
 
 
@@ -62,8 +70,13 @@ def write(
             checks={name: bad if rank == red_rank and name == names[-1] else good for name in names},
             laps={name: each for name, each in laps.items() if red_rank < 0 or name != names[-1]},
             predicted=plans if plans is not None else {name: predicted() for name in names if not name.startswith("peer")},
-            links={"flops_per_s": 1e9, "memory_bytes_per_s": 1e9, "gather_alpha_s": 1e-4},
-            choice=names[0],
+            links=Links(
+                flops_per_s=1e9,
+                memory_bytes_per_s=1e9,
+                launch_s=2e-6,
+                rates=(LinkRate(kind="gather", alpha_s=1e-4, host_s=3e-6),),
+                auto=names[0],
+            ),
         )
         if apart is not None:
             result.free = {name: [calls[rank]] * 8 for name, calls in apart.items()}
@@ -72,7 +85,7 @@ def write(
         ranks.append(result)
     place = folder / "cells" / shape.name
     with RunWriter(place) as writer:
-        header = describe_run(place, torch.device("cpu"), names, 3)
+        header = describe_run(place, torch.device("cpu"), names, 3, "tree")
         writer.append(msgspec.structs.replace(header, world_size=shape.world_size), *lines(task, ranks))
         writer.append(End(status="complete", date=utc_now(), wall_ns=1))
     return place
@@ -87,8 +100,10 @@ def test_a_union_is_as_long_as_its_moments(stretches: list[tuple[int, int]]) -> 
 
 
 def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
+    found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in regions)
     return RankCall(
-        total_ns=total, regions=tuple(Region(name=name, start_ns=start, value_ns=value) for name, start, value in regions)
+        total_ns=total,
+        regions=tuple(Region(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
     )
 
 
@@ -148,7 +163,7 @@ def test_a_verdict_has_its_evidence_and_one_remedy(
 ) -> None:
     apart = {"allgather": ranks}
     write(tmp_path, SHAPE, {"allgather": [1.0], "ring": [1.0]}, apart=apart, plans={"allgather": plan, "ring": predicted()})  # type: ignore[arg-type, dict-item]
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     found = bound(cell, cell.measured[0])
     assert found is not None and found.label == label
     assert evidence in found.evidence and remedy in found.remedy
@@ -163,7 +178,7 @@ def test_rates_of_a_verdict_are_those_of_one_rank(tmp_path: Path) -> None:
         apart={"allgather": [taken(9, 1)] * 2},
         plans={"allgather": predicted(bound="flop")},
     )
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     found = bound(cell, cell.measured[0])
     rate = 4 * 4 * 8 * 100 / 2 / 9e-3 / 1e9  # 4 flops a pair and channel, 4 heads of 8, half of 100 keys, in 9 ms
     assert found is not None and f"a rank reached {rate:.3g} GFLOP/s" in found.evidence
@@ -171,7 +186,7 @@ def test_rates_of_a_verdict_are_those_of_one_rank(tmp_path: Path) -> None:
 
 def test_a_call_counts_by_its_slowest_rank_and_variance_is_told(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0, 4.0, 4.0], "allreduce3": [2.0, 8.0, 20.0]})
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     assert [entry.median_ns for entry in cell.measured] == [4 * MS, 8 * MS]
     assert {rank: set(times) for rank, times in cell.measured[0].ranks.items()} == {0: {2 * MS}, 1: {4 * MS}}
     (line,) = [text for text in warnings(cell) if "high variance" in text]
@@ -180,16 +195,28 @@ def test_a_call_counts_by_its_slowest_rank_and_variance_is_told(tmp_path: Path) 
 
 def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0], "ring": [1.0]}, red_rank=1)
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     assert [entry.name for entry in cell.measured] == ["allgather"]
     assert "red on rank 1" in cell.entries[1].reason
     text = render_markdown(tree_report(tmp_path))
     assert "Some of it has no numbers" in text and "red on rank 1" in text
 
 
+def test_links_are_shown_in_their_units(tmp_path: Path) -> None:
+    write(tmp_path, SHAPE, {"allgather": [4.0]})
+    text = render_markdown(tree_report(tmp_path))
+    for row in (
+        "| flops per | 1.00 GFLOP/s |",
+        "| launch | 2.00 us |",
+        "| gather alpha | 100.00 us |",
+        "| gather host | 3.00 us |",
+    ):
+        assert row in text
+
+
 def test_the_guides_parent_is_not_summed_with_its_children(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0]}, apart={"allgather": [taken(3, 1)] * 2})
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     assert totals(guide_blocks(cell, "free-running")) == {"computation": 3 * MS, "communication": 1 * MS}
     assert "Leaves: computation 75.0 %, communication 25.0 %" in render_markdown(tree_report(tmp_path))
 
@@ -206,7 +233,7 @@ def grid(folder: Path) -> None:
 
 def test_strong_and_weak_scaling_are_against_one_rank(tmp_path: Path) -> None:
     grid(tmp_path)
-    cells = read_cells(tmp_path)
+    cells = read_cells(tmp_path).cells
     found = {(each.strategy, each.world_size, each.tokens): each for each in strong(cells)}
     assert found["allgather", 4, 400].speedup == pytest.approx(4.0 / 1.2)
     serial = found["allgather", 4, 400].serial
@@ -218,7 +245,7 @@ def test_strong_and_weak_scaling_are_against_one_rank(tmp_path: Path) -> None:
 
 def test_a_crossing_lies_where_the_lines_meet(tmp_path: Path) -> None:
     grid(tmp_path)
-    found = {(each.along, each.at): each for each in crossings(read_cells(tmp_path))}
+    found = {(each.along, each.at): each for each in crossings(read_cells(tmp_path).cells)}
     assert set(found) == {("tokens", 2), ("ranks", 400)}
     tokens = found["tokens", 2]
     assert (tokens.before, tokens.after, tokens.low, tokens.high) == ("allgather", "ring", 100, 400)
@@ -231,7 +258,7 @@ def test_a_crossing_lies_where_the_lines_meet(tmp_path: Path) -> None:
 
 def test_what_if_and_pictures_are_on_the_page(tmp_path: Path) -> None:
     grid(tmp_path)
-    (first, *_) = read_cells(tmp_path)
+    (first, *_) = read_cells(tmp_path).cells
     assert {(each.words, each.total_ns) for each in what_if(first)} == {("bandwidth x2", 0.5 * MS), ("latency /2", 0.8 * MS)}
     text = render_markdown(tree_report(tmp_path, scaling=True))
     for words in ("strong scaling.", "weak scaling.", "where the fastest strategy changes", "links were faster", "efficiency"):

@@ -16,9 +16,9 @@ from strobe.bench.tree import contest
 from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
+from strobe.perf.records.grids import MESSAGE
 from strobe.perf.records.store import read_run
 from strobe.perf.report.tree_bench.cells import read_cells
-from strobe.perf.report.tree_bench.names import MESSAGE
 from strobe.perf.report.tree_bench.split import covered_ns
 from strobe.perf.report.tree_bench.verdicts import bound
 
@@ -50,7 +50,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     outcome = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert outcome.measured == (shape.name,), outcome.failed
     assert alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     ours = [entry for entry in cell.entries if entry.name != PEER]
     assert not any(entry.reason for entry in ours)
     for entry in ours:
@@ -59,9 +59,9 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
         (sample, *_) = entry.apart["free-running"]
         held = sample[1]
         assert covered_ns(region.stretch for region in held.regions) <= held.total_ns - 20e6  # no region is told to have slept
-        kinds = [region.name.removeprefix(MESSAGE) for region in sample[0].of(MESSAGE)]
+        kinds = [region.part for region in sample[0].of(MESSAGE)]
         messages = {"allgather": ["gather"], "ring": ["exchange", "gather"]}
-        sent = [each.what.partition(":")[0] for each in entry.sent]
+        sent = [each.kind for each in entry.sent]
         assert kinds == ["agreement", *sent] and sent == messages.get(entry.name, sent)  # auto is one of all
         parts = entry.parts()
         assert parts is not None
@@ -89,7 +89,7 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     shape, executor = Shape(world_size=2, seq_len=16), Watched()
     (failed,) = run_cells([shape], How(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
     assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path)
+    (cell,) = read_cells(tmp_path).cells
     assert not cell.measured and "ended after 0.5 s" in cell.failure
 
 

@@ -3,66 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Final
 
 import pytest
 
-from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.attention_bench.advice import advice_report
-from strobe.perf.report.attention_bench.build import bench_report
-from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Report
-from strobe.perf.report.soak_page import soak_report
-from strobe.perf.report.tree_bench.build import tree_report
+from published import BENCHMARKS, DOORS
 from strobe.perf.report.write import render
-
-BENCHMARKS: Final = Path(__file__).parents[2] / "benchmarks"
-Door = Callable[[Path], Report]
-
-
-def run_page(folder: Path) -> Report:
-    """`strobe report FOLDER`."""
-    return build_report([folder], into=folder)
-
-
-def advice_page(folder: Path) -> Report:
-    """`strobe bench attention --render --advice --out FOLDER/..`."""
-    return advice_report(folder.parent)
-
-
-DOORS: Final[dict[str, Door]] = {
-    "presets-h200": run_page,
-    "engine-h200/320x576": run_page,
-    "engine-h200/compare": run_page,
-    "engine-h200/long": run_page,
-    "engine-h200/long-default": run_page,
-    "engine-h200/low-memory": run_page,
-    "engine-h200/low-memory-wan": run_page,
-    "engine-h200/vae": run_page,
-    "engine-h200/soak": soak_report,
-    "engine-h200/batch": ablation_report,
-    "engine-h200/turbo-fp8-sparse": ablation_report,
-    "attention-cpu/bfloat16-d128": bench_report,
-    "attention-cpu/bfloat16-d64": bench_report,
-    "attention-cpu/float32-d128": bench_report,
-    "attention-cpu/float32-d64": bench_report,
-    "attention-h200/32k": bench_report,
-    "attention-h200/32k-second-stream": bench_report,
-    "attention-h200/hunyuan-video": bench_report,
-    "attention-h200/scenarios": bench_report,
-    "attention-h200/scenarios/advice": advice_page,
-    "attention-h200/wan-1.3b-480p": bench_report,
-    "attention-h200/wan-1.3b-480p-gradients": bench_report,
-    "attention-h200/wan-14b-720p": bench_report,
-    "tree-cpu/ws2": tree_report,
-    "tree-cpu/ws4": tree_report,
-    "tree-h200/bench": tree_report,
-    "tree-h200/scaling": partial(tree_report, scaling=True),
-}
-"""The verb behind the page of each folder."""
 
 
 def test_every_published_page_has_its_verb() -> None:

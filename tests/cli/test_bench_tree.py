@@ -62,7 +62,7 @@ def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, line: tuple[
 @pytest.mark.parametrize("there", [0, 2])
 def test_ranks_without_a_gpu_are_not_started(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    found = strobe("bench", "tree", "--use-cuda", "--world-size", 4, "--out", tmp_path / "b")
+    found = strobe("bench", "tree", "--device", "cuda", "--world-size", 4, "--out", tmp_path / "b")
     sees = "2 CUDA devices" if there else "no CUDA device"
     assert found.code == 3 and f"each rank takes a GPU, 4 in all, and torch sees {sees} here" in found.err
     assert found.err.count("\n") == 1 and ("--world-size 2" in found.err) == (there == 2)

@@ -65,7 +65,7 @@ def test_shares_of_the_capture_again_from_its_raw_events(strobe: Strobe) -> None
 
 @pytest.fixture(scope="module")
 def quick() -> tuple[str, ...]:
-    return ("--preset", "turbo", "--no-compile", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
+    return ("turbo", "--no-compile", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
 
 
 def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path, quick: tuple[str, ...]) -> None:
@@ -95,7 +95,7 @@ def test_a_short_soak(strobe: Strobe, tmp_path: Path) -> None:
     assert [line.frame_block for line in run.memory] == list(range(9)) and run.end is not None and run.end.status == "complete"
     for name in ("report.html", "report.md", "report.json"):
         assert (tmp_path / "soak" / name).stat().st_size
-    again = strobe("report", tmp_path / "soak", "--into", tmp_path / "page")
+    again = strobe("report", tmp_path / "soak", "--out", tmp_path / "page")
     assert again.code == 0 and (tmp_path / "page" / "report.md").read_text() == (tmp_path / "soak" / "report.md").read_text()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import oracle
+import trace_oracle as oracle
 from captures import H200, Raw, Span
 from terminal import Strobe
 
@@ -128,7 +128,7 @@ def test_the_timed_calls_as_a_log(strobe: Strobe) -> None:
     sides = {"baseline": "sdpa", "candidate": "sparse:triton"}
     flags = [flag for side, name in sides.items() for flag in (f"--{side}-log", PAIR, f"--{side}-name", f"^{name}/attention$")]
     flags = [flag / "records.jsonl.gz" if isinstance(flag, Path) else flag for flag in flags]
-    found = strobe("speedup", *flags, "--allow-different", "backend,sparsity", "--json").document
+    found = strobe("speedup", *flags, "--allow-different", "backend", "sparsity", "--json").document
     figure = found["levels"]["attention"]
     for side, name in sides.items():
         values = _values(name, "attention")[-figure[side]["n"] :]
@@ -158,7 +158,7 @@ def test_the_page_of_the_pair(verb: str, strobe: Strobe, tmp_path: Path) -> None
 
 
 def test_attention_calls_are_reported_alone(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("report", PAIR, ROOT / "benchmarks" / "presets-h200", "--into", tmp_path)
+    result = strobe("report", PAIR, ROOT / "benchmarks" / "presets-h200", "--out", tmp_path)
     assert result.code == 2 and "report it without other runs" in result.err and not list(tmp_path.iterdir())
 
 

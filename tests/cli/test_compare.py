@@ -31,7 +31,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
-        code = main(["compare", "quality", "turbo", "--rounds", "2", "--runs", str(root), *CLIP, "--json", "--quiet"])
+        code = main(["compare", "quality", "turbo", "--rounds", "2", "--out", str(root), *CLIP, "--json", "--quiet"])
     assert code == 0, out.getvalue()
     (folder,) = root.iterdir()
     return folder, json.loads(out.getvalue())
@@ -97,7 +97,7 @@ def test_the_same_records_give_the_same_page(strobe: Strobe, run: Path, compared
 
 def test_the_page_goes_where_it_is_told(strobe: Strobe, run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    result = strobe("report", run, "--into", tmp_path / "pages", "--json")
+    result = strobe("report", run, "--out", tmp_path / "pages", "--json")
     assert {Path(path).parent for path in result.document["report"].values()} == {tmp_path / "pages"}
     assert "../run/clips/turbo.mp4" in (tmp_path / "pages" / "report.html").read_text()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -125,7 +125,7 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(runner, "run_case", stop)
     for flags in ((), ("--no-switch",)):
-        result = strobe("compare", "quality", "turbo", "--device", "cpu", "--runs", tmp_path, *flags)
+        result = strobe("compare", "quality", "turbo", "--device", "cpu", "--out", tmp_path, *flags)
         assert (result.code, result.err) == (130, "error: interrupted\n")  # nothing was begun, so nothing is kept
     assert prompts == [3, 1]
 
@@ -140,7 +140,7 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
 
     run_case = runner.run_case
     monkeypatch.setattr(runner, "run_case", interrupted)
-    result = strobe("compare", "quality", "turbo", "--runs", tmp_path, *CLIP)
+    result = strobe("compare", "quality", "turbo", "--out", tmp_path, *CLIP)
     (folder,) = tmp_path.iterdir()
     assert result.code == 130 and f"strobe report {folder}" in result.err
     kept = read_run(folder)
@@ -156,7 +156,10 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
     [
         (["quality", "ultr"], "did you mean 'ultra'"),
         (["quality"], "candidate"),
-        (["quality", "quality"], "differ in name"),
+        (["quality", "turbo", "--require", "foo>1"], "unknown figure in --require 'foo'"),
+        (["quality", "turbo", "--require", "e2f>1"], "did you mean 'e2e'"),
+        (["quality", "turbo", "--require", "turb:e2e>1"], "did you mean 'turbo'"),
+        (["quality", "turbo", "--require", "quality:e2e>1"], "unknown candidate in --require 'quality'"),
         (["quality", "turbo", "--rounds", "0"], "--rounds 0: give 1 or more"),
         (["quality", "turbo", "--blocks", "0"], "--blocks 0: give 1 or more"),
         (["quality", "turbo", "--require", "fast"], "--require"),
@@ -164,7 +167,7 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
     ],
 )
 def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
-    result = strobe("compare", *arguments, "--runs", tmp_path / "runs")
+    result = strobe("compare", *arguments, "--out", tmp_path / "runs")
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
@@ -179,9 +182,56 @@ def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: 
     mine.mkdir()
     (mine / "my.txt").touch()
     for arguments in (
-        ("compare", "baseline", "ultra", "--runs", tmp_path),
-        ("profile", "stream", "--preset", "ultra", "-o", mine),
+        ("compare", "baseline", "ultra", "--out", tmp_path),
+        ("profile", "stream", "ultra", "-o", mine),
     ):
         result = strobe(*arguments, "--device", "cpu")
         assert result.code == 3 and "no FP8 matrix units" in result.err
         assert sorted(tmp_path.rglob("*")) == [mine, mine / "my.txt"]
+
+
+FAST = (*CLIP, "--rounds", "1")
+
+
+@pytest.fixture(scope="module")
+def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, str]:
+    """A comparison of which one preset cannot run here, its JSON, and what it said."""
+    root = tmp_path_factory.mktemp("left_out") / "runs"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
+        code = main(["compare", "quality", "turbo", "ultra", "--out", str(root), *FAST, "--require", "psnr>0", "--json"])
+    assert code == 0, err.getvalue()
+    (folder,) = root.iterdir()
+    return folder, json.loads(out.getvalue()), err.getvalue()
+
+
+def test_what_cannot_run_here_is_left_out_and_said(left_out: tuple[Path, Any, str]) -> None:
+    folder, document, said = left_out
+    run = read_run(folder)
+    assert run.header.order == ("quality", "turbo", "turbo", "quality")
+    assert [line.variant for line in run.header.absent] == ["ultra"]
+    (line,) = (line for line in said.splitlines() if "ultra" in line)
+    assert line.startswith("ultra: not on this machine: it runs linear layers in FP8, and cpu has no FP8 matrix units")
+    assert document["absent"] == {"ultra": run.header.absent[0].reason}
+    assert line in (folder / "report.md").read_text()
+
+
+def test_a_condition_on_what_was_left_out_does_not_hold(strobe: Strobe, left_out: tuple[Path, Any, str]) -> None:
+    result = strobe("report", left_out[0], "--require", "ultra:psnr>0", "--require", "psnr>0", "--json")
+    assert result.code == 1
+    (line,) = result.document["not_met"]
+    assert line.startswith("ultra: psnr does not count: not on this machine: it runs linear layers in FP8")
+
+
+def test_a_preset_against_itself_shows_what_the_instrument_makes_of_no_difference(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
+    result = strobe("compare", "turbo", "turbo", "--out", tmp_path, *FAST, "--json")
+    assert result.code == 0, result.err
+    assert "turbo-2 is turbo again (A/A): what differs between them is the instrument's error" in result.err
+    (folder,) = tmp_path.iterdir()
+    assert [(variant.name, variant.preset) for variant in read_run(folder).variants] == [("turbo", "turbo"), ("turbo-2", "turbo")]
+    assert "turbo-2 is turbo again (A/A)" in (folder / "report.md").read_text()
+    assert {each["candidate"] for each in result.document["speedups"]} == {"turbo-2"}

@@ -61,7 +61,7 @@ def test_a_run_folder_with_escapes_in_its_name(strobe: Strobe, tmp_path: Path) -
     run.mkdir(parents=True)
     (run / "records.jsonl").write_bytes(gzip.decompress((RUN / "records.jsonl.gz").read_bytes()))
     for flags in ((), ("--json",)):
-        done = strobe("report", run, "--into", tmp_path / "[red]page", *flags)
+        done = strobe("report", run, "--out", tmp_path / "[red]page", *flags)
         assert done.code == 0, done.err
         assert not OBEYED.search(done.out + done.err)
         assert "[red]page" in done.out

@@ -39,7 +39,7 @@ def test_report(strobe: Strobe, run: tuple[Path, str]) -> None:
     assert document["damaged"][str(folder)][0] == told and len(document["damaged"][str(folder)]) == 2
     for page in ("report.html", "report.md", "report.json"):
         assert TITLE in (folder / page).read_text() and "clip 2 of balanced is left out" in (folder / page).read_text()
-    sound = strobe("report", RUN, "--into", folder.parent / "sound", "--json").document
+    sound = strobe("report", RUN, "--out", folder.parent / "sound", "--json").document
     assert sound["damaged"] == {} and sound["figures"] != document["figures"]
 
 

@@ -65,6 +65,14 @@ def test_a_machine_without_torch_is_told_so(strobe: Strobe, monkeypatch: pytest.
     assert check["name"] == "torch" and not check["ok"] and "README" in check["fix"]
 
 
+def test_a_machine_without_the_video_library_is_told_so(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    result = strobe("doctor", "--device", "cpu", "--json")
+    assert result.code == 3, result.err
+    (check,) = [check for check in result.document["checks"] if not check["ok"]]
+    assert check["name"] == "video" and "av" in check["detail"] and "pip install" in check["fix"]
+
+
 def test_numbers_of_devices(strobe: Strobe) -> None:
     """Degrees and memory of each; what all devices keep is what one would."""
     asked = ("--preset", "sparse", "--device", "cpu", "--devices", "4")

@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from msgspec import inspect
 
 import strobe as strobe_package
 from artefacts import FA, VSA, write_guide, write_trace
+from captures import H200
 from model_traces import write_model_trace
 from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.cli.main import app
@@ -161,14 +163,15 @@ def numbers(kind: inspect.Type, name: str = "") -> Iterator[str]:
 COUNTS = {
     "v", "n", "calls", "events", "lost", "mended", "rank", "world_size", "device", "stream", "unlinked_events", "unlinked_calls",
     "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
-    "steady_blocks", "frame_blocks", "ratio", "low", "high", "value",
+    "steady_blocks", "frame_blocks", "ratio", "low", "high", "value", "place", "inferred_events", "longest", "median",
+    "mean", "queued_events",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_number_has_its_unit_in_its_key(kind: type[Document]) -> None:
     names = set(numbers(inspect.type_info(kind)))
-    assert {name for name in names if not re.search(r"_(ns|bytes|share)$", name)} <= COUNTS
+    assert {name for name in names if not re.search(r"_(ns|bytes|share|flops|per_s)$", name)} <= COUNTS
     assert table_names(kind) and kind.MAIN and "v" in names
 
 
@@ -177,7 +180,7 @@ def test_documents_are_frozen_and_shown(many: Path) -> None:
     with pytest.raises(AttributeError):
         found.files = ()
     page = found._repr_html_()
-    assert page.count("<table>") == 3 and "very::long" not in page and f"{46 - MAX_ROWS} more in .rows()." in page
+    assert page.count("<table>") == 5 and "very::long" not in page and f"{46 - MAX_ROWS} more in .rows()." in page
     assert msgspec.json.decode(msgspec.json.encode(found), type=TraceDocument) == found
 
 
@@ -214,3 +217,16 @@ def test_a_key_that_the_manual_does_not_have_is_found() -> None:
     ):
         with pytest.raises(msgspec.ValidationError):
             check_document(arguments, wrong)
+
+
+def test_a_tree_of_both_sides_adds_up_exactly() -> None:
+    names = [str(H200 / f"{name}.json.gz") for name in ("eager", "graph")]
+    found = strobe_package.compare_traces(*names, allow_different=["graphs"])
+    tree, ledger = found.tree, found.ledgers[0]
+    assert tree is not None and (tree.unit, tree.operators) == ("step", True)
+    assert (tree.baseline_ns, tree.candidate_ns) == (ledger.baseline_ns, ledger.candidate_ns)
+    for side in ("baseline_ns", "candidate_ns"):
+        assert sum(Fraction(getattr(node, side)) for node in tree.nodes if node.leaf) == Fraction(getattr(tree, side))
+    rows = found.rows("tree")
+    assert [row["path"] for row in rows if row["depth"] == 1] == ["idle", "ProfilerStep"]
+    assert all(row["saved_ns"] == pytest.approx(row["baseline_ns"] - row["candidate_ns"]) for row in rows)

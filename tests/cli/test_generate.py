@@ -128,10 +128,21 @@ def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, 
     assert num_frames(out) == 21 and "21 frames" in result.out
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.mp4"]
     out.write_bytes(b"an earlier one")
-    result = strobe("generate", PROMPT, "--blocks", 5, "--preset", "turbo", "--device", "cpu", "-o", out)
+    result = strobe("generate", PROMPT, "--blocks", 5, "--preset", "turbo", "--device", "cpu", "-o", out, "--force")
     own = tmp_path / "clip.partial.mp4"
     assert result.code == 130 and f"{own}: 21 frames" in result.out
     assert num_frames(own) == 21 and out.read_bytes() == b"an earlier one"
+
+
+def test_a_clip_that_is_there_is_replaced_only_by_force(strobe: Strobe, tmp_path: Path) -> None:
+    out = tmp_path / "clip.mp4"
+    out.write_bytes(b"an earlier one")
+    small = ("--blocks", 2, "--preset", "turbo", "--device", "cpu", "-o", out)
+    refused = strobe("generate", PROMPT, *small)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert f"{out} exists; --force replaces it, -o names another" in refused.err
+    assert out.read_bytes() == b"an earlier one"
+    assert strobe("generate", PROMPT, *small, "--force").code == 0 and num_frames(out) == 21
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
@@ -161,3 +172,12 @@ def test_bad_input_leaves_no_file(strobe: Strobe, tmp_path: Path, arguments: lis
     result = strobe("generate", *arguments, *blocks, "--device", "cpu", "-o", tmp_path / "clip.mp4")
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("prompt", ["a circle moving left", "a red circle and a blue square moving left"])
+def test_a_prompt_that_the_model_cannot_draw_makes_no_frame(strobe: Strobe, tmp_path: Path, prompt: str) -> None:
+    good = "a red circle moving left"
+    for given in ([prompt], [good, "--switch", f"block=1:{prompt}"]):
+        result = strobe("generate", *given, "--blocks", 2, "--device", "cpu", "-o", tmp_path / "clip.gif")
+        assert result.code == 2 and len(result.err.strip().splitlines()) == 1
+        assert 'for example "a red circle moving left"' in result.err and not [*tmp_path.iterdir()]

@@ -71,9 +71,7 @@ def test_rules_can_be_chosen(strobe: Strobe, pages: Path, flags: list[str], rule
     assert result.code == (1 if rules else 0)
 
 
-@pytest.mark.parametrize(
-    "size", [["--height", "480", "--width", "832"], ["--grid", "3,30,52"], ["--grid", "3,30,52", "--frames", "3"]]
-)
+@pytest.mark.parametrize("size", [["--size", "480x832"], ["--grid", "3,30,52"], ["--grid", "3,30,52", "--frames", "3"]])
 def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path, size: list[str]) -> None:
     assert strobe("lint", pages / "windows.md").code == 0
     result = strobe("lint", pages / "windows.md", "--model", "wan-1.3b", *size, "--window", "12", "--device", "h100", "--json")
@@ -87,8 +85,8 @@ def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path, size: list[s
         (["none.md"], "cannot be read"),
         (["right.md", "--only", "formla"], "unknown rule"),
         (["right.md", "--model", "wan"], "unknown model"),
-        (["right.md", "--height", "480"], "without --model"),
-        (["right.md", "--model", "wan-1.3b", "--height", "481", "--width", "832"], "multiple"),
+        (["right.md", "--size", "480x832"], "without --model"),
+        (["right.md", "--model", "wan-1.3b", "--size", "481x832"], "multiple"),
     ],
 )
 def test_what_is_wrong_with_the_command_is_said(

@@ -62,7 +62,7 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
     [
         (["generat"], 'Did you mean "generate"'),
         (["doctor", "--devise", "cpu"], "Did you mean --device"),
-        (["generate"], "requires an argument"),
+        (["generate"], "say what to show"),
         (["generate", "a red circle moving left", "--blocks", "many"], "--blocks"),
         (["generate", "a red circle moving left", "--blocks", "2.4"], "--blocks 2.4: give a whole number"),
         (["generate", "a red circle moving left", "--seed=-1.7"], "--seed -1.7: give a whole number"),

@@ -79,7 +79,7 @@ def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_pat
         ["ablate", "preset=balanced,realtime"],
         ["ablate", "window=6,8", "--base", "realtime"],
         ["log", "--quick", "--presets", "realtime"],
-        ["profile", "stream", "--preset", "realtime"],
+        ["profile", "stream", "realtime"],
         ["bench", "soak", "--preset", "realtime"],
         ["bench", "shapes", "realtime"],
     ],

@@ -12,7 +12,7 @@ def test_every_setting_of_every_preset(strobe: Strobe) -> None:
     settings = document["settings"]
     for name, make in PRESETS.items():
         config = make()
-        assert settings["window"][name] == str(config.window)
+        assert settings["window"][name] == ("model" if config.window is None else str(config.window))
         assert settings["ring_cache"][name] == ("on" if config.knobs.ring_cache else "off")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from strobe.cli.main import main
-from strobe.perf.measure import isolated
+from strobe.perf.measure import stopwatch
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
-STREAM = ("--preset", "turbo", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
+STREAM = ("turbo", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
 CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--calls", "3", "--active", "2", "--device", "cpu")
 
 
@@ -25,7 +25,7 @@ CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--calls", "3", "--
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One stream, timed, traced and attributed, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("profile") / "out"
-    options = ("--regions", "dit_forward, attention", "--with-stack", "--record-shapes", "--sort-by", "calls", "--top", "5")
+    options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--sort-by", "calls", "--top", "5")
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = main(["profile", "stream", *STREAM, *options, "-o", str(folder), "--json", "--quiet"])
@@ -92,7 +92,7 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
         (["--wait", "-1"], "0 or more"),
         (["--active", "0"], "--active 0: give 1 or more"),
         (["--warmup", "0"], "smallest: 1"),
-        (["--preset", "ultr"], "did you mean 'ultra'"),
+        (["ultr"], "did you mean 'ultra'"),
         (["--rounds", "0"], "--rounds 0: give 1 or more"),
         (["--switch", "block=9:a blue square moving up"], "never take effect"),
     ],
@@ -117,14 +117,14 @@ def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("strobe.bench.runner.run_case", stop)
-    clip = ("--preset", "turbo", "--blocks", "4", "--device", "cpu", "-o", tmp_path / "out")
+    clip = ("turbo", "--blocks", "4", "--device", "cpu", "-o", tmp_path / "out")
     few, some = (strobe("profile", "stream", *clip, "--active", count) for count in (50, 2))
     assert "--active 50: the clip has 2 frame blocks to record" in few.err
     assert some.err == "error: interrupted\n"
 
 
 def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:
-    quick = ("--preset", "turbo", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
+    quick = ("turbo", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
     result = strobe("profile", "stream", *quick, "--attention", "both", "-o", tmp_path / "out", "--json")
     assert result.code == 0, result.err
     run = read_run(tmp_path / "out")
@@ -135,7 +135,7 @@ def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path
 
 
 def test_an_attention_call_is_gated_timed_traced_and_reported(strobe: Strobe, tmp_path: Path) -> None:
-    impls = ("--impl", "sdpa", "reference", "sparse:cpu", "--grid", "2", "4", "5")
+    impls = ("--impls", "sdpa", "reference", "sparse:cpu", "--grid", "2", "4", "5")
     result = strobe("profile", "attention", *CALL, *impls, "--rounds", "2", "-o", tmp_path / "out", "--json")
     assert result.code == 0, result.err
     found = result.document
@@ -153,7 +153,7 @@ def test_an_attention_call_is_gated_timed_traced_and_reported(strobe: Strobe, tm
 def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves by 1 ms whenever it is read: every call takes as long, whatever else this machine does."""
     clock = itertools.count(step=1_000_000)
-    monkeypatch.setattr(isolated.time, "perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr(stopwatch.time, "perf_counter_ns", lambda: next(clock))
     quick = ("profile", "attention", *CALL, "--no-trace", "-o", tmp_path / "out")
     assert strobe(*quick, "--rounds", "2", "--require", "kernel>0.0001").code == 0
     result = strobe(*quick, "--rounds", "2", "--require", "reference:kernel>1000", "--json")
@@ -166,8 +166,8 @@ def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--impl", "sdp"], "did you mean 'sdpa'"),
-        (["--impl", "sparse:cpu"], "--grid"),
+        (["--impls", "sdp"], "did you mean 'sdpa'"),
+        (["--impls", "sparse:cpu"], "--grid"),
         (["--dtype", "bf61"], "unknown dtype"),
         (["--calls", "0"], "1 round and 1 call"),
         (["--require", "fast"], "--require"),

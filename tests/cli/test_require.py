@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import torch
 
 from strobe.cli.require import Figure, failures, parse_requirement
 from strobe.core.errors import ConfigError
@@ -90,3 +92,23 @@ def test_what_is_not_a_condition_is_refused(text: str) -> None:
 def test_unknown_names_say_the_nearest(text: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):
         failures(parse_requirement(text), FIGURES)
+
+
+def test_every_metric_a_clip_gets_is_known_before_it_is_made() -> None:
+    """`--require` names figures before the run: the list and what the review yields are one."""
+    from strobe.bench.cases import scoring
+    from strobe.perf.records.record import PromptAt, Workload
+
+    prompts = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
+    at = (PromptAt(frame_block=0, text=prompts[0], mode="start"), PromptAt(frame_block=2, text=prompts[1], mode="recache"))
+    work = Workload(
+        prompts=at,
+        seed=0, frame_blocks=4, latents_per_block=1, frames_first_block=4, frames_per_block=4, frames=16, height=128, width=128,
+        fps=16,
+    )  # fmt: skip
+    frames = torch.randint(0, 255, (1, 16, 128, 128, 3), dtype=torch.uint8)
+    for number in (1, 2):
+        part = msgspec.structs.replace(work, prompts=work.prompts[:number])
+        given = [*scoring.against_reference("a", frames, frames, "r"), *scoring.by_oracle("a", frames, part)]
+        assert sorted(line.metric for line in given) == sorted(scoring.metrics((128, 128), prompts[:number]))
+    assert [line.metric for line in scoring.not_measured("a", "no weights")] == list(scoring.metrics((480, 832), ()))

@@ -247,9 +247,9 @@ def test_a_counted_log_knows_its_calls(strobe: Strobe, guide: dict[str, Path], t
     [
         (("--focal-baseline", "flush"), "flush"),
         (("--section", "memcpy -> gather:end"), "must end with :start or :end"),
-        (("--allow-different", "model,sparsty"), "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
+        (("--allow-different", "model", "sparsty"), "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
         (("--fact", "frames"), "NAME=VALUE"),
-        (("--priority", "focal,comm"), "name each of"),
+        (("--priority", "focal", "comm"), "name each of"),
         (("--require", "fast"), "--require"),
         (("--require", "block>1"), "block"),
         (("--store",), "-o"),

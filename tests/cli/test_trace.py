@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from captures import H200
 from strobe.cli.main import MISSING, USAGE
 from terminal import Strobe
 
@@ -223,3 +224,15 @@ def test_what_processes_cannot_read_is_one_line(
     (tmp_path / "strobe" / "__init__.py").write_text("raise SystemExit('no strobe here')")
     lost = strobe("trace", good, "--executor", "local")
     assert lost.code == MISSING and "the process that was to read it failed: no strobe here" in lost.err
+
+
+def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default a small file is read with its operators; a large one says how; both flags decide for themselves."""
+    graph = H200 / "eager.json.gz"
+    assert "what if?" in strobe("trace", graph).out and "operators launched 15 %" in strobe("trace", graph).out
+    assert "what if?" not in strobe("trace", graph, "--no-details").out
+    monkeypatch.setattr("strobe.perf.report.trace_study.DETAILED_BYTES", 1000)
+    page = strobe("trace", graph, "--format", "md").out
+    assert "eager: not read, because a file has more than" in page and "--details reads them" in page.replace("\\-", "-")
+    assert "what if?" in strobe("trace", graph, "--details").out
+    assert json.loads(strobe("trace", graph, "--json").out)["what_if"] == []

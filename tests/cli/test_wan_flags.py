@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from strobe.cli.model import ModelFlags, parse_lora
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from terminal import Strobe
@@ -25,6 +26,15 @@ from terminal import Strobe
             2,
             "frame size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
         ),
+        (
+            ["--model", "wan-1.3b", "--lora", "style.pt=much"],
+            2,
+            "--lora style.pt=much: write the file, or the file and a strength",
+        ),
+        (["--recipe", "longlive"], 2, "model 'shapes' has weights and a size of its own"),
+        (["--model", "wan-1.3b", "--random-weights", "--recipe", "longlife"], 2, "did you mean 'longlive'?"),
+        (["--timesteps", "1000;500"], 2, "--timesteps 1000;500: write falling numbers with commas"),
+        (["--window", "4", "--sink", "3"], 2, "window 4 with sink 3 has no room for a frame block of 3"),
         (["--model", "wan-1.3"], 2, "did you mean 'wan-1.3b'?"),
         (["--random-weights"], 2, "model 'shapes' has weights and a size of its own"),
         (["--model", "."], 3, "holds no shapes.safetensors"),
@@ -45,6 +55,20 @@ def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_
     result = strobe("generate", "a fox", "--model", "wan-1.3b", "--weights", tmp_path, "-o", tmp_path / "fox.mp4")
     assert result.code == 3 and len(result.err.strip().splitlines()) == 1
     assert "looks like a transformer of 2 layers, 24 wide, not wan-1.3b (30 layers, 1536 wide); give a" in result.err
+
+
+def test_window_and_schedule_by_flags() -> None:
+    flags = ModelFlags(window=9, sink=0, positions="absolute", timesteps="1000,500", shift=8.0)
+    config = flags.config("turbo")
+    assert (config.window, config.sink, config.positions, config.timesteps, config.shift) == (9, 0, "absolute", (1000, 500), 8)
+    assert ModelFlags().config("balanced").window is None and ModelFlags(sink=0).config("turbo").window == 8
+
+
+def test_loras_and_their_strengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b.pt").write_bytes(b"")
+    found = [parse_lora(text) for text in ("style.pt", "style.pt=0.8", "a=b.pt", "a=b.pt=-1")]
+    assert found == [(Path("style.pt"), 1.0), (Path("style.pt"), 0.8), (Path("a=b.pt"), 1.0), (Path("a=b.pt"), -1.0)]
 
 
 class TestMemory:

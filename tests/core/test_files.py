@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -14,7 +15,7 @@ import pytest
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, StrobeError
-from strobe.core.files import file_inside, found_inside, write_whole, writing_whole
+from strobe.core.files import file_inside, found_inside, write_together, write_whole, writing_whole
 
 FULL = """
 import resource, signal, sys
@@ -79,6 +80,26 @@ def test_a_full_disk_is_named_with_what_it_takes(tmp_path: Path, monkeypatch: py
     ):
         write_whole(tmp_path / "page", b"x" * 1200)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("full_at", [1, 2, 3])
+def test_of_files_that_belong_together_all_are_new_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int) -> None:
+    pages = {tmp_path / f"report.{kind}": f"new {kind}" for kind in ("html", "md", "json")}
+    for path in pages:
+        path.write_text("good")
+    calls = iter(range(1, 10))
+
+    def full(descriptor: int) -> None:
+        if next(calls) == full_at:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StrobeError, match="the disk is full"):
+            write_together(pages)
+    assert {path.read_text() for path in pages} == {"good"} and len(list(tmp_path.iterdir())) == 3
+    assert write_together(pages) == tuple(pages)
+    assert {path: path.read_text() for path in pages} == pages
 
 
 def test_a_link_is_replaced_and_a_device_is_not(tmp_path: Path) -> None:
@@ -153,6 +174,7 @@ def test_nothing_is_written_in_place() -> None:
         "bench/executor/local.py",  # what a cell begins with, in a folder of its own
         "bench/traces.py",  # what such a cell leaves
         "core/files.py",
+        "quality/vmaf.py",  # scratch files for a program
         "engine/snapshot.py",  # beside and renamed, by the library of the format
         "engine/video.py",  # grows under a name of its own
         "models/shapes/train/state.py",  # a log that grows by lines

@@ -12,7 +12,7 @@ from strobe.cache.kv import CacheStep
 from strobe.engine.caches import new_cache
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.load import Model
-from strobe.engine.stream import latent_shape
+from strobe.engine.prepared import latent_shape
 from strobe.models.wan.kernels import custom_ops
 
 

@@ -163,7 +163,7 @@ def test_nobody_waits_in_a_frame_block(make: Callable[..., Session], tiny: Model
     stream._decoder = NoDecoder()
     for index in range(6):
         hard = Change(prompts=("green square",), mode="recache", over=1)
-        stream.advance({0: session._pending, 4: hard}.get(index))
+        stream.advance({0: session._prompting.pending, 4: hard}.get(index))
         stream.deliver()
     torch.cuda.synchronize()
     change = None if mode is None else Change(prompts=("blue circle",), mode=mode, over=1)

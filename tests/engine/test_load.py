@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
@@ -99,10 +100,10 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         with pytest.raises(TouchedError, match=r"Wan2.1_VAE.pth was read"):
             load("wan-1.3b", Weights(path=folder, vae=str(folder)))
         with pytest.raises(WeightsError, match="is a folder; give the weight file"):
-            load("wan-1.3b", Weights(path=folder, lora=folder))
+            load("wan-1.3b", Weights(path=folder, loras=((folder, 1.0),)))
 
     def test_files_that_are_named(self, folder: Path) -> None:
-        for given in (Weights(path=folder, lora=Path("style.pt")), Weights(path=folder, vae="style.pt")):
+        for given in (Weights(path=folder, loras=((Path("style.pt"), 1.0),)), Weights(path=folder, vae="style.pt")):
             with pytest.raises(WeightsError, match=r"^style.pt does not exist"):
                 load("wan-1.3b", given)
         with pytest.raises(WeightsError, match="no folder 'nowhere'; give --release the folder of Wan2.1"):
@@ -122,10 +123,13 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
 
     def test_the_main_memory(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         size = 4 * sum(tensor.numel() for tensor in CausalWan(SMALL).parameters())
-        monkeypatch.setattr(loading, "available_bytes", lambda: size - 1)
-        with pytest.raises(
-            WeightsError, match=r"is put together in main memory in float32, which takes .* GiB are available; free memory"
-        ):
+        monkeypatch.setattr(loading, "available_bytes", lambda: 0)
+        with pytest.raises(TouchedError, match="was read"):  # a file that is mapped needs none
+            load("wan-1.3b", Weights(path=folder))
+        tensors = CausalWan(SMALL).state_dict()
+        tensors["blocks.0.ffn.0.weight"] = tensors["blocks.0.ffn.0.weight"].to(torch.float8_e4m3fn)
+        save_file(tensors | {"blocks.0.ffn.0.scale_weight": torch.ones(1)}, folder / "diffusion_pytorch_model.safetensors")
+        with pytest.raises(WeightsError, match=r"in eight bits, is put together in main memory in float32, .* free memory"):
             load("wan-1.3b", Weights(path=folder))
         with pytest.raises(WeightsError, match=r"wan-1.3b with random weights is put together in main memory in bfloat16"):
             monkeypatch.setattr(loading, "available_bytes", lambda: size // 2 - 1)

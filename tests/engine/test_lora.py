@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.core.errors import SessionError, WeightsError
+from strobe.core.errors import ConfigError, SessionError, WeightsError
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.load import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import read_snapshot
 from strobe.models.lora import Lora, LoraPair, merge
 
+STREAM = tolerance("latents", "float32")
 BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
 
 
@@ -33,7 +35,7 @@ def lora(model: Model, seed: int = 0) -> Lora:
 def merged(model: Model, seed: int = 0, strength: float = 1.0) -> Model:
     """The model with its weights changed for good."""
     dit = deepcopy(model.dit)
-    merge(dit, lora(model, seed), model.dit, strength)
+    merge(dit, [lora(model, seed).at(strength)], model.dit)
     return replace(model, dit=dit)
 
 
@@ -50,7 +52,7 @@ def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session],
 
 @pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])
 def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
-    found = play(make(preset=preset, model=replace(tiny, lora=lora(tiny))), 6)
+    found = play(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))), 6)
     torch.testing.assert_close(found, play(make(preset=preset, model=merged(tiny)), 6), rtol=0, atol=2e-5)
     assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
 
@@ -59,7 +61,8 @@ def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], t
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Knobs, strength: float) -> None:
     """Frames so far stay; from there it is a stream of the changed model that derives its window from the same latents."""
-    session = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=replace(tiny, lora=lora(tiny, 1)))
+    session = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs))
+    session.use_lora(lora(tiny, 1))
     before = play(session, 4)
     session.use_lora(lora(tiny), strength=strength)
     after = play(session, 3)
@@ -154,3 +157,59 @@ def test_a_snapshot_with_a_fresh_window_stays_so(make: Callable[..., Session], t
     other.use_lora(lora(tiny))
     other.restore(snapshot)
     assert torch.equal(play(other, 2), play(session, 2))
+
+
+def both(model: Model, *seeds: tuple[int, float]) -> Model:
+    """The model with several LoRAs merged for good."""
+    dit = deepcopy(model.dit)
+    merge(dit, [lora(model, seed).at(strength) for seed, strength in seeds], model.dit)
+    return replace(model, dit=dit)
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
+def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., Session], tiny: Model, knobs: Knobs) -> None:
+    config = EngineConfig(knobs=knobs)
+    session = make(preset=config, model=replace(tiny, loras=(lora(tiny, 1), lora(tiny, 2).at(0.5))))
+    assert session.loras == session.model.loras
+    for given, seeds in (
+        (lora(tiny, 3), [(1, 1.0), (2, 0.5), (3, 1.0)]),
+        (lora(tiny, 4).at(0.3), [(1, 1.0), (2, 0.5), (4, 0.3)]),
+        ([lora(tiny, 2).at(0.0), lora(tiny, 3)], [(1, 1.0), (2, 0.0), (3, 1.0)]),
+        (None, [(1, 1.0), (2, 0.5)]),
+    ):
+        session.use_lora(given)
+        assert [(each.name, each.strength) for each in session.loras] == [(f"lora {seed}", number) for seed, number in seeds]
+        start = session.snapshot()
+        found = play(session, 3)
+        torch.testing.assert_close(found, play(make(preset=config, model=both(tiny, *seeds)), 3), rtol=0, atol=STREAM)
+        session.restore(start)
+    assert session.snapshot().identity.weights_hash == tiny.weights_hash
+
+
+def test_the_strength_of_a_call_multiplies(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    session.use_lora([lora(tiny, 1).at(0.5), lora(tiny, 2)], strength=0.5)
+    assert [each.strength for each in session.loras] == [0.25, 0.5]
+    with pytest.raises(ConfigError, match="lora 1 is given twice"):
+        session.use_lora([lora(tiny, 1), lora(tiny, 1)])
+    assert [each.strength for each in session.loras] == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("linear_format", ["native", "int8"])
+def test_full_updates_reach_norms_biases_and_eight_bit_layers(
+    make: Callable[..., Session], tiny: Model, linear_format: str
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    names = ("blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.bias", "blocks.1.norm3.weight", "blocks.1.modulation")
+    diffs = {name: 0.3 * torch.randn(tiny.dit.get_parameter(name).shape, generator=generator) for name in names}
+    full = Lora(name="full", weights_hash="5" * 64, pairs={}, diffs=diffs)
+    dit = deepcopy(tiny.dit)
+    merge(dit, [full], tiny.dit)
+    config = EngineConfig(linear_format=linear_format)  # type: ignore[arg-type]
+    session, plain = make(preset=config), make(preset=config)
+    session.use_lora(full)
+    found = play(session, 3)
+    assert torch.equal(found, play(make(preset=config, model=replace(tiny, dit=dit)), 3))
+    session.use_lora(None)
+    session.restore(plain.snapshot())
+    assert torch.equal(play(session, 3), play(plain, 3)) and (found - play(make(preset=config), 3)).abs().max() > 0.1

@@ -52,6 +52,12 @@ class GoldenText:
     def encode(self, prompts: Sequence[str]) -> Tensor:
         return torch.cat([golden()[prompt] for prompt in prompts])
 
+    def ready(self, prompts: Sequence[str]) -> bool:
+        return True
+
+    def place(self, device: torch.device) -> None:
+        pass
+
 
 @cache
 def official() -> Model:

@@ -181,7 +181,7 @@ def test_windows_are_counted_frame_by_frame(
 def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Model, shift: float, preset: str) -> None:
     from strobe.engine.presets import PRESETS
 
-    config = replace(PRESETS[preset](), window=8, sink=3, shift=shift, first_block=1)
+    config = replace(PRESETS[preset](), window=8, sink=3, positions="rebased", shift=shift, first_block=1)
     blocks = [*make(preset=config, samples=(0, 4)).stream(5)]
     assert [block.samples.shape[1] for block in blocks] == [1, 12, 12, 12, 12]
     for index, sample in enumerate((0, 4)):
@@ -191,7 +191,7 @@ def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Mod
 @pytest.mark.parametrize("given", [1, 3, 4, 7])
 def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Model, given: int) -> None:
     start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(given))
-    config, first = EngineConfig(window=8, sink=3), 3 if given == 3 else 1
+    config, first = EngineConfig(window=8, sink=3, positions="rebased"), 3 if given == 3 else 1
     session = make(preset=config, start=start)
     blocks = [*session.stream(5)]
     expected = plain_stream(tiny, config, [first, 3, 3, 3, 3], start=start)

@@ -95,14 +95,14 @@ def test_layers_may_stay_native(tiny: Model) -> None:
 @pytest.mark.parametrize("linear_format", ["fp8", "int8"])
 def test_a_swapped_lora_is_as_if_it_had_been_there(tiny: Model, linear_format: Any, dtype: Any, fused: bool) -> None:
     config = resolved(tiny, linear_format=linear_format, dtype=dtype, knobs=replace_knobs(Knobs(), fused_qkv=fused))
-    opened, swapped, plain = (Transformer(tiny.dit, config, 4, given) for given in (lora(tiny, 1), lora(tiny), None))
+    opened, swapped, plain = (Transformer(tiny.dit, config, 4, given) for given in ([lora(tiny, 1)], [lora(tiny)], []))
     addresses = {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
     without = weights(plain.dit)
-    for given, expected in ((lora(tiny, 1), weights(opened.dit)), (None, without)):
-        swapped.use_lora(given)
+    for given, expected in (([lora(tiny, 1)], weights(opened.dit)), ([], without)):
+        swapped.use_loras(given)
         found = weights(swapped.dit)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-        assert (given is None) == all(torch.equal(found[name], without[name]) for name in expected)
+        assert (not given) == all(torch.equal(found[name], without[name]) for name in expected)
     assert addresses == {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
 
 
@@ -110,7 +110,7 @@ def test_layers_that_stayed_native_take_a_lora_too(tiny: Model) -> None:
     dit = copied(tiny.dit, CPU, torch.float32)
     dit.fuse_qkv()
     quantize_linears(dit, resolved(tiny), native_layers=(0,))
-    requantize_linears(dit, tiny.dit, lora(tiny), 0.5)
+    requantize_linears(dit, tiny.dit, [lora(tiny).at(0.5)])
     name = "blocks.0.self_attn.k"
     expected = lora(tiny).pairs[name].merged(tiny.dit.get_submodule(name).weight, 0.5)
     torch.testing.assert_close(weights(dit)[name], expected, rtol=0, atol=1e-6)
@@ -124,14 +124,14 @@ def test_layers_that_stayed_native_take_a_lora_too(tiny: Model) -> None:
 def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: Any) -> None:
     config = resolved(tiny, linear_format=linear_format, knobs=replace_knobs(Knobs(), merge_lora=False))
     with pytest.raises(ConfigError, match="merge_lora"):
-        Transformer(tiny.dit, config, 4, lora(tiny))
+        Transformer(tiny.dit, config, 4, [lora(tiny)])
     without = Transformer(tiny.dit, config, 4)
     before = weights(without.dit)
     with pytest.raises(ConfigError, match="merge_lora"):
-        without.use_lora(lora(tiny))
+        without.use_loras([lora(tiny)])
     assert all(torch.equal(weights(without.dit)[name], before[name]) for name in before)
     dit = copied(tiny.dit, CPU, torch.float32)
-    attach(dit, lora(tiny))
+    attach(dit, [lora(tiny)], tiny.dit)
     with pytest.raises(ConfigError, match="LoraLinear"):
         quantize_linears(dit, config)
 

@@ -50,10 +50,10 @@ class TestPrompts:
         session = make()
         advance, acks = session._stream.advance, []
 
-        def steer(change: Any) -> FrameBlock:
+        def steer(change: Any, encoded: Any) -> FrameBlock:
             if session.next_block == 1 and not acks:
                 acks.append(session.prompt("blue square"))
-            return advance(change)
+            return advance(change, encoded)
 
         session._stream.advance = steer  # type: ignore[method-assign]
         blocks = play(session, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,21 @@ from safetensors.torch import save_file
 
 from strobe.bench.cases.accuracy import Trial, measure_model
 from strobe.bench.cases.stream import Script, StreamCase
+from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ShapeError, WeightsError
+from strobe.core.tolerances import tolerance
 from strobe.engine import load as loading
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.load import Model, Weights, load, wan_defaults
+from strobe.engine.prepared import latent_shape
 from strobe.engine.session import Session
-from strobe.engine.stream import latent_shape
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.recipes import RECIPES
 from strobe.models.wan.stand_in import PromptNoise, random_transformer
+from strobe.quality.fidelity import COMPARED
 
 SMALL = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)
 SIZE = (32, 48)
@@ -37,8 +42,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "wan-1.3b", SMALL)
     monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
     monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
-    monkeypatch.setattr(loading, "text_encoder", lambda folder, cache: PromptNoise(SMALL))
-    monkeypatch.setattr(loading, "check_there", lambda folder, given, lora: None)
+    monkeypatch.setattr(loading, "text_encoder", lambda folder, given: PromptNoise(SMALL))
+    monkeypatch.setattr(loading, "check_there", lambda folder, given, loras: None)
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ class TestRandomWeights:
         case = StreamCase(["quality", "turbo"], script=Script(prompt="a fox", num_blocks=2), model=model, device="cpu")
         assert case.model.name == "wan-1.3b, random weights"
         lines: list[Any] = [*case.review("turbo", tmp_path)]
-        assert {line.metric for line in lines} == {"psnr", "ssim", "temporal_difference"}
+        assert {line.metric for line in lines} == set(COMPARED)
         assert all((line.value, line.n, line.note) == (None, 0, "random weights") for line in lines)
         case.close()
 
@@ -106,14 +111,14 @@ class TestCheckpoints:
         torch.manual_seed(5)
         expected = CausalWan(SMALL).state_dict()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in model.dit.state_dict().items())
-        assert model.name == ("wan-1.3b" if by_name else str(folder)) and not model.random_weights and model.lora is None
+        assert model.name == ("wan-1.3b" if by_name else str(folder)) and not model.random_weights and not model.loras
 
     def test_text_encoder_and_autoencoder_may_lie_elsewhere(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[Any] = []
         vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
-        monkeypatch.setattr(loading, "text_encoder", lambda *given: asked.append(given))
+        monkeypatch.setattr(loading, "text_encoder", lambda where, given: asked.append((where, given.prompt_cache)))
         monkeypatch.setattr(loading, "load_wan_vae", lambda where: asked.append(where) or vae)
         monkeypatch.setattr(loading, "load_taew", lambda where: asked.append(where) or vae)
         release, cache, file = tmp_path / "release", tmp_path / "cache", folder / "diffusion_pytorch_model.safetensors"
@@ -129,11 +134,52 @@ class TestCheckpoints:
         pair = {"base_model.model.blocks.1.ffn.0.lora_A.weight": down, "base_model.model.blocks.1.ffn.0.lora_B.weight": up}
         torch.save({"generator_lora": pair}, folder / "lora.pt")
         model = load("wan-1.3b", Weights(path=folder))
-        assert model.lora is not None and model.name == "wan-1.3b with lora.pt" and model.weights_hash != plain.weights_hash
+        assert len(model.loras) == 1 and model.name == "wan-1.3b with lora.pt" and model.weights_hash != plain.weights_hash
         assert torch.equal(model.dit.state_dict()["blocks.1.ffn.0.weight"], plain.dit.state_dict()["blocks.1.ffn.0.weight"])
         torch.save({"generator_lora": {name.replace("1.ffn", "7.ffn"): half for name, half in pair.items()}}, folder / "lora.pt")
         with pytest.raises(WeightsError, match=r"lora.pt does not fit this model"):
             load("wan-1.3b", Weights(path=folder))
+
+    def test_a_recognised_checkpoint_brings_its_window_and_schedule(self, folder: Path, tmp_path: Path) -> None:
+        named = {f"model.{name}": tensor for name, tensor in CausalWan(SMALL).state_dict().items()}
+        torch.save({"generator": named, "generator_ema": named}, tmp_path / "any.pt")
+        given = Weights(path=tmp_path / "any.pt", frame_size=SIZE)
+        model = load("wan-1.3b", given)
+        assert model.notes == (f"recipe {RECIPES['self-forcing']}: it holds generator_ema",)
+        with Session("a fox", model=model, device="cpu") as session:
+            assert (session.config.policy, session.config.positions) == (RingPolicy(window=21, sink=0), "absolute")
+            assert len([*session.stream(9)]) == 9  # past the window
+        with Session("a fox", model=model, preset="turbo", device="cpu") as session:
+            assert session.config.policy == RingPolicy(window=8, sink=3)
+        with Session("a fox", model=model, preset=EngineConfig(window=9), device="cpu") as session:
+            assert session.config.policy == RingPolicy(window=9, sink=0)
+        model = load("wan-1.3b", replace(given, recipe="causal-rcm"))
+        with Session("a fox", model=model, device="cpu") as session:
+            assert session.config.schedule.sigmas == tuple(timestep / 1000 for timestep in RECIPES["causal-rcm"].timesteps)
+        with pytest.raises(ConfigError, match="did you mean 'longlive'"):
+            load("wan-1.3b", Weights(random=True, recipe="longlife"))
+
+    def test_others_come_on_top_of_the_one_beside_the_base(self, folder: Path, tmp_path: Path) -> None:
+        names = [f"base_model.model.blocks.1.ffn.0.lora_{half}.weight" for half in "AB"]
+        halves = {seed: dict(zip(names, (torch.randn(2, 48), torch.randn(64, 2)), strict=True)) for seed in range(3)}
+        torch.save({"generator_lora": halves[0]}, folder / "lora.pt")
+        (tmp_path / "styles").mkdir()
+        styles = [tmp_path / "styles" / f"{name}.safetensors" for name in "ab"]
+        for style, seed in zip(styles, (1, 2), strict=True):
+            save_file(halves[seed], style)
+        model = load("wan-1.3b", Weights(path=folder, loras=((styles[0], 0.8), (styles[1], 1.0))))
+        assert model.name == "wan-1.3b with lora.pt, a.safetensors at 0.8, b.safetensors"
+        weight = model.dit.get_parameter("blocks.1.ffn.0.weight")
+        expected = weight.double()
+        for seed, strength in ((0, 1.0), (1, 0.8), (2, 1.0)):
+            down, up = (halves[seed][name].double() for name in names)
+            expected = expected + strength * up @ down
+        with Session("a fox", model=model, preset="quality", device="cpu") as session:
+            found = session._stream._dit.dit.get_parameter("blocks.1.ffn.0.weight")
+            torch.testing.assert_close(found, expected.float(), rtol=0, atol=tolerance("element", "float32"))
+        assert load("wan-1.3b", Weights(path=folder, loras=((folder / "lora.pt", 0.5),))).name == "wan-1.3b with lora.pt at 0.5"
+        with pytest.raises(ConfigError, match=r"LoRA a.safetensors is given twice"):
+            load("wan-1.3b", Weights(path=folder, loras=((styles[0], 0.8), (styles[0], 1.0))))
 
 
 @pytest.mark.usefixtures("small")
@@ -212,3 +258,14 @@ def test_the_oracle_reads_shapes_only() -> None:
     model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
     with pytest.raises(ConfigError, match="is none whose clips the oracle reads"):
         next(measure_model(model, torch.device("cpu"), Trial(presets=("quality",)), lambda *_: None))
+
+
+@pytest.mark.usefixtures("small")
+def test_an_autoencoder_of_other_latents_is_told_before_the_transformer_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = TinyVAE(TinyVAEConfig(latent_channels=8, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: other)
+    monkeypatch.setattr("strobe.models.checkpoint.load_file", lambda path: pytest.fail(f"{path} was read"))
+    with pytest.raises(WeightsError, match="takes latents of 16 channels, and the autoencoder gives 8; give --vae"):
+        load("wan-1.3b", Weights(path=folder, frame_size=SIZE))

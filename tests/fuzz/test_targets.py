@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from run import MEMORY_BYTES, fuzz, run_batch
+from run_fuzz import MEMORY_BYTES, fuzz, run_batch
 from strobe.core.errors import DataError, StrobeError
 from targets import Mutator, Target, kept, targets
 
@@ -53,7 +53,7 @@ TARGET = Target((b"fine",), (), _check)
     [(b"raise", "ValueError at "), (b"grow", "MemoryError at "), (b"die", "crash: signal 6"), (b"hang", "hang: over 1 s")],
 )
 def test_every_way_to_fail_is_seen_with_its_input(bad: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("run.HANG_S", 1)
+    monkeypatch.setattr("run_fuzz.HANG_S", 1)
     done, data, how = run_batch(TARGET, [b"fine", b"refuse", bad, b"fine"], tmp_path)
     assert (done, data) == (3, bad) and how.startswith(said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import strobe
-from source import PACKAGE, ROOT
+from source import PACKAGE, ROOT, parse
 
 VERBS = [
     "demo",
@@ -64,6 +65,26 @@ def test_the_import_contracts_hold() -> None:
         timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_test_module_imports_no_other() -> None:
+    """Each runs alone: of the folders of tests, `support` is the one that is importable."""
+    folders = ROOT / "tests"
+    tests = {file.stem: file for file in folders.rglob("*.py") if file.parent != folders / "support"}
+    found = [
+        f"{file.relative_to(ROOT)} imports {name}; move what they share to tests/support"
+        for file in tests.values()
+        for node in ast.walk(parse(file))
+        for name in _imported(node)
+        if name.partition(".")[0] in {*tests, "tests"}
+    ]
+    assert not found, "\n".join(found)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
 
 
 def test_import_strobe_loads_no_torch() -> None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import DataError, ShapeError
-from strobe.quality.fidelity import compare
+from strobe.quality.fidelity import COMPARED, compare
 from strobe.quality.psnr import psnr
 from strobe.quality.ssim import ssim
-from strobe.quality.temporal import drift, temporal_difference
+from strobe.quality.temporal import block_starts, border_jump, drift, flicker_excess, temporal_difference
 
+_THREE = ("psnr", "ssim", "temporal_difference")
 SIZES = [(11, 11), (17, 63), (100, 37)]
 
 
@@ -99,21 +100,25 @@ def test_temporal_difference_sees_flicker_and_not_an_offset() -> None:
     assert temporal_difference(reference + flicker, reference).tolist() == pytest.approx([0.2, 0.2], abs=1e-6)
 
 
-def test_compare_gathers_all_three() -> None:
+def test_compare_gathers_every_metric() -> None:
     frames, reference = clip_pair(21, 33)
     found = {fidelity.metric: fidelity for fidelity in compare(frames, reference)}
-    assert list(found) == ["psnr", "ssim", "temporal_difference"]
+    assert tuple(found) == COMPARED
     error = np.mean((frames.double().numpy() - reference.double().numpy()) ** 2)
     assert found["psnr"].value == pytest.approx(-10 * np.log10(error), abs=1e-4)
     assert found["psnr"].curve == pytest.approx(tuple(psnr(frames, reference).tolist()))
     assert found["ssim"].value == pytest.approx(ssim(frames, reference).mean().item())
-    assert [len(fidelity.curve) for fidelity in found.values()] == [3, 3, 2]
+    assert {name: len(fidelity.curve) for name, fidelity in found.items() if fidelity.curve} == {
+        "psnr": 3, "ssim": 3, "flip": 3, "temporal_difference": 2, "flicker_excess": 1
+    }  # fmt: skip
+    assert (found["ms_ssim"].value, found["ms_ssim"].note) == (None, "needs frames of 176 pixels and more, these have 21")
+    assert found["psnr_drift"].note == "a clip of 3 frames is too short: give 4 or more"
     assert not any(fidelity.identical for fidelity in found.values())
 
 
 def test_identical_clips_fit_into_json() -> None:
     _, reference = clip_pair(16, 16)
-    by_psnr, by_ssim, by_change = compare(reference, reference.clone())
+    by_psnr, by_ssim, by_change = compare(reference, reference.clone(), _THREE)
     assert (by_psnr.value, by_psnr.identical, by_psnr.curve) == (None, True, (None,) * 3)
     assert (by_ssim.value, by_ssim.identical) == (1.0, True)
     assert (by_change.value, by_change.identical) == (0.0, True)
@@ -129,7 +134,7 @@ def test_one_equal_frame_leaves_the_clip_a_value() -> None:
 
 def test_one_frame_has_no_temporal_value() -> None:
     frames, reference = clip_pair(16, 16, frames=1)
-    by_change = compare(frames, reference)[2]
+    (by_change,) = compare(frames, reference, ("temporal_difference",))
     assert (by_change.value, by_change.curve) == (None, ())
 
 
@@ -138,6 +143,45 @@ def test_drift() -> None:
     assert drift([None, 28.0, 20.0, 22.0], 1) is None
     with pytest.raises(ShapeError, match=r"window 3 must lie in 1 \.\. 2"):
         drift([1.0] * 5, 3)
+
+
+def test_drift_of_a_clip_is_late_against_early() -> None:
+    frames, reference = clip_pair(16, 16)
+    late = torch.cat([reference, reference, frames[:1], frames[:1], frames[2:], frames[2:]])[:8]
+    steady = torch.cat([reference] * 3)[:8]
+    frames8 = torch.where(torch.arange(8)[:, None, None, None] < 2, steady + 0.01, late)
+    (by_ssim,) = compare(frames8, steady, ("ssim_drift",))
+    curve = ssim(frames8, steady)
+    assert by_ssim.value == pytest.approx((curve[6:].mean() - curve[:2].mean()).item(), abs=1e-9)
+    assert by_ssim.value is not None and by_ssim.value < 0
+
+
+def test_flicker_excess_by_hand() -> None:
+    _, reference = clip_pair(12, 12, frames=3)
+    still = reference[:1].expand(5, -1, -1, -1)
+    ramp = torch.linspace(0, 0.4, 5)[:, None, None, None]
+    blink = torch.tensor([0.0, 0.1, 0.0, 0.1, 0.0])[:, None, None, None]
+    assert flicker_excess(still + ramp, still).abs().max() < 1e-6
+    assert flicker_excess(still + blink, still).tolist() == pytest.approx([0.2] * 3, abs=1e-6)
+    assert flicker_excess(still, still + blink).tolist() == pytest.approx([-0.2] * 3, abs=1e-6)
+
+
+def test_border_jump_by_hand() -> None:
+    steps = torch.tensor([0.0, 1, 2, 5, 6, 7, 10, 11]) / 12
+    frames = steps[None, :, None, None, None].expand(1, -1, 3, 16, 16)
+    assert border_jump(frames, (3, 6)).item() == pytest.approx(3.0, rel=1e-4)
+    assert border_jump(torch.zeros(1, 8, 3, 16, 16), (3, 6)).isnan().all()
+    for starts in ((), (0, 3), (8,), tuple(range(1, 8))):
+        with pytest.raises(ShapeError, match="border_jump"):
+            border_jump(frames, starts)
+
+
+def test_frame_blocks_start_where_a_causal_decoder_says() -> None:
+    assert block_starts(33, 12, 9) == (9, 21)
+    assert block_starts(24, 12) == (12,)
+    for blocks in ((24, 1, None), (12, 12, None), (24, 12, 0)):
+        with pytest.raises(ShapeError, match="frame blocks of"):
+            block_starts(*blocks)
 
 
 def test_other_lengths_and_sizes_are_refused() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
@@ -23,21 +23,40 @@ from strobe.core.device import Card, card_of
 from strobe.core.errors import ConfigError
 
 
+@runtime_checkable
+class ExplainsItself(Protocol):
+    """An attention processor that says what its layer runs."""
+
+    def explain(self, attn: nn.Module, grid: tuple[int, int, int] | None = None) -> Choice[Any]:
+        """Say which implementation the layer `attn` would run over a grid, by default that of its last call."""
+        ...
+
+
+@overload
+def explain(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None = None, **options: Any) -> Choice[Any]: ...
+
+
+@overload
+def explain(q: object, *, grid: tuple[int, int, int] | None = None) -> dict[str, Choice[Any]]: ...
+
+
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Any,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
     selection: BlockSelection | None = None,
     *,
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
     **options: Any,
-) -> Choice[AttentionSpec] | Choice[SparseSpec]:
+) -> Choice[Any] | dict[str, Choice[Any]]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
+    Given a pipeline, or a transformer, that was made sparse, it says that of every sparse layer by its name.
+
     Args:
-        q: `[B, S_q, H, D]`.
+        q: `[B, S_q, H, D]`; or a pipeline or transformer, alone or with the `grid=` of its tokens.
         k: `[B, S_kv, H_kv, D]`.
         v: like k.
         selection: of `block_sparse_attention`; without one, the call is `dense_attention`.
@@ -52,6 +71,10 @@ def explain(
         ConfigError: arguments of `video_sparse_attention` without a grid, or a selection beside it.
         ImplUnavailableError: the named impl cannot run this call.
     """
+    if k is None and v is None and not isinstance(q, Tensor):
+        return _layers(q, **options)
+    if k is None or v is None:
+        raise ConfigError("explain: got q without k and v; give all three, or a pipeline that was made sparse")
     given: dict[str, Any] = {"softmax_scale": softmax_scale, "impl": impl, "return_lse": return_lse}
     if "grid" in options:
         if selection is not None:
@@ -63,6 +86,24 @@ def explain(
     if selection is None:
         return explain_dense(q, k, v, **given)
     return explain_block_sparse(q, k, v, selection, **given, **options)
+
+
+def _layers(pipe: Any, grid: tuple[int, int, int] | None = None) -> dict[str, Choice[Any]]:
+    """What every layer that explains itself would run."""
+    components = getattr(pipe, "components", None)
+    parts = components if isinstance(components, Mapping) else {"": pipe}
+    found = {}
+    for component, part in parts.items():
+        for name, module in part.named_modules() if isinstance(part, nn.Module) else ():
+            processor = getattr(module, "processor", None)
+            if isinstance(processor, ExplainsItself):
+                found[f"{component}.{name}" if component else name] = processor.explain(module, grid)
+    if not found:
+        raise ConfigError(
+            f"explain: {type(pipe).__name__} has no sparse layer; give tensors q, k, v, or make it sparse first with "
+            "strobe.integrations.diffusers.sparsify"
+        )
+    return found
 
 
 State = Literal["gated", "runs", "untested", "failed", "missing"]

@@ -67,7 +67,7 @@ class _Run:
     @torch.inference_mode()
     def measure(self) -> tuple[record.Gate, ...]:
         case, plan = self._case, self._plan
-        self._writer.append(describe_run(self._writer.folder, case.device, case.order, plan.rounds))
+        self._writer.append(describe_run(self._writer.folder, case.device, case.order, plan.rounds, "operator"))
         gates = [self._check(name) for name in case.variants]
         green = [gate.variant for gate in gates if gate.passed]
         if gates[0].passed:
@@ -90,9 +90,7 @@ class _Run:
 
     def _check(self, name: str) -> record.Gate:
         self._say(f"checking {name}")
-        passed, rule, detail = self._case.variants[name].check()
-        reference = "reference, float64"
-        found = record.Gate(variant=name, reference=reference, rule=rule, passed=passed, detail=detail)
+        found = self._case.variants[name].check().line(name, "reference, float64")
         self._writer.append(found)
         return found
 

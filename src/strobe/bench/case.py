@@ -12,7 +12,7 @@ import torch
 
 from strobe.core.errors import ConfigError
 from strobe.perf.measure.profile import Capture
-from strobe.perf.records.record import Gate, Model, Quality, Variant, Video, Workload
+from strobe.perf.records.record import Absent, Gate, Model, Quality, Variant, Video, Workload
 
 Progress = Callable[[int, int, str], None]
 """Called between units of work, never inside one: (done, total, what comes next)."""
@@ -78,6 +78,11 @@ class Case(Protocol):
     @property
     def candidates(self) -> tuple[str, ...]:
         """What is compared."""
+        ...
+
+    @property
+    def absent(self) -> tuple[Absent, ...]:
+        """What was asked for and cannot run here; no part of the candidates."""
         ...
 
     @property

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from strobe.perf.measure.memory import peak_bytes
-from strobe.perf.records.record import Clip, Clocks, Phase
+from strobe.perf.records.clocks import Clocks
+from strobe.perf.records.record import Clip, Phase
 
 if TYPE_CHECKING:
     import torch

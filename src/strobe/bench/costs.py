@@ -15,8 +15,8 @@ from strobe.core.shapes import LatentShape
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, COMMIT, CROSS_ATTENTION, DENOISE_STEP, FFN, VAE_DECODE
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
+from strobe.engine.prepared import latent_shape
 from strobe.engine.sparsity import attended_keys
-from strobe.engine.stream import latent_shape
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.text import distinct_rows

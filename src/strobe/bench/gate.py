@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,26 @@ from torch import Tensor
 from strobe.attention.impls import GATES, Choice
 from strobe.core.device import card_of
 from strobe.core.tolerances import tolerance
+from strobe.perf.records.record import Gate
+
+
+class Held(NamedTuple):
+    """What a gate found.
+
+    Args:
+        exact: it asks for the values of the reference, within rounding.
+    """
+
+    passed: bool
+    rule: str
+    detail: str
+    exact: bool = False
+
+    def line(self, variant: str, reference: str) -> Gate:
+        """Return it as the record of a variant."""
+        return Gate(
+            variant=variant, reference=reference, rule=self.rule, passed=self.passed, detail=self.detail, exact=self.exact
+        )
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -24,51 +44,37 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> tuple[bool, str, str]:
-    """Check that a candidate which computes the same thing does so, frame block by frame block.
-
-    Returns:
-        passed, the rule, the measured figure.
-    """
+def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> Held:
+    """Check that a candidate which computes the same thing does so, frame block by frame block."""
     errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
     limit = tolerance("latents", dtype)
     worst = max(range(len(errors)), key=errors.__getitem__)
     rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
-    return errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}"
+    return Held(errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}", exact=True)
 
 
-def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> tuple[bool, str, str]:
+def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Held:
     """Check the output of one call against the reference in float64.
 
     Args:
         what: which part of the output this is, in words.
-
-    Returns:
-        passed, the rule, the measured figure.
     """
     error, limit = relative_error(found, expected), tolerance("call", dtype)
-    return error <= limit, f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})", f"{error:.3g}"
+    rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"
+    return Held(error <= limit, rule, f"{error:.3g}", exact=True)
 
 
-def recorded(choice: Choice[Any], device: torch.device) -> tuple[bool, str, str]:
-    """Check that the implementation of attention that would run passed its gate on such a card, where it has one.
-
-    Returns:
-        passed, the rule, the measured figure.
-    """
+def recorded(choice: Choice[Any], device: torch.device) -> Held:
+    """Check that the implementation of attention that would run passed its gate on such a card, where it has one."""
     doubt = choice.impl.untested(card_of(device), GATES)
-    return not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none"
+    return Held(not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none")
 
 
-def finite(latents: Sequence[Tensor]) -> tuple[bool, str, str]:
-    """Check that every latent is a finite number.
-
-    Returns:
-        passed, the rule, the measured figure.
-    """
+def finite(latents: Sequence[Tensor]) -> Held:
+    """Check that every latent is a finite number."""
     bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]
     rule = f"latents of the first {len(latents)} frame blocks are finite"
-    return not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite"
+    return Held(not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from strobe.bench.case import Progress
-from strobe.bench.operations import CACHE, Prepared, StepParts, cache_copies, decoder_operations
+from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations
 from strobe.core.errors import ConfigError
 from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, RECACHE, VAE_DECODE
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.session import Session
-from strobe.perf.analysis.runs.budget import REGIONS, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.budget import CACHE, REGIONS, KernelProfile, Operation, Whole
 from strobe.perf.measure.isolated import time_isolated
 from strobe.perf.measure.timing import Region, TimingRecorder, recording
 
@@ -167,7 +167,7 @@ class _Steps:
     def switch(self, prompts: tuple[str, str], count: int) -> None:
         """Time prompt switches."""
         for number in range(count):
-            self._session.prompt(prompts[1 - number % 2])
+            self._session.prompt(prompts[1 - number % 2], wait=True)
             self._stages(self._block(fine=False, what="switching the prompt"), (RECACHE,))
 
     def _stages(self, regions: Sequence[Region], names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from strobe.engine.caches import new_cache
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
-from strobe.engine.stream import latent_shape
+from strobe.engine.prepared import latent_shape
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE
@@ -29,16 +29,18 @@ from strobe.models.wan.dit import Modulation
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
 from strobe.models.wan.text import TextKV
-from strobe.perf.analysis.runs.budget import REST
-
-KERNELS: Final = "attention kernels"
-PROJECTIONS: Final = "attention projections"
-FEED_FORWARD: Final = "feed-forward"
-CACHE: Final = "key-value cache"
-NORMS: Final = "norms, modulation, RoPE"
-RESIDUALS: Final = "gated residuals"
-EDGES: Final = "embedding, head, schedule"
-DECODER: Final = "decoder"
+from strobe.perf.analysis.runs.budget import (
+    CACHE,
+    DECODER,
+    EDGES,
+    FEED_FORWARD,
+    KERNELS,
+    NORMS,
+    PROJECTIONS,
+    RESIDUALS,
+    REST,
+    BudgetLine,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,7 @@ class Prepared:
 
     name: str
     what: str
-    kind: str
+    kind: BudgetLine
     inside: str
     calls: int
     run: Callable[[], object]
@@ -213,7 +215,7 @@ class _Make:
     layers: Sequence[_Layer]
     costs: Mapping[str, Cost]
 
-    def __call__(self, name: str, kind: str, what: str, cost: str, run: Callable[[_Layer], object]) -> Prepared:
+    def __call__(self, name: str, kind: BudgetLine, what: str, cost: str, run: Callable[[_Layer], object]) -> Prepared:
         turns = itertools.cycle(self.layers)
         return Prepared(
             name=name,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from strobe.bench.attention.contestant import Contestant, Found, Kind
+from strobe.bench.attention.contestant import Contestant, Found, Kind, group_and_impl
 from strobe.bench.attention.inputs import Inputs
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
@@ -57,7 +57,7 @@ def build(name: str, inputs: Inputs) -> Contestant:
         ConfigError: no such peer.
         ImplUnavailableError: it is not installed, or cannot compute this cell.
     """
-    word = name.removeprefix("peer:")
+    _, word = group_and_impl(name)
     peer = PEERS.get(word)
     if peer is None:
         raise unknown_choice("peer", word, PEERS)

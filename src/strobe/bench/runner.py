@@ -17,7 +17,7 @@ import msgspec
 from strobe.bench.case import Case, Plan, Progress
 from strobe.bench.clips import ClipNumbers
 from strobe.bench.waiting import WaitingRecorder
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, span
 from strobe.perf.analysis.runs.replays import encode_passes, passes_of
@@ -28,11 +28,24 @@ from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
 from strobe.perf.measure.timing import Region, TimingRecorder, recording, region_records, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Gate, LaunchedPasses, Phase, Status, Trace, Workload
+from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Trace, Workload
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
 
 _WARM_UP_BLOCKS: Final = 2
+
+
+class VariantError(StrobeError):
+    """A variant of a run failed.
+
+    Args:
+        variant: its name.
+        reason: why.
+    """
+
+    def __init__(self, variant: str, reason: str) -> None:
+        self.variant = variant
+        super().__init__(f"{variant}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +76,8 @@ def run_case(
     attributed = range(0) if plan.attribution is None else traced[:1] or steady_window(case.workload, 1)
     with open_run(root, case.slug) as writer, end_line(writer):
         run = _Run(case, plan, writer, progress)
-        header = describe_run(writer.folder, case.device, order, plan.palindromes)
-        writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload))
+        header = describe_run(writer.folder, case.device, order, plan.palindromes, "stream")
+        writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload, absent=case.absent))
         red = run.measure(traced, attributed)
     return Outcome(folder=writer.folder, red=red)
 
@@ -74,20 +87,20 @@ def end_line(writer: RunWriter) -> Iterator[None]:
     """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed."""
     began = time.perf_counter_ns()
     status: Status = "failed"
-    message = "stopped by an error that is not ours"
+    message, variant = "stopped by an error that is not ours", ""
     try:
         yield
         status, message = "complete", ""
-    except KeyboardInterrupt:
-        status, message = "interrupted", "Ctrl-C"
+    except KeyboardInterrupt as error:
+        status, message = "interrupted", "SIGTERM" if isinstance(error, Terminated) else "Ctrl-C"
         raise
     except StrobeError as error:
-        message = str(error)
+        message, variant = str(error), error.variant if isinstance(error, VariantError) else ""
         raise
     finally:
         with suppress(StrobeError):
             wall_ns = time.perf_counter_ns() - began
-            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message))
+            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))
             writer.sync()
 
 
@@ -188,7 +201,7 @@ class _Run:
                 calls = Counter(region.name for region in regions)
                 self._writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
         numbers = tuple(range(self._plan.warmup))
-        self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, cause="warm-up"))
+        self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up"))
 
     def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[Region, ...]:
         """Run one clip under the timing recorder and write it down."""
@@ -207,17 +220,19 @@ class _Run:
         inside = region_records(clip, recorder.inside(), self._region_ns) if phase == "timed" else ()
         self._writer.append(*span_records(clip, regions), *inside, clip)
         if phase == "timed" and num_compiles() > compiled:
-            self._exclude(clip, "compilation")
+            self._exclude(clip, "compilation", "compilation")
         if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
-            self._exclude(clip, "thermal throttling")
+            self._exclude(clip, "throttling", "thermal throttling")
             cool_down(case.device)
         self._writer.sync()
         return regions
 
-    def _exclude(self, clip: Clip, cause: str) -> None:
+    def _exclude(self, clip: Clip, kind: Exclusion, cause: str) -> None:
         """Leave a timed clip out of every average."""
         if clip.phase == "timed":
-            self._writer.append(Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), cause=cause))
+            self._writer.append(
+                Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), kind=kind, cause=cause)
+            )
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
         """Run one clip under the profiler: whole and lightly on a GPU, else the frame blocks asked for with their operators."""

@@ -1,6 +1,6 @@
 """Profiler traces of many ranks, each read by a process of its own: on this machine, or spread over several.
 
-That process is `python -m strobe.bench.traces FILE SHAPES`; it leaves what it read in its folder.
+That process is `python -m strobe.bench.traces FILE SHAPES DETAILS`; it leaves what it read in its folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from strobe.bench.executor import Cell, Executor, LocalExecutor, Resources
 from strobe.bench.executor.spread import Job, spread
 from strobe.core.errors import StrobeError, TraceFormatError
-from strobe.perf.report.trace_page.study import Progress, Reading
+from strobe.perf.report.trace_study import Progress, Reading, TraceOptions, Wanted, wanted_of
 from strobe.perf.trace import Trace, read_trace
 
 READ: Final = "trace.pickle"
@@ -34,9 +34,9 @@ def spread_reading(executor: Executor) -> Reading:
     """
     sends = not isinstance(executor, LocalExecutor)
 
-    def read(files: Sequence[Path], shapes: bool, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
+    def read(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
         done, total = 0, sum(_size(path) for path in files)
-        found = spread((_job(path, shapes, sends) for path in files), executor)
+        found = spread((_job(path, wanted_of(path, options), sends) for path in files), executor)
         for path, one in zip(files, found, strict=True):
             done += _size(path)
             if progress is not None:
@@ -52,12 +52,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _job(path: Path, shapes: bool, sends: bool) -> Job[Trace | StrobeError]:
+def _job(path: Path, wanted: Wanted, sends: bool) -> Job[Trace | StrobeError]:
     """Have a file read; what is no trace and what went wrong come back as errors."""
     given = path.name if sends else str(path.absolute())
     files = {given: path.read_bytes()} if sends and path.is_file() else {}
     cell = Cell(
-        argv=(sys.executable, "-m", "strobe.bench.traces", given, str(int(shapes))),
+        argv=(sys.executable, "-m", "strobe.bench.traces", given, *map(str, map(int, wanted))),
         files=files,
         resources=Resources(cpus=1, exclusive=False),
         timeout_s=START_S + _size(path) / SLOWEST_BYTES_PER_S,
@@ -78,9 +78,9 @@ def _job(path: Path, shapes: bool, sends: bool) -> Job[Trace | StrobeError]:
 
 def main() -> None:
     """Read one file and leave it, or why it is no trace."""
-    path, shapes = Path(sys.argv[1]), sys.argv[2] == "1"
+    path, shapes, details = Path(sys.argv[1]), *(flag == "1" for flag in sys.argv[2:4])
     try:
-        trace = read_trace(path, ops=False, shapes=shapes)
+        trace = read_trace(path, ops=False, shapes=shapes, details=details)
     except TraceFormatError as error:
         Path(REFUSED).write_text(str(error), encoding="utf-8")
         return

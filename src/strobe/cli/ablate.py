@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strobe.bench.cases.ablate.run import Job, Outcome
     from strobe.perf.report.model import Report
 
-SECTIONS = 9
+SECTIONS = 10
 
 
 @Parameter(name="*", group="Measurement")
@@ -57,10 +57,10 @@ def ablate(
     """Change one factor at a time around a preset; measure speed and quality of each value, cell by cell.
 
     ```
-    strobe ablate window=6,8,10,12 steps=4,3,2 sink=0,1,3 syncs=on,off batch=1,2,4 switch_at=2,6
-    strobe ablate --leave-one-out
-    strobe ablate window=6,8 sink=0,1 --grid --out grid
-    strobe ablate --out grid --render
+    strobe ablate window=6,8,10,12 steps=4,3,2 sink=0,1,3 syncs=on,off batch=1,2,4 switch_at=2,6  # slow
+    strobe ablate --leave-one-out  # slow
+    strobe ablate window=6,8 sink=0,1 --grid --out grid  # slow
+    strobe ablate --out grid --render  # slow
     ```
 
     A factor is preset, steps, batch, switch_at (a frame block), syncs (the host waits inside every pass), a field of the
@@ -122,11 +122,14 @@ def _report(folder: Path, outcome: Outcome | None, output: Output) -> int:
 
 def tell(report: Report, paths: tuple[Path, ...], outcome: Outcome | None, output: Output) -> int:
     """Show the tables of a page's first sections, say what failed, and return the exit code."""
+    from strobe.perf.report.blocks.answer import answers_of
     from strobe.perf.report.model import Table
 
     blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Table)]
     stops = [banner for banner in report.banners if banner.level == "stop"]
-    output.show(*banner_texts(stops), *(table_text(table, notes=False) for table in blocks), " ".join(map(str, paths)))
+    answers = answers_of(report)[-1:]
+    output.show(*banner_texts(stops), *(table_text(table, notes=False) for table in blocks), *map(table_text, answers))
+    output.show(" ".join(map(str, paths)))
     failed = outcome.failed if outcome is not None else ()
     for line in failed:
         output.note(f"no numbers of {line}")

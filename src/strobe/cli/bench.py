@@ -37,8 +37,8 @@ def shapes(
     """Measure how good the bundled model is: autoencoder, prompts, held-out combinations, switches, long streams.
 
     ```
-    strobe bench shapes
-    strobe bench shapes quality ultra --streams 16 --blocks 11
+    strobe bench shapes  # gpu
+    strobe bench shapes quality ultra --streams 16 --blocks 11  # gpu
     ```
 
     Exit code 1 if a figure misses its target.

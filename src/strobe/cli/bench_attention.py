@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from strobe.bench.attention.grid import Cell
     from strobe.bench.attention.run import Outcome
     from strobe.perf.report.attention_bench.cells import CellRun, Entry
-    from strobe.perf.report.model import Report, Table
 
 FOLDER: Final = Path("attention-bench")
 _SHOWN: Final = 200
@@ -45,15 +44,15 @@ class Grid:
         backward: measure gradients too.
     """
 
-    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    grid: tuple[str, ...] = ()
     quick: Annotated[bool, Parameter(negative="")] = False
-    shapes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    shapes: tuple[str, ...] = ()
     tokens: int | None = None
     heads: int = 12
     head_dim: int = 128
-    sparsity: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = ()
-    topk: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ()
-    blocks: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ()
+    sparsity: tuple[float, ...] = ()
+    topk: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
     backward: Annotated[bool, Parameter(negative="")] = False
 
 
@@ -75,7 +74,7 @@ class How:
         profile: trace some calls of every contestant, and keep torch's memory summary before and after them.
     """
 
-    impls: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    impls: tuple[str, ...] = ()
     seconds_per_cell: float | None = None
     dtype: str = "auto"
     data: str = "smooth"
@@ -97,10 +96,10 @@ def attention(
     """Gate, time and weigh attention over a grid of shapes, sparsities and block sizes, cell by cell.
 
     ```
-    strobe bench attention --quick
-    strobe bench attention --grid published --backward --out h200
-    strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers
-    strobe bench attention --out h200 --render --advice
+    strobe bench attention --quick  # slow
+    strobe bench attention --grid published --backward --out h200  # gpu
+    strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers  # gpu
+    strobe bench attention --out h200 --render --advice  # slow
     ```
 
     Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or a cell
@@ -180,26 +179,26 @@ def _cells(grid: Grid) -> tuple[Cell, ...]:
 def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool) -> int:
     """Write the pages, show the speed tables, and say what happened."""
     with output.progress("report"):
-        from strobe.perf.report.attention_bench.advice import advice_report
-        from strobe.perf.report.attention_bench.build import bench_report
+        from strobe.perf.report.attention_bench.advice import advice_report, advice_tables
+        from strobe.perf.report.attention_bench.build import bench_report, shown_tables
         from strobe.perf.report.attention_bench.cells import read_cells
         from strobe.perf.report.write import write_report
 
-        runs = list(read_cells(out))
+        runs = list(read_cells(out).cells)
         report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
-        shown = _tables(report, ": speed.", "without a number.")
+        shown = shown_tables(runs)
         if advice:
             (out / "advice").mkdir(exist_ok=True)
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
-            shown += _tables(page, ": advice.")
+            shown += advice_tables(runs)
     output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     failed = () if outcome is None else outcome.failed
     measured = () if outcome is None else outcome.measured
     _show_traces([cell for cell in runs if cell.name in measured], output)
     entries = [(cell, entry) for cell in runs for entry in cell.entries]
-    red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.reason.startswith("red")]
+    red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.outcome == "red"]
     for line in (*failed, *red):
         output.note(line)
     if outcome is not None:
@@ -211,20 +210,13 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
     return GATE_FAILED if red or failed else 0
 
 
-def _tables(report: Report, *endings: str) -> list[Table]:
-    from strobe.perf.report.model import Table
-
-    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Table)]
-    return [table for table in blocks if table.caption.endswith(endings)]
-
-
 def _show_traces(runs: list[CellRun], output: Output) -> None:
     """The kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
     from strobe.perf.report.trace_page.kernels import kernels_section
     from strobe.perf.report.trace_page.operators import operators_section
-    from strobe.perf.report.trace_page.study import load_trace_study
+    from strobe.perf.report.trace_study import load_trace_study
 
     for cell in runs:
         for trace in cell.run.traces:
@@ -240,7 +232,7 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
 
 def _document(cell: CellRun) -> dict[str, Any]:
     """The JSON twin of a cell's rows."""
-    from strobe.perf.report.attention_bench.cells import speedup
+    from strobe.perf.analysis.runs.grid import speedup
 
     def row(entry: Entry) -> dict[str, Any]:
         if entry.reason:

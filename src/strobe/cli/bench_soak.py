@@ -33,9 +33,9 @@ def soak(
     """Stream for a long time; hold the last frame blocks against the first: their times, and the memory held.
 
     ```
-    strobe bench soak --preset balanced --blocks 1000
-    strobe bench soak --blocks 1000 --switch-every 50 --minutes 8 --check
-    strobe bench soak --model wan-1.3b --random-weights --preset turbo_fp8
+    strobe bench soak --preset balanced --blocks 1000  # slow
+    strobe bench soak --blocks 1000 --switch-every 50 --minutes 8 --check  # slow
+    strobe bench soak --model wan-1.3b --random-weights --preset turbo_fp8  # gpu
     ```
 
     Every frame block is on the disk at once: `strobe report` makes the page of a soak that was killed, too.

@@ -18,7 +18,6 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.bench.attention.run import Outcome
     from strobe.bench.tree.request import How, Shape
-    from strobe.perf.report.model import Report, Table
     from strobe.perf.report.tree_bench.cells import CellRun, Entry
 
 _SHOWN: Final = 200
@@ -36,7 +35,7 @@ class Call:
         batch: calls at once.
         q_len: queries.
         spread: each rank has a run of the queries and keeps their results; else all ranks have all of them.
-        use_cuda: one GPU a rank, over NCCL; else processes of this machine, over gloo.
+        device: cuda: one GPU a rank, over NCCL; cpu: processes of this machine, over gloo.
     """
 
     heads: int = 8
@@ -45,7 +44,7 @@ class Call:
     batch: int = 1
     q_len: int = 1
     spread: Annotated[bool, Parameter(negative="")] = False
-    use_cuda: Annotated[bool, Parameter(negative="")] = False
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @Parameter(name="*", group="Measurement")
@@ -63,7 +62,7 @@ class Measurement:
         timeout: of a wait for another rank, seconds.
         cell_timeout: of a whole cell, seconds.
         max_ranks: most ranks of a cell on the CPU of this machine; by default 8 for each core, and one for each 0.5 GiB of free
-            memory. With --use-cuda each rank takes a GPU of its own.
+            memory. With --device cuda each rank takes a GPU of its own.
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
@@ -71,7 +70,7 @@ class Measurement:
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
     """
 
-    strategies: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    strategies: tuple[str, ...] = ()
     enable_profiling: Annotated[bool, Parameter(negative="")] = False
     profile_iterations: int = 20
     seed: int = 0
@@ -79,7 +78,7 @@ class Measurement:
     timeout: float = 30.0
     cell_timeout: float = 600.0
     max_ranks: int | None = None
-    what_if: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (2.0, 10.0)
+    what_if: tuple[float, ...] = (2.0, 10.0)
     delay: tuple[int, float] | None = None
     executor: Literal["local", "ray"] = "local"
     address: str | None = None
@@ -99,9 +98,9 @@ def tree(
     """Run every strategy of tree attention on ranks of its own: gate on all ranks, times, where they go, verdicts.
 
     ```
-    strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling
-    strobe bench tree --world-size 4 --seq-len 2048 --use-cuda --enable-profiling --profile-iterations 20
-    strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch
+    strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling  # slow
+    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20  # gpu
+    strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch  # slow
     ```
 
     The ranks are started here, in processes of their own, and none is left. Exit code 1 if a gate is red or the cell failed.
@@ -121,9 +120,9 @@ def tree(
 
 def scaling(
     *,
-    world_sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2, 4),
-    seq_lens: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1024, 2048, 4096, 8192),
-    dtypes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("float32",),
+    world_sizes: tuple[int, ...] = (1, 2, 4),
+    seq_lens: tuple[int, ...] = (1024, 2048, 4096, 8192),
+    dtypes: tuple[str, ...] = ("float32",),
     call: Call = Call(),
     how: Measurement = Measurement(),
     out: Annotated[Path, Parameter(alias="-o")] = Path("tree-scaling"),
@@ -133,9 +132,9 @@ def scaling(
     """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency, crossovers, what-if.
 
     ```
-    strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096
-    strobe bench scaling --executor ray --address head:6379
-    strobe bench scaling --out tree-scaling --render
+    strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096  # slow
+    strobe bench scaling --executor ray --address head:6379  # network
+    strobe bench scaling --out tree-scaling --render  # slow
     ```
 
     Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or
@@ -168,7 +167,7 @@ def _shape(call: Call, world_size: int, seq_len: int, dtype: str) -> Shape:
         dim=call.dim,
         batch=call.batch,
         dtype=dtype,
-        device="cuda" if call.use_cuda else "cpu",
+        device=call.device,
         placement="sequence" if call.spread else "replicated",
     )
 
@@ -214,14 +213,14 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
     """Write the pages, show the tables, and say what happened."""
     with output.progress("report"):
-        from strobe.perf.report.tree_bench.build import tree_report
+        from strobe.perf.report.tree_bench.build import shown_tables, tree_report
         from strobe.perf.report.tree_bench.cells import read_cells
         from strobe.perf.report.write import write_report
 
-        runs = read_cells(out)
+        runs = read_cells(out).cells
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
-    output.show(*(table_text(table, _SHOWN) for table in _tables(report, scaling=scaling)))
+    output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
     if not scaling:
         output.show(*(line for cell in runs for line in _verdicts(cell)))
     for banner in report.banners:
@@ -233,18 +232,8 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
     output.show(" ".join(paths))
     done = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
     output.emit({"cells": [_document(cell) for cell in runs]} | done)
-    red = any(entry.reason.startswith("red") for cell in runs for entry in cell.entries)
+    red = any(entry.outcome == "red" for cell in runs for entry in cell.entries)
     return GATE_FAILED if red or failed else 0
-
-
-def _tables(report: Report, *, scaling: bool) -> list[Table]:
-    from strobe.perf.report.model import Table
-    from strobe.perf.report.tree_bench.names import FREE, SERIALISED
-
-    cell = ("strategies.", "went.", "collectives.", f", {FREE}.", f", {SERIALISED}.", "a number.")
-    ends = (" scaling.", "one rank.", "changes.", "faster.") if scaling else cell
-    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Table)]
-    return [table for table in blocks if table.caption.endswith(ends)]
 
 
 def _verdicts(cell: CellRun) -> Iterator[str]:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -79,6 +78,8 @@ class Output:
         if self.quiet or not console.is_terminal:
             yield _Log(title, self)
             return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),

@@ -58,7 +58,7 @@ def doctor(
     strobe doctor --device cpu --json
     strobe doctor --preset balanced --model wan-1.3b --size 480x832
     strobe doctor --preset balanced --model wan-1.3b --devices 8
-    strobe doctor --gate
+    strobe doctor --gate  # gpu
     ```
 
     Exit code 3 if something that every stream needs is missing, or a GPU to run the gates on; 1 if a gate failed.
@@ -123,7 +123,10 @@ def check_video() -> Check:
     """Ask the encoder library for every format a clip can be written in."""
     from strobe.engine.video import FORMATS, missing_encoders
 
-    missing = missing_encoders()
+    try:
+        missing = missing_encoders()
+    except ImportError as error:
+        return Check(name="video", ok=False, detail=" ".join(str(error).split()), fix="pip install 'av>=14.0'")
     if missing:
         return Check(name="video", ok=False, detail=f"no encoder for {', '.join(missing)}", fix="install av from its own wheel")
     return Check(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
@@ -210,11 +213,11 @@ def _asked(preset: str, model: str, size: str | None, samples: int, device: str)
     from strobe.core.device import resolve_device
     from strobe.core.errors import unknown_choice
     from strobe.engine.config import resolve
-    from strobe.engine.load import MODELS, model_parts
+    from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset
 
-    if model not in MODELS:
-        raise unknown_choice("model", model, MODELS)
+    if model not in names():
+        raise unknown_choice("model", model, names())
     parts = model_parts(model, parse_size(size))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     return Asked(model=model, samples=samples, parts=parts, config=config)
@@ -243,9 +246,9 @@ def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
     """
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
-    from strobe.engine.parallel.memory import predict_ranks
     from strobe.engine.parallel.transformer import on_several
-    from strobe.engine.stream import latent_shape
+    from strobe.engine.prepared import latent_shape
+    from strobe.engine.rank_memory import predict_ranks
 
     dit, config = stream.parts.dit, on_several(stream.config)
     tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame

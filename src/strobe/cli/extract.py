@@ -16,7 +16,7 @@ from strobe.cli.tables import banner_texts, table_text
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.focal import TraceEvidence
     from strobe.perf.logs import Log, Patterns, Unit
-    from strobe.perf.report.extract import InputFile
+    from strobe.perf.report.blocks.logs import InputFile
     from strobe.perf.report.model import Section
     from strobe.perf.trace import Trace
 
@@ -124,7 +124,7 @@ _SIDES: Final = Sides()
 def stages(
     *logs: Annotated[Path, Parameter(name="LOG")],
     flags: LogFlags = _LOGS,
-    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> None:
     """Tabulate the rounds of a stage: run_01 to run_N, avg_all_rounds, avg_excl_warmup.
@@ -136,7 +136,7 @@ def stages(
 
     Args:
         logs: text logs, plain or .gz, one column each.
-        into: the Markdown file to write.
+        out: the Markdown file to write.
     """
     from strobe.core.errors import ConfigError
 
@@ -145,16 +145,16 @@ def stages(
     patterns, unit = _prepared(flags)
     read = [_read_log(path, patterns, output) for path in logs]
     from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest, stage_rounds
-    from strobe.perf.report.extract import StageLog, stages_section
-    from strobe.perf.report.extract_json import rounds_document
+    from strobe.perf.report.blocks.logs import stages_section
+    from strobe.perf.report.documents.logs import rounds_document
 
     found = [stage_rounds(LogRequest(log=log, unit=unit), flags.stage or STAGE) for log in read]
     labels = _labels(logs)
-    section = stages_section([StageLog(label=label, rounds=rounds) for label, rounds in zip(labels, found, strict=True)])
+    section = stages_section(list(zip(labels, found, strict=True)))
     document = {
         "stages": [rounds_document(label, rounds) for label, group in zip(labels, found, strict=True) for rounds in group]
     }
-    _finish("Stage latency", section, (_log_inputs(read), read), into, document, output)
+    _finish("Stage latency", section, (_log_inputs(read), read), out, document, output)
 
 
 @extract.command
@@ -164,19 +164,19 @@ def attention(
     windows: Windows = _WINDOWS,
     evidence: Evidence = _EVIDENCE,
     flags: LogFlags = _LOGS,
-    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> None:
     """Average the attention timers of logs in the steady state, with the unit of the values proven where that can be done.
 
     ```
     strobe extract attention --baseline-log fa.log --candidate-log vsa.log -o attention.md
-    strobe extract attention --candidate-log vsa.log --candidate-trace traces/ --focal-candidate _attn_fwd_sparse
+    strobe extract attention --candidate-log vsa.log --candidate-trace vsa/ --focal-candidate _attn_fwd_sparse
     strobe extract attention --baseline-log fa.log --baseline-min 5ms --baseline-max 50ms --unit s
     ```
 
     Args:
-        into: the Markdown file to write.
+        out: the Markdown file to write.
     """
     from strobe.core.errors import ConfigError
 
@@ -191,8 +191,8 @@ def attention(
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
     from strobe.perf.analysis.runs.log_metrics import attention_summary, unsynchronised
     from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest
-    from strobe.perf.report.extract import TimerLog, attention_section, input_file
-    from strobe.perf.report.extract_json import timer_document
+    from strobe.perf.report.blocks.logs import TimerLog, attention_section, input_file
+    from strobe.perf.report.documents.logs import timer_document
 
     read, inputs, found = [], [], []
     for side in asked:
@@ -208,14 +208,14 @@ def attention(
         checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
         found.append(TimerLog(label=side.label, summaries=summaries, remarks=tuple(filter(None, checked))))
     document = {"attention": [timer_document(log.label, each, log.remarks) for log in found for each in log.summaries]}
-    _finish("Attention end to end", attention_section(found), (inputs, read), into, document, output)
+    _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
 
 
 @extract.command
 def kernels(
     *traces: Annotated[Path, Parameter(name="TRACE")],
     focal: str,
-    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> None:
     """Tabulate a kernel in each trace: occurrences, min, max, avg, p50, sum.
@@ -228,26 +228,26 @@ def kernels(
     Args:
         traces: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some.
         focal: regular expression that is searched in the names of device events.
-        into: the Markdown file to write.
+        out: the Markdown file to write.
     """
     from strobe.core.errors import ConfigError, DataError
 
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     from strobe.perf.analysis.structure.focal import focal_kernels
-    from strobe.perf.report.extract import TraceKernels, input_file, kernels_section
-    from strobe.perf.report.extract_json import kernels_document
-    from strobe.perf.report.trace_page.study import trace_labels
+    from strobe.perf.report.blocks.logs import input_file, kernels_section
+    from strobe.perf.report.documents.logs import kernels_document
+    from strobe.perf.report.trace_study import trace_labels
 
     read = _read_traces(traces, output)
     labels = trace_labels(read)
-    found = [TraceKernels(label=label, found=focal_kernels(trace, focal)) for label, trace in zip(labels, read, strict=True)]
-    if not any(one.found for one in found):
+    found = [(label, focal_kernels(trace, focal)) for label, trace in zip(labels, read, strict=True)]
+    if not any(kernels for _, kernels in found):
         files = ", ".join(str(trace.path) for trace in read)
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")
     inputs = [input_file(trace.path) for trace in read]
-    document = {"focal": focal, "kernels": [kernels_document(one) for one in found]}
-    _finish("Kernel latency", kernels_section(found, focal), (inputs, []), into, document, output)
+    document = {"focal": focal, "kernels": [kernels_document(*one) for one in found]}
+    _finish("Kernel latency", kernels_section(found, focal), (inputs, []), out, document, output)
 
 
 class _Asked(NamedTuple):
@@ -330,7 +330,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _log_inputs(logs: Sequence[Log]) -> list[InputFile]:
-    from strobe.perf.report.extract import InputFile
+    from strobe.perf.report.blocks.logs import InputFile
 
     return [InputFile(path=log.path, size_bytes=log.size_bytes, sha256=log.sha256) for log in logs]
 
@@ -339,14 +339,15 @@ def _finish(
     title: str,
     section: Section,
     read: tuple[Sequence[InputFile], Sequence[Log]],
-    into: Path | None,
+    out: Path | None,
     document: dict[str, Any],
     output: Output,
 ) -> None:
     """Write the Markdown, print the tables, emit the JSON."""
     from strobe.core.files import write_whole
-    from strobe.perf.report.extract import extract_report, inputs_section
-    from strobe.perf.report.extract_json import log_document
+    from strobe.perf.report.blocks.logs import inputs_section
+    from strobe.perf.report.documents.logs import log_document
+    from strobe.perf.report.extract_page import extract_report
     from strobe.perf.report.markdown import render_markdown
     from strobe.perf.report.model import Table
 
@@ -354,11 +355,11 @@ def _finish(
     sections = (section, inputs_section(inputs, logs))
     subtitle = f"From {', '.join(file.path.name for file in inputs)}."
     report = extract_report(title, subtitle, sections, logs)
-    if into is not None:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(into, render_markdown(report))
-        document["written"] = str(into)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, render_markdown(report))
+        document["written"] = str(out)
     tables = [block for each in sections for block in each.blocks if isinstance(block, Table) and not block.collapsed]
-    output.show(*banner_texts(report.banners), *map(table_text, tables), *([str(into)] if into else []))
+    output.show(*banner_texts(report.banners), *map(table_text, tables), *([str(out)] if out else []))
     files = [{"path": str(file.path), "bytes": file.size_bytes, "sha256": file.sha256} for file in inputs]
     output.emit({**document, "inputs": files, "logs": [log_document(log) for log in logs]})

@@ -14,6 +14,8 @@ from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
+from strobe.cli.recipe import mismatches, read_recipe, start_image
+from strobe.cli.recipe import switches as recipe_switches
 from strobe.core.errors import ConfigError, DataError, unknown_choice
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
+    from strobe.serve.protocol import Recipe
 
 
 @Parameter(name="*")
@@ -35,12 +38,21 @@ class Engine(ModelFlags):
             best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
-        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
+        window: latent frames attended, instead of the preset's or model's.
+        sink: first latent frames that stay for good, instead of the preset's or model's.
+        positions: absolute or rebased, instead of the model's.
+        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
+        shift: of the schedule, instead of the model's.
+        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
+        text_dtype: of that text encoder, bfloat16 or float32.
+        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         seed: of all noise; the same seed, preset and prompts give the same clip.
@@ -82,13 +94,19 @@ class Engine(ModelFlags):
         model, picked = picked_for(self, prompt, None, (device, self.decode_device), advance)
         return Chosen(model=model, config=picked.config, why=picked.why)
 
-    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen) -> Session:
-        """A session as the flags say, on the device of the flags or several; begins with a picture if there is one."""
+    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, image: bytes | None = None) -> Session:
+        """A session as the flags say, on the device of the flags or several; begins with a picture if there is one.
+
+        Args:
+            image: bytes of a picture to begin with, in place of the one that the flags name.
+        """
         from strobe.engine.session import Session
-        from strobe.engine.video import read_image
+        from strobe.engine.video import decode_image, read_image
 
         model = chosen.model
         start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
+        if image:
+            start = decode_image(image, model.defaults.frame_size)
         return Session(prompt, preset=chosen.config, model=model, seed=self.seed, device=device, start=start)
 
 
@@ -101,54 +119,121 @@ class Chosen:
     why: str | None = None
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ClipFile:
+    """Where the clip goes.
+
+    Args:
+        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
+        force: replace a clip that is there.
+    """
+
+    out: Annotated[Path, Parameter(alias="-o")] = Path("clip.mp4")
+    force: bool = False
+
+    def check(self) -> None:
+        """Refuse a file that cannot be written, before anything slow is loaded.
+
+        Raises:
+            ConfigError: what is wrong with it, or it is there and `force` is off.
+        """
+        from strobe.engine.video import check_video_path
+
+        check_video_path(self.out)
+        if self.out.is_file() and not self.force:
+            raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long the clip is.
+
+    Args:
+        seconds: length of the clip, 10 unless --blocks is given or a recipe says it.
+        blocks: length of the clip in frame blocks.
+    """
+
+    seconds: float | None = None
+    blocks: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """One of them was given."""
+        return self.seconds is not None or self.blocks is not None
+
+    def check(self) -> None:
+        """Refuse both, and what is no length.
+
+        Raises:
+            ConfigError: it is so.
+        """
+        if self.seconds is not None and self.blocks is not None:
+            raise ConfigError("give --seconds or --blocks, not both")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ConfigError(f"--seconds {self.seconds:g}: give more than 0, and an end")
+        at_least(1, blocks=self.blocks)
+
+
 def generate(
-    prompt: str,
+    prompt: str | None = None,
     /,
     *,
+    replay: Path | None = None,
     switch: tuple[str, ...] = (),
     mode: Literal["recache", "soft", "interpolate"] = "recache",
-    seconds: float | None = None,
-    blocks: int | None = None,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("clip.mp4"),
+    length: Length = Length(),
+    file: ClipFile = ClipFile(),
     engine: Engine = Engine(),
     output: Output = Output(),
 ) -> None:
     """Make a clip from a prompt, steered by prompt switches.
 
     ```
-    strobe generate "a red circle moving left" -o clip.mp4
+    strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
-        --switch block=12:"a green star moving right" --preset turbo -o clip.gif
-    torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"
+        --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
+    strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
+    torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow
     ```
 
     Args:
-        prompt: what to show first.
-        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12); may be given several times.
+        prompt: what to show first; left out with --replay.
+        replay: file that the page of `strobe serve` saved: prompts, seed, preset and start image of a stream. It is made again,
+            bit by bit on a device of the same kind. What differs from where it was made is said.
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
         mode: how prompts switch: recache (hard), soft or interpolate.
-        seconds: length of the clip, 10 unless --blocks is given.
-        blocks: length of the clip in frame blocks.
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        from strobe.engine.video import check_video_path
-
-        _check_length(seconds, blocks)
-        check_video_path(out)  # before anything slow is loaded
+        length.check()
+        file.check()
         from strobe.engine.prompts import blocks_for, parse_switch, read_switch
 
         for text in switch:
             read_switch(text)
+        read, start = None, None
+        if replay is not None:
+            prompt, engine, read = follow(replay, prompt, switch, engine)
+        if prompt is None:
+            raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
         chosen = engine.choose(prompt, device, advance)
-        if chosen.why:
-            output.note(f"realtime: {chosen.why}")
-        clip = Clip(path=out, picked=chosen.why)
-        with engine.open(prompt, device, chosen) as session:
+        for note in (*chosen.model.notes, *([f"realtime: {chosen.why}"] if chosen.why else [])):
+            output.note(note)
+        clip = Clip(path=file.out, picked=chosen.why)
+        if read is not None:
+            start = start_image(read)
+        with engine.open(prompt, device, chosen, start) as session:
             defaults, first = session.model.defaults, session.config.first_block
-            length = 10.0 if seconds is None else seconds
-            total = blocks if blocks is not None else blocks_for(length, defaults, first_block=first)
+            seconds = 10.0 if length.seconds is None else length.seconds
+            total = length.blocks or blocks_for(seconds, defaults, first_block=first)
             switches = [parse_switch(text, defaults, mode=mode, first_block=first) for text in switch]
+            if read is not None:
+                total = total if length.given else read.frame_blocks
+                switches = recipe_switches(read, total)
+                for told in mismatches(read, session):
+                    output.note(f"the frames may differ from the stream's: {told}")
             if follows():
                 for _ in session.stream(total, switches=switches):
                     pass
@@ -161,12 +246,17 @@ def generate(
                     output.emit(clip.document(session))
 
 
-def _check_length(seconds: float | None, blocks: int | None) -> None:
-    if seconds is not None and blocks is not None:
-        raise ConfigError("give --seconds or --blocks, not both")
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
-    at_least(1, blocks=blocks)
+def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine) -> tuple[str, Engine, Recipe]:
+    """First prompt, engine and recipe of a stream that is made again.
+
+    Raises:
+        ConfigError: a prompt, switch or picture beside it.
+        DataError: the file is no recipe.
+    """
+    if prompt is not None or switch or engine.image is not None:
+        raise ConfigError("--replay has prompts, switches and start image of its own; leave them out")
+    recipe = read_recipe(path)
+    return recipe.prompts[0].text, replace(engine, seed=recipe.seed, preset=recipe.preset), recipe
 
 
 @dataclass(kw_only=True)

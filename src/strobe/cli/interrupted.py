@@ -1,12 +1,37 @@
-"""What Ctrl-C leaves, and which command goes on from there."""
+"""What Ctrl-C and SIGTERM leave, and which command goes on from there."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from strobe.cli.console import Output
+from strobe.core.errors import Terminated
+
+
+@contextmanager
+def terminates_as_interrupted() -> Iterator[None]:
+    """Raise `Terminated` in the body at the first SIGTERM, so that it ends as at Ctrl-C; a second one ends the process."""
+    owner = os.getpid()
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != owner:  # a process that was forked from here
+            os.kill(os.getpid(), number)
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: whoever has it decides
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

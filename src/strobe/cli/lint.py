@@ -10,12 +10,13 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from strobe.cli.console import Output, joined_lines, styled
+from strobe.cli.model import parse_size
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.lint.document import Place
-    from strobe.perf.analysis.lint.finding import Finding
-    from strobe.perf.analysis.lint.study import Options
+    from strobe.lint.document import Place
+    from strobe.lint.finding import Finding
+    from strobe.lint.study import Options
 
 FOUND = 1
 
@@ -29,8 +30,7 @@ class Measured:
         model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
         grid: F,H,W: latent frames made at a time, and rows and columns of tokens in one latent frame.
         frames_per_block: latent frames made at a time: ties FPS to the time of a frame block.
-        height: pixels.
-        width: pixels.
+        size: height x width in pixels, such as 480x832.
         window: latent frames attended in self-attention, the ones made included.
         device: the GPU, e.g. h100, "A100 80GB SXM"; by default the one that the document names.
     """
@@ -38,8 +38,7 @@ class Measured:
     model: str | None = None
     grid: str | None = None
     frames_per_block: Annotated[int | None, Parameter(alias="--frames")] = None
-    height: int | None = None
-    width: int | None = None
+    size: str | None = None
     window: int | None = None
     device: str | None = None
 
@@ -49,9 +48,10 @@ class Measured:
         Raises:
             ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.
         """
-        from strobe.perf.analysis.lint.measured import Shape, options_of
+        from strobe.lint.measured import Shape, options_of
 
-        shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=self.height, width=self.width)
+        height, width = parse_size(self.size) or (None, None)
+        shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=height, width=width)
         return options_of(shape, model=self.model, window=self.window, device=self.device)
 
 
@@ -66,7 +66,7 @@ def lint(
 
     ```
     strobe lint README.md docs/*.md
-    strobe lint optimisation-log.md --model wan-1.3b --height 480 --width 832 --window 12 --device h100
+    strobe lint optimisation-log.md --model wan-1.3b --size 480x832 --window 12 --device h100
     strobe lint runs/20260101T120000Z-compare-1a2b3c --json
     ```
 
@@ -75,11 +75,11 @@ def lint(
 
     Args:
         files: Markdown, report.json, records.jsonl, printed output (.txt, .log), or a run folder.
-        ignore: a rule to leave out; may be given several times.
-        only: a rule to keep, leaving out all others; may be given several times.
+        ignore: rules to leave out.
+        only: rules to keep, leaving out all others.
     """
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.lint.check import chosen_rules, files_of, lint_file
+    from strobe.lint.check import chosen_rules, files_of, lint_file
 
     if not files:
         raise ConfigError("name at least one file: Markdown, a report.json, a records.jsonl, or a run folder")

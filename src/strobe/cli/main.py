@@ -14,8 +14,9 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 
 import strobe
 from strobe.cli.console import styled, terminal
+from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
-from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, WeightsError
+from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated, WeightsError
 from strobe.core.printable import clean, clean_lines
 
 OK: Final = 0
@@ -23,6 +24,7 @@ USAGE: Final = 2
 MISSING: Final = 3
 BUG: Final = 70
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 BROKEN_PIPE: Final = 141
 HELP: Final = ("--help", "-h")
 
@@ -50,18 +52,18 @@ app = App(
     help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond went.",
     help_epilogue=(
         "Start with `strobe demo`. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
-        "70 a bug (`--debug` shows the traceback), 130 interrupted."
+        "70 a bug (`--debug` shows the traceback), 130 interrupted, 143 terminated."
     ),
     version=lambda: f"strobe {strobe.__version__}",
     version_flags=["--version"],
     help_flags=HELP,
     suppress_keyboard_interrupt=False,
     config=whole_numbers,
-    default_parameter=Parameter(negative="", show_default=lambda value: value if value else None),
+    default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
 )
 VERBS: Final = (
     *("demo", "generate", "compare", "report", "trace", "speedup", "doctor", "ablate"),
-    *("bench", "extract", "lint", "log", "presets", "profile", "train-shapes"),
+    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "train-shapes"),
 )
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-")):
             for verb in VERBS:
                 app[verb]  # whose line the list of verbs has
-        code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
+        with terminates_as_interrupted():
+            code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -103,6 +106,8 @@ def explain(error: BaseException) -> tuple[int, str]:
             return USAGE, str(error)
         case StrobeError():
             return MISSING, str(error)
+        case Terminated():
+            return TERMINATED, "terminated"
         case KeyboardInterrupt():
             return INTERRUPTED, "interrupted"
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
@@ -23,30 +24,55 @@ class ModelFlags:
     Args:
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
-        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
+        window: latent frames attended, instead of the preset's or model's.
+        sink: first latent frames that stay for good, instead of the preset's or model's.
+        positions: absolute or rebased, instead of the model's.
+        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
+        shift: of the schedule, instead of the model's.
+        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
+        text_dtype: of that text encoder, bfloat16 or float32.
+        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
     """
 
     model: str = "shapes"
     weights: Path | None = None
-    lora: Path | None = None
+    lora: tuple[str, ...] = ()
     random_weights: bool = False
     vae: str | None = None
     release: Path | None = None
     prompt_cache: Path | None = None
     size: str | None = None
+    recipe: str | None = None
+    window: int | None = None
+    sink: int | None = None
+    positions: str | None = None
+    timesteps: str | None = None
+    shift: float | None = None
+    text_device: str | None = None
+    text_dtype: str = "bfloat16"
+    random_text: bool = False
     simulate: bool = False
 
     def config(self, name: str) -> EngineConfig:
         """The preset of that name as the flags want it."""
         from strobe.engine.presets import preset
 
-        return replace(preset(name), simulate=self.simulate)
+        said: dict[str, Any] = {
+            "window": self.window,
+            "sink": self.sink,
+            "positions": self.positions,
+            "timesteps": parse_timesteps(self.timesteps),
+            "shift": self.shift,
+        }
+        return replace(preset(name), simulate=self.simulate, **{key: value for key, value in said.items() if value is not None})
 
     def load(self) -> Model:
         """The model that was asked for."""
@@ -58,12 +84,16 @@ class ModelFlags:
 
         given = Weights(
             path=self.weights,
-            lora=self.lora,
+            loras=tuple(parse_lora(text) for text in self.lora),
             random=self.random_weights,
             vae=self.vae,
             release=self.release,
             prompt_cache=self.prompt_cache,
             frame_size=parse_size(self.size),
+            recipe=self.recipe,
+            text_device=self.text_device,
+            text_dtype=self.text_dtype,  # type: ignore[arg-type]  # checked there
+            random_text=self.random_text,
         )
         return load(self.model, given)
 
@@ -77,6 +107,38 @@ def at_least(least: int, **given: int | None) -> None:
     for name, count in given.items():
         if count is not None and count < least:
             raise ConfigError(f"--{name} {count}: give {least} or more")
+
+
+def parse_lora(text: str) -> tuple[Path, float]:
+    """A LoRA file and its strength, of `style.safetensors=0.8` or, at 1, of the file alone.
+
+    Raises:
+        ConfigError: the strength is no number.
+    """
+    file, equals, number = text.rpartition("=")
+    if not equals or Path(text).exists():
+        return Path(text), 1.0
+    try:
+        strength = float(number)
+    except ValueError:
+        strength = math.nan
+    if not math.isfinite(strength) or not file:
+        raise ConfigError(f"--lora {text}: write the file, or the file and a strength such as style.safetensors=0.8")
+    return Path(file), strength
+
+
+def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
+    """Nominal timesteps of a text such as 1000,500.
+
+    Raises:
+        ConfigError: they are no numbers.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--timesteps {text}: write falling numbers with commas, such as 1000,750,500,250") from error
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

@@ -28,9 +28,9 @@ def pick(
     """Find the preset of the best quality that holds the model's frame rate on this machine, by measuring.
 
     ```
-    strobe presets pick
-    strobe presets pick --fps 24 --json
-    strobe presets pick --model wan-1.3b --random-weights --vae tiny --size 320x576
+    strobe presets pick  # slow
+    strobe presets pick --fps 24 --json  # slow
+    strobe presets pick --model wan-1.3b --random-weights --vae tiny --size 320x576  # gpu
     ```
 
     Presets are tried from the best quality down until one holds; the table says what was measured and why the others were passed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -11,12 +11,14 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from strobe.cli.console import Output, styled
-from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
+    from strobe.perf.analysis.runs.compare import Comparison
     from strobe.perf.records.store import RunRecords
+    from strobe.perf.report.findings import Finding
     from strobe.perf.report.model import Ratio, Speedup
 
 GATE_FAILED = 1
@@ -26,33 +28,32 @@ def report(
     *folders: Annotated[Path, Parameter(name="RUN_DIR")],
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
-    into: Path | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> int:
     """Write report.html, report.md and report.json of one or several runs.
 
     ```
     strobe report runs/20260101T120000Z-compare-1a2b3c
-    strobe report runs/* --require "e2e>=1.5" --require "turbo:psnr>30" --into pages
+    strobe report runs/* --require "e2e>=1.5" --require "turbo:psnr>30" -o pages
     ```
 
     Args:
         folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts.
-        require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30; may be
-            given several times. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
+        require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30,
+            one or several. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
             if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate alone, for a smoke test of one round.
             Exit code 1 if it does not hold.
         allow_different: what is meant to differ between the variants of a run, such as tokens; anything else that differs and
             must not leaves a candidate without a speedup, and no --require holds for it.
-        into: the folder to write to, made if absent; by default the first run's own.
+        out: the folder to write to, made if absent; by default the first run's own.
     """
     from strobe.core.errors import ConfigError
 
     if not folders:
         raise ConfigError("name at least one run folder; `strobe compare` and `strobe demo` make them")
     requirements = [parse_requirement(text) for text in require]
-    into = folders[0] if into is None else into
-    code, document = write(folders, into, requirements, output, allow_different=listed(allow_different))
+    code, document = write(folders, out or folders[0], requirements, output, allow_different=allow_different)
     output.emit(document)
     return code
 
@@ -72,10 +73,11 @@ def write(
     """
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.build import answers_of, report_and_findings
+        from strobe.perf.report.blocks.answer import answers_of
+        from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.documents.runs import run_document
         from strobe.perf.report.documents.value import to_json
-        from strobe.perf.report.study import only_pair
+        from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
@@ -88,11 +90,13 @@ def write(
         _warn(run, output)
     figures = _figures(built.speedups, runs)
     cut = any(run.end is None or run.end.status != "complete" for run in runs)
-    failed = [line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles)]
+    failed = [
+        line for each in requirements for line in failures(each, figures, cut=cut, obstacles=found.obstacles, absent=found.absent)
+    ]
     shown = [each for each in built.speedups if each.candidate not in found.obstacles]
     output.show(*banner_texts(built.banners, ("stop",)))
     if shown:
-        output.show(_table(shown))
+        output.show(_clip_table(findings, found.obstacles), _table(shown))
     output.show(*(table_text(table) for table in answers))
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
@@ -103,7 +107,7 @@ def write(
             for name, row in figures.items()
         },
         "not_met": failed,
-        "damaged": {str(run.folder): list(run.damage) for run in runs if run.damage},
+        "damaged": {str(run.folder): lines for run in runs if (lines := list(damage_of(run)))},
     }
 
 
@@ -142,6 +146,29 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
 def _ratio_figure(each: Speedup) -> Figure:
     ratio = each.ratio
     return Figure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
+
+
+def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:
+    """Variants down: what a clip takes end to end, the pixel frames that it makes in a second, the speedup."""
+    columns = (Column(name, no_wrap=True, justify="right") for name in ("clip ms", "FPS", "speedup"))
+    table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
+    shown: set[str] = set()
+    for each in findings:
+        sides = () if each.e2e is None else ((each.reference, each.e2e.baseline), (each.candidate, each.e2e.candidate))
+        for subject, side in sides:
+            work, mean_ns = subject.run.header.workload, sum(side.clips_ns) / len(side.clips_ns)
+            if subject.label in shown or subject.label in refused:
+                continue
+            shown.add(subject.label)
+            rate = "-" if work is None else f"{work.frames * work.batch * 1e9 / mean_ns:.1f}"
+            ratio = "1" if subject is each.reference or each.e2e is None else _one_line(each.e2e)
+            table.add_row(clean(subject.label), f"{mean_ns / 1e6:.1f}", rate, ratio)
+    return table
+
+
+def _one_line(found: Comparison) -> str:
+    ends = "" if found.interval is None else f" [{found.interval.low:.2f}, {found.interval.high:.2f}]"
+    return f"{found.ratio:.2f}x{ends}"
 
 
 def _table(speedups: Sequence[Speedup]) -> Table:

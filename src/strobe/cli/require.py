@@ -85,8 +85,26 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text=text, variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
 
 
+def check_names(requirements: Sequence[Requirement], candidates: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a requirement on a candidate or figure that a comparison will not have, before it is measured.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for each in requirements:
+        if each.variant is not None and each.variant not in candidates:
+            raise unknown_choice("candidate in --require", each.variant, candidates)
+        if each.name not in names:
+            raise unknown_choice("figure in --require", each.name, names)
+
+
 def failures(
-    requirement: Requirement, figures: Figures, *, cut: bool = False, obstacles: Mapping[str, str] = MappingProxyType({})
+    requirement: Requirement,
+    figures: Figures,
+    *,
+    cut: bool = False,
+    obstacles: Mapping[str, str] = MappingProxyType({}),
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Say which candidates do not hold the requirement; nothing if all do. A figure that could not be measured does not hold.
 
@@ -94,11 +112,15 @@ def failures(
         requirement: the condition.
         figures: what was measured.
         obstacles: by candidate, why it is not comparable with its baseline: no requirement holds for it.
+        absent: by variant that could not run on the machine, why; only a requirement that names it fails for it.
         cut: a run ended early, so a figure that is missing may be one that it did not come to.
 
     Raises:
         ConfigError: the comparison has no such candidate or figure.
     """
+    why = absent.get(requirement.variant or "")
+    if why is not None:
+        return [f"{requirement.variant}: {requirement.name} does not count: not on this machine: {why}"]
     if requirement.variant is not None and requirement.variant not in figures:
         raise unknown_choice("candidate in --require", requirement.variant, figures)
     chosen = [requirement.variant] if requirement.variant is not None else list(figures)
@@ -106,16 +128,11 @@ def failures(
     for variant in chosen:
         if requirement.name not in figures[variant] and not cut:
             raise unknown_choice("figure in --require", requirement.name, figures[variant])
-        why = obstacles.get(variant)
-        reason = f"does not count: {why}" if why else _failure(requirement, figures[variant].get(requirement.name))
+        obstacle = obstacles.get(variant)
+        reason = f"does not count: {obstacle}" if obstacle else _failure(requirement, figures[variant].get(requirement.name))
         if reason:
             failed.append(f"{variant}: {requirement.name} {reason}")
     return failed
-
-
-def listed(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of a flag that may be given several times, each time with several words and commas between them."""
-    return tuple(word.strip() for text in words for word in text.split(",") if word.strip())
 
 
 def _failure(requirement: Requirement, figure: Figure | None) -> str:

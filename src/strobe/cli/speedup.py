@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from strobe.cli.console import Output, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Figure, Requirement, failures, listed, parse_requirement
+from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Comparing:
         section_candidate: other boundaries for the candidate; needs --allow-unlike.
         allow_unlike: compare sections that are not cut alike (or a section with a kernel), and say so everywhere.
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
-        priority: who owns time where work overlaps, in order: focal,section,compute,memset,comm,memcpy.
-        allow_different: what is meant to differ, such as device,model; anything else that differs and must not makes the
+        priority: who owns time where work overlaps, in order: focal section compute memset comm memcpy.
+        allow_different: what is meant to differ, such as device model; anything else that differs and must not makes the
             sides not comparable: there is no speedup, and no --require holds.
         fact: NAME=VALUE known of both sides, such as frames=121.
         baseline_fact: NAME=VALUE known of the baseline.
@@ -51,7 +51,7 @@ class Comparing:
     section_candidate: str | None = None
     allow_unlike: bool = False
     steps: str | None = None
-    priority: str | None = None
+    priority: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()
     fact: tuple[str, ...] = ()
     baseline_fact: tuple[str, ...] = ()
@@ -66,14 +66,14 @@ class Result:
     """What becomes of the result.
 
     Args:
-        into: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
+        out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
             the tables are only printed.
         store: also copy the logs and traces into that folder.
         require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
     """
 
-    into: Annotated[Path | None, Parameter(alias="-o")] = None
+    out: Annotated[Path | None, Parameter(alias="-o")] = None
     store: bool = False
     require: tuple[str, ...] = ()
 
@@ -120,10 +120,10 @@ def speedup(
             )
         if result.store:
             raise ConfigError(f"{run[0]} is where its records and traces are kept: leave out --store")
-        return _of_run(run, comparing, (requirements, result.into), output)
+        return _of_run(run, comparing, (requirements, result.out), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
-    if result.store and result.into is None:
+    if result.store and result.out is None:
         raise ConfigError("--store copies the inputs beside the report: name its folder with -o")
     request = _request(sides, evidence, comparing, windows, flags)
     with output.progress("read") as advance:
@@ -131,12 +131,12 @@ def speedup(
 
         study = load_speedup(request, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
     with output.progress("report"):
+        from strobe.perf.report.documents.speedup_document import speedup_document
         from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.speedup_page.build import build_speedup_report
-        from strobe.perf.report.speedup_page.document import speedup_document
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
-        written = _write(study, report, document, result) if result.into else {}
+        written = _write(study, report, document, result) if result.out else {}
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
@@ -154,10 +154,9 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
     if replace(comparing, baseline=None, candidate=None, allow_different=()) != _COMPARING:
         raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
-    requirements, into = wanted
+    requirements, out = wanted
     own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
-    allowed = listed(comparing.allow_different)
-    code, document = write(list(run), into or run[0] / own, requirements, output, (pair[0], pair[1]), allowed)
+    code, document = write(list(run), out or run[0] / own, requirements, output, (pair[0], pair[1]), comparing.allow_different)
     output.emit(document)
     return code
 
@@ -196,8 +195,8 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Wi
         timed_range=evidence.range,
         calls=evidence.calls,
         steps=comparing.steps,
-        priority=PRIORITY if comparing.priority is None else tuple(word.strip() for word in comparing.priority.split(",")),
-        allow_different=listed(comparing.allow_different),
+        priority=comparing.priority or PRIORITY,
+        allow_different=comparing.allow_different,
         allow_unlike=comparing.allow_unlike,
     )
 
@@ -242,7 +241,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     from strobe.perf.report.speedup_page.inputs import write_inputs
     from strobe.perf.report.write import write_report
 
-    folder = result.into
+    folder = result.out
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
@@ -267,7 +266,7 @@ def _figures(report: Report) -> dict[str, Figure | None]:
 def _show(report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
     """What fits a terminal: the levels, the accounts and the notes; then the banners, and the answer last."""
     from strobe.perf.report import model
-    from strobe.perf.report.sections.answer import ANSWER
+    from strobe.perf.report.blocks.answer import ANSWER
 
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)

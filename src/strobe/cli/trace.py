@@ -16,17 +16,18 @@ from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report import model
-    from strobe.perf.report.trace_page.study import Reading, TraceStudy
+    from strobe.perf.report.trace_study import Reading, TraceStudy
 
 Format = Literal["html", "md", "json"]
 _MB: Final = 1_000_000
 _SHOWN: Final = {
-    "overview": (0,), "activity": (1,), "kernels": (0,), "roofline": (0,), "operators": (0, 1), "steps": (0,), "sections": (0,),
-    "breakdown": (0,), "collectives": (0, 2),
+    "overview": (0,), "activity": (1,), "kernels": (0,), "operator-times": (0,), "roofline": (0,), "operators": (0, 1),
+    "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0, 1),
 }  # fmt: skip
-"""Which tables of a section are printed: devices, causes of idle time, kernels of the first device, operators against its peaks,
-threads and operators, steps, sections, pieces of a frame block, exposed communication and, across ranks, who waits for whom."""
-_NOTED: Final = ("steps", "sections", "collectives", "roofline")
+"""Which tables of a section are printed: devices, causes of idle time, kernels and operators of the first device, operators
+against its peaks, threads and operators, steps, sections, pieces of a frame block, exposed communication and, across ranks, who
+waits for whom, queue length, the critical path and its what-if."""
+_NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path")
 """Sections whose remarks are printed too: they say what could not be found."""
 _ROWS: Final = 15
 _LONG: Final = {"breakdown": 60}
@@ -40,11 +41,13 @@ class Analysis:
 
     Args:
         top: rows of a long table.
-        by: group kernels by name, or by name and shape (the operator's input sizes, else grid and block); by shape, matrix
-            products and attention are also held against the device's peaks, if the trace has the shapes.
+        by: group kernels by name, or by name and shape (the operator's input sizes, else grid and block).
         window: this part only: a range or module (ProfilerStep#3, "attention[2]"), steps (3..7) or a time (100ms..200ms).
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
-        section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end; several may be given.
+        section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end, one or several.
+        details: read every operator and synchronisation too, for GPU time by operator, the device's peaks and the critical path.
+            Reading then takes up to twice as long, and some 40 bytes for each operator. By default this is done for files of up
+            to 16 MB as they lie on disk.
     """
 
     top: int = 30
@@ -52,6 +55,7 @@ class Analysis:
     window: str | None = None
     steps: str | None = None
     section: tuple[str, ...] = ()
+    details: Annotated[bool | None, Parameter(negative="--no-details")] = None
 
 
 _DEFAULTS: Final = Analysis()
@@ -74,7 +78,7 @@ class Readers:
     def reading(self) -> Reading:
         """As the flags say."""
         from strobe.core.errors import ConfigError
-        from strobe.perf.report.trace_page.study import read_in_turn
+        from strobe.perf.report.trace_study import read_in_turn
 
         if self.executor is None:
             if self.address is not None:
@@ -92,7 +96,7 @@ _HERE: Final = Readers()
 def trace(
     *files: Annotated[Path, Parameter(name="FILE")],
     analysis: Analysis = _DEFAULTS,
-    into: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
     readers: Readers = _HERE,
@@ -109,7 +113,7 @@ def trace(
 
     Args:
         files: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some; one per rank.
-        into: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
+        out: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs strobe[perfetto].
@@ -118,21 +122,21 @@ def trace(
 
     if not files:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
-    if into is None and len(format) > 1:
+    if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
     study = _read(files, analysis, readers, output)
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
         report = build_trace_report(study)
-    written = _write(study, report, into, format, output) if into else {}
+    written = _write(study, report, out, format, output) if out else {}
     if perfetto is not None:
         with output.progress("perfetto"):
             from strobe.perf.report.perfetto import write_perfetto
 
             write_perfetto(study, perfetto)
         written["perfetto"] = str(perfetto)
-    if into is None and format:
+    if out is None and format:
         from strobe.perf.report.write import render
 
         output.write(render(report, format[0]))
@@ -149,11 +153,12 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
     if analysis.top < 1:
         raise ConfigError(f"--top {analysis.top}: give 1 or more")
     with output.progress("read") as advance:
-        from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+        from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 
         options = TraceOptions(
-            top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps
-        )
+            top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
+            details=analysis.details,
+        )  # fmt: skip
 
         def tell(done: int, total: int, what: str) -> None:
             advance(done // _MB, -(-total // _MB), f"MB, {what}")

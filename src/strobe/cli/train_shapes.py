@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from strobe.cli.console import Output
 
 
 def train_shapes(
     *,
-    out: Path = Path("shapes-weights"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("shapes-weights"),
     scale: float = 1.0,
     seed: int = 0,
     device: str = "auto",
@@ -18,9 +21,9 @@ def train_shapes(
     """Train the bundled model in three stages: autoencoder, teacher, few-step student. At most 25 minutes on one H200.
 
     ```
-    strobe train-shapes --out my-shapes
-    strobe train-shapes --out trial --scale 0.1
-    strobe generate "a red circle moving left" --model my-shapes
+    strobe train-shapes --out my-shapes  # gpu
+    strobe train-shapes --out trial --scale 0.1  # gpu
+    strobe generate "a red circle moving left" --model my-shapes  # needs-files
     ```
 
     Run the same command again to go on where it was interrupted.

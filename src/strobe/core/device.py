@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
@@ -93,6 +94,19 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     if device.type != "cpu":
         raise ConfigError(f"device {name!r} is not supported; allowed: auto, cpu, cuda, cuda:N")
     return device
+
+
+def gpus_in_use() -> tuple[torch.device, ...]:
+    """Return the GPUs that this process has used: the current one first, then those with tensors.
+
+    There are none if CUDA is not initialised; asking does not initialise it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    current = torch.cuda.current_device()
+    others = (index for index in range(torch.cuda.device_count()) if index != current and torch.cuda.memory_reserved(index))
+    return tuple(torch.device("cuda", index) for index in (current, *others))
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -64,6 +64,10 @@ class UnitError(DataError):
     """A quantity's unit is missing or contradicts the evidence."""
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM; whatever ends well at Ctrl-C ends well at this."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the closest allowed word, or an empty string if none is close."""
     folded = {word.lower(): word for word in allowed}

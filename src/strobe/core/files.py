@@ -7,8 +7,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
@@ -30,6 +30,29 @@ def write_whole(path: Path, data: bytes | str) -> Path:
     with writing_whole(path, len(content)) as file:
         file.write(content)
     return path
+
+
+def write_together(contents: Mapping[Path, bytes | str]) -> tuple[Path, ...]:
+    """Write files that belong together: all of them are on the disk before the first one takes its place.
+
+    Returns:
+        the paths.
+
+    Raises:
+        StrobeError: one cannot be written; then all old ones stand and nothing else is left.
+    """
+    pages = {path: data.encode() if isinstance(data, str) else data for path, data in contents.items()}
+    with ExitStack() as stack:
+        files = {path: stack.enter_context(writing_whole(path, len(data))) for path, data in pages.items()}
+        for path, file in files.items():
+            try:
+                file.write(pages[path])
+                file.flush()
+                if not _is_stream(path):
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise not_written(path, error, len(pages[path])) from error
+    return tuple(pages)
 
 
 @contextmanager

@@ -74,11 +74,20 @@ def forgo_cublaslt_workspace() -> None:
 
 def data_folder() -> Path | None:
     """Where programs keep what belongs to a user and no cache: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
-    given = os.environ.get("XDG_DATA_HOME", "")
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def cache_folder() -> Path | None:
+    """Where programs keep what they could work out again: `XDG_CACHE_HOME`, or `~/.cache`; None without a home."""
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def _user_folder(variable: str, usual: str) -> Path | None:
+    given = os.environ.get(variable, "")
     if os.path.isabs(given):  # the specification ignores any other
         return Path(given)
     home = os.path.expanduser("~")
-    return Path(home) / ".local" / "share" if os.path.isabs(home) else None
+    return Path(home) / usual if os.path.isabs(home) else None
 
 
 def split_list(text: str) -> tuple[str, ...]:

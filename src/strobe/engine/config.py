@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Literal
 
@@ -72,6 +72,9 @@ class ModelDefaults:
         frame_block: latent frames of a frame block.
         timesteps: nominal timesteps of its full schedule.
         shift: of the schedule.
+        window: latent frames attended, sink and current frame block included.
+        sink: first latent frames, never evicted.
+        positions: see `EngineConfig`.
         lora: a LoRA belongs to it.
     """
 
@@ -81,6 +84,9 @@ class ModelDefaults:
     frame_block: int
     timesteps: tuple[float, ...]
     shift: float
+    window: int = 12
+    sink: int = 3
+    positions: Positions = "rebased"
     lora: bool = False
 
 
@@ -92,10 +98,11 @@ class EngineConfig:
         name: shown in tables.
         timesteps: nominal, from 1000 down; None: the model's own.
         shift: of the schedule; None: the model's own.
-        window: latent frames attended, sink and current frame block included.
-        sink: first latent frames, never evicted.
+        window: latent frames attended, sink and current frame block included; None: the model's own.
+        sink: first latent frames, never evicted; None: the model's own.
         first_block: latent frames of the first frame block; None: as many as every other. 1 starts from a single frame.
-        positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless).
+        positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless); None: the model's
+            own.
         sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
@@ -116,10 +123,10 @@ class EngineConfig:
     name: str = "custom"
     timesteps: tuple[float, ...] | None = None
     shift: float | None = None
-    window: int = 12
-    sink: int = 3
+    window: int | None = None
+    sink: int | None = None
     first_block: int | None = None
-    positions: Positions = "rebased"
+    positions: Positions | None = None
     sparsity: float = 0.0
     keep_sink: bool = True
     dtype: DType = "auto"
@@ -132,7 +139,8 @@ class EngineConfig:
     knobs: Knobs = field(default_factory=Knobs)
 
     def __post_init__(self) -> None:
-        RingPolicy(window=self.window, sink=self.sink)
+        sink = self.sink or 0
+        RingPolicy(window=max(sink, 0) + 1 if self.window is None else self.window, sink=sink)
         if not 0 <= self.sparsity < 1:
             raise ConfigError(f"sparsity {self.sparsity} is not valid: give 0 (everything is attended) to below 1")
         if self.sparsity and not self.knobs.ring_cache:
@@ -143,7 +151,7 @@ class EngineConfig:
         object.__setattr__(self, "native_layers", tuple(self.native_layers))
         if self.native_layers and self.linear_format == "native":
             raise ConfigError(f"native_layers {self.native_layers} goes with linear_format 'fp8' or 'int8'; it is 'native'")
-        if self.positions not in ("absolute", "rebased"):
+        if self.positions not in ("absolute", "rebased", None):
             raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
         if self.dtype not in ("auto", *DTYPES):
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
@@ -224,6 +232,12 @@ class ResolvedConfig:
         return {"denoise_step": len(self.schedule.timesteps), "commit": 1}
 
 
+def filled(config: EngineConfig, defaults: ModelDefaults) -> ModelDefaults:
+    """What a model was trained for, but for what a configuration asks for."""
+    names = ("window", "sink", "positions", "timesteps", "shift")
+    return replace(defaults, **{name: value for name in names if (value := getattr(config, name)) is not None})
+
+
 def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> ResolvedConfig:
     """Fill in a configuration for a model and a device.
 
@@ -234,7 +248,8 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     """
     check_device(config, device)
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
-    policy = RingPolicy(window=config.window, sink=config.sink)
+    own = filled(config, defaults)
+    policy = RingPolicy(window=own.window, sink=own.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
     states = knob_states(config, defaults, device)
@@ -246,12 +261,9 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
         frame_block=defaults.frame_block,
         first_block=first_block,
-        schedule=NoiseSchedule(
-            timesteps=defaults.timesteps if config.timesteps is None else config.timesteps,
-            shift=defaults.shift if config.shift is None else config.shift,
-        ),
+        schedule=NoiseSchedule(timesteps=own.timesteps, shift=own.shift),
         policy=policy,
-        positions=config.positions,
+        positions=own.positions,
         sparsity=config.sparsity,
         keep_sink=config.keep_sink,
         linear_format=config.linear_format,

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
-from torch import Tensor
 
-from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest, unknown_choice
 from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import ModelDefaults
+from strobe.engine.config import DTYPES, DType, ModelDefaults
 from strobe.engine.decode import VideoVAE
+from strobe.engine.family import find, registered
+from strobe.engine.prepared import Shelf
+from strobe.engine.texts import TextEncoder, random_text, text_encoder
 from strobe.models.checkpoint import check_whole
-from strobe.models.lora import Lora
+from strobe.models.lora import Lora, combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
-from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.umt5 import Umt5, Umt5Files, check_installed
+from strobe.models.text.cache import PromptCache
+from strobe.models.text.umt5 import Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, TaewConfig, load_taew, random_taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -29,8 +32,9 @@ from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.stand_in import PromptNoise, random_transformer
-from strobe.models.wan.weights import open_checkpoint, read_lora
+from strobe.models.wan.recipes import Recipe, find_recipe, named_recipe
+from strobe.models.wan.stand_in import random_transformer
+from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 
 MODELS: Final = ("shapes", *SIZES)
@@ -38,22 +42,6 @@ RANDOM: Final = "random weights"
 """Part of the name of every model without weights, and so of every record."""
 TINY: Final = "tiny"
 """Names the tiny autoencoder where weights are random."""
-
-
-class TextEncoder(Protocol):
-    """Prompts to what cross-attention attends to."""
-
-    def check(self, prompts: Sequence[str]) -> None:
-        """Check prompts before a stream depends on them.
-
-        Raises:
-            ConfigError: a prompt that it cannot encode.
-        """
-        ...
-
-    def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text `[B, L, text_dim]`; padding rows are zeros."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +53,10 @@ class Model:
         weights_hash: sha256 over names and contents of the weight files, hexadecimal.
         dit, text, vae: the parts, on the CPU. A session copies what it changes.
         defaults: what the model was trained for.
-        lora: an update of `dit` that sessions run with.
+        loras: updates of `dit` that sessions run with, those that belong to the weights first.
         random_weights: frames mean nothing, so quality must not be judged.
+        notes: what a caller should be told about the choices that were made, a line each.
+        shelf: what is on a device and in use; sessions of this model share it.
     """
 
     name: str
@@ -75,13 +65,15 @@ class Model:
     text: TextEncoder
     vae: VideoVAE
     defaults: ModelDefaults
-    lora: Lora | None = None
+    loras: tuple[Lora, ...] = ()
     random_weights: bool = False
+    notes: tuple[str, ...] = ()
+    shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
 
     @property
     def parts(self) -> Parts:
         """What decides how much memory a stream takes."""
-        return Parts(dit=self.dit.config, vae=self.vae, defaults=self.defaults, lora=self.lora)
+        return Parts(dit=self.dit.config, vae=self.vae, defaults=self.defaults, loras=self.loras)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +84,13 @@ class Parts:
         dit: sizes of the transformer.
         vae: the autoencoder, on any device, the meta device included.
         defaults: frame size, frame block and stride.
-        lora: an update of the transformer.
+        loras: updates of the transformer.
     """
 
     dit: WanConfig
     vae: VideoVAE
     defaults: ModelDefaults
-    lora: Lora | None = None
+    loras: tuple[Lora, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,28 +99,43 @@ class Weights:
 
     Args:
         path: checkpoint file or folder; None: there are none.
-        lora: a LoRA file; None: the one beside a base in the folder `path`, if there is one.
+        loras: LoRA files with their strengths. One beside a base in the folder `path` comes first; named here too, it gets
+            this strength.
         random: weights are drawn instead.
         vae: file of another autoencoder: taew2_1 or lighttaew2_1, by name, or a Wan VAE; with `random` "tiny". None: that of
             `release`.
         release: folder of Wan2.1 as released, for umT5 and VAE; None: the folder `path` has them too.
-        prompt_cache: folder that keeps the embeddings of prompts; None: each session encodes its own.
+        prompt_cache: folder that keeps the embeddings of prompts; None: they are kept in memory alone.
+        text_device: where the text encoder runs; None: where frames are made if it fits there, else on the CPU.
+        text_dtype: of the text encoder, "bfloat16" or "float32".
+        random_text: with `random`, draw a text encoder of umT5's size too; else prompts become noise.
         frame_size: height and width in pixels; None: the model's own.
+        recipe: how to run the weights, by name (`strobe.models.wan.recipes`); None: as the checkpoint says.
 
     Raises:
         ConfigError: weights that are given and drawn.
     """
 
     path: Path | None = None
-    lora: Path | None = None
+    loras: tuple[tuple[Path, float], ...] = ()
     random: bool = False
     vae: str | None = None
     release: Path | None = None
     prompt_cache: Path | None = None
     frame_size: tuple[int, int] | None = None
+    recipe: str | None = None
+    text_device: str | None = None
+    text_dtype: DType = "bfloat16"
+    random_text: bool = False
 
     def __post_init__(self) -> None:
-        if self.random and (self.path is not None or self.lora is not None):
+        if self.text_dtype not in DTYPES:
+            raise unknown_choice("dtype of the text encoder", self.text_dtype, DTYPES)
+        if self.text_device is not None:
+            resolve_device(self.text_device)
+        if self.random_text and not self.random:
+            raise ConfigError("a random text encoder goes with random weights; leave it out")
+        if self.random and (self.path is not None or self.loras):
             raise ConfigError("give weights or ask for random ones, not both")
         if self.random and self.vae not in (None, TINY):
             raise ConfigError(f"with random weights the autoencoder is Wan's or {TINY!r}; got {self.vae!r}")
@@ -173,8 +180,19 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
     return defaults
 
 
+def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
+    """Defaults of a size of Wan with what a recipe says of window and schedule."""
+    own = {name: getattr(recipe, name) for name in ("window", "sink", "positions", "timesteps", "shift")}
+    return replace(defaults, **own)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all models, those that other packages register included."""
+    return (*MODELS, *(model for family in registered() for model in family.models))
+
+
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
-    """Sizes of "shapes" or of a size of Wan with its own autoencoder; nothing is read or allocated.
+    """Sizes of "shapes", of a size of Wan with its own autoencoder or of a registered model; nothing is read or allocated.
 
     Raises:
         ConfigError: a frame size for "shapes", which has one of its own.
@@ -183,6 +201,8 @@ def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
     with torch.device("meta"):
         if name in SIZES:
             return Parts(dit=SIZES[name], vae=WanVAE(WanVAEConfig()), defaults=wan_defaults(SIZES[name], frame_size))
+        if name not in MODELS and (family := find(name)) is not None:
+            return family.parts(name, frame_size)
         if frame_size is not None:
             raise ConfigError(f"model {name!r} has a frame size of its own; leave the size out")
         return Parts(dit=shapes.WAN, vae=TinyVAE(shapes.VAE), defaults=shapes_defaults())
@@ -192,8 +212,8 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     """Load a model.
 
     Args:
-        name: "shapes" (bundled), "wan-1.3b", "wan-14b", or a folder: of weights as `strobe train-shapes` writes them, or a Wan
-            checkpoint.
+        name: "shapes" (bundled), "wan-1.3b", "wan-14b", a model that another package registers (`strobe.engine.family`), or a
+            folder: of weights as `strobe train-shapes` writes them, or a checkpoint of Wan or of a registered family.
         given: weights of a Wan model; see docs/wan.md.
 
     Raises:
@@ -203,11 +223,14 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     given = given or Weights()
     if name in SIZES:
         return _wan(str(name), SIZES[str(name)], given)
+    family = find(name) if name not in MODELS else None
+    if family is not None:
+        return family.load(str(name), given)
     if name != "shapes" and not Path(name).is_dir():
         if Path(name).is_file():
             raise ConfigError(f"model {str(name)!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
-        allowed = f"give a folder or one of: {', '.join(MODELS)}"
-        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), MODELS)}; {allowed}")
+        allowed = f"give a folder or one of: {', '.join(names())}"
+        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), names())}; {allowed}")
     folder = bundled.FOLDER if name == "shapes" else Path(name)
     if name != "shapes" and not (folder / bundled.FILE).is_file():
         if given.path is not None or given.random:
@@ -232,11 +255,21 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if given.random and config is not None:
         digest = hashlib.sha256(f"{RANDOM} of {name}".encode()).hexdigest()
         defaults = wan_defaults(config, given.frame_size)
-        check_memory(f"{name} with {RANDOM}", config, torch.bfloat16)
+        if given.recipe is not None:
+            defaults = recipe_defaults(named_recipe(given.recipe), defaults)
+        with torch.device("meta"):
+            numbers = sum(parameter.numel() for parameter in CausalWan(config).parameters())
+        check_memory(f"{name} with {RANDOM}", numbers * torch.bfloat16.itemsize, torch.bfloat16)
         vae = random_wan_vae(WanVAEConfig(), 0) if given.vae is None else random_taew(TaewConfig(), 0)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
-            name=name, weights_hash=digest, dit=dit, text=PromptNoise(config), vae=vae, defaults=defaults, random_weights=True
+            name=name,
+            weights_hash=digest,
+            dit=dit,
+            text=random_text(config, given),
+            vae=vae,
+            defaults=defaults,
+            random_weights=True,
         )
     if given.path is None:
         raise ConfigError(f"{name} comes without weights: give --weights with their folder, or --random-weights to measure speed")
@@ -244,69 +277,81 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         wan_defaults(config, given.frame_size)  # a wrong size is told before gigabytes are read
     folder = given.release or (given.path if given.path.is_dir() else given.path.parent)
     opened = open_checkpoint(given.path, config)
-    defaults = wan_defaults(opened.dit.config, given.frame_size)
-    beside = find_lora(given.path) if given.lora is None else given.lora
-    check_there(folder, given, beside)
-    check_memory(opened.source.where, opened.dit.config, torch.float32)
+    beside = find_lora(given.path)
+    found = find_recipe(opened, beside, given.recipe)
+    defaults = recipe_defaults(found.recipe, wan_defaults(opened.dit.config, given.frame_size))
+    files = (*(() if beside is None else ((beside, 1.0),)), *given.loras)
+    check_there(folder, given, [file for file, _ in files])
+    if opened.copied_bytes:
+        check_memory(f"{opened.source.where}, in eight bits,", opened.copied_bytes, torch.float32)
     autoencoder = _autoencoder(folder, given.vae)
-    lora = None if beside is None else read_lora(beside)
-    if lora is not None:
+    check_latents(opened, autoencoder)
+    read = [read_lora(file).at(strength) for file, strength in files]
+    loras = combined(read[: len(files) - len(given.loras)], read[len(files) - len(given.loras) :])
+    for lora in loras:
         lora.check(opened.dit)
-        name = f"{name} with {lora.name}"
+    if loras:
+        name = f"{name} with {', '.join(map(str, loras))}"
     checkpoint = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
-        weights_hash=checkpoint.weights_hash if lora is None else _together(checkpoint.weights_hash, lora.weights_hash),
+        weights_hash=_together(
+            checkpoint.weights_hash,
+            *(lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras),
+        ),
         dit=checkpoint.dit,
-        text=text_encoder(folder, given.prompt_cache),
+        text=text_encoder(folder, given),
         vae=autoencoder,
-        defaults=replace(defaults, lora=lora is not None),
-        lora=lora,
+        defaults=replace(defaults, lora=bool(loras)),
+        loras=loras,
+        notes=(f"recipe {found.recipe}: {found.why}",),
     )
 
 
-def check_there(folder: Path, given: Weights, lora: Path | None) -> None:
+def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
     """Refuse what a Wan model needs beside its transformer and is not there or not whole; no tensor is read.
 
     Args:
         folder: of text encoder and autoencoder.
         given: what was asked for.
-        lora: its LoRA file.
+        loras: its LoRA files.
 
     Raises:
         WeightsError: a file of text encoder, autoencoder or LoRA is missing or half.
         ImplUnavailableError: the text encoder's package is not installed, and no kept embedding could stand for it.
     """
-    named = [] if lora is None else [lora]
-    for file in (*named, find_wan_vae(folder if given.vae is None else Path(given.vae)), *Umt5Files.find(folder).weights):
+    for file in (*loras, find_wan_vae(folder if given.vae is None else Path(given.vae)), *Umt5Files.find(folder).weights):
         check_whole(file)
     if given.prompt_cache is None or PromptCache(given.prompt_cache).is_empty():
         check_installed()
 
 
-def check_memory(where: str, config: WanConfig, dtype: torch.dtype) -> None:
-    """Check that a transformer fits the main memory, where it is put together.
+def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
+    """Check that a transformer and its autoencoder speak of the same latents.
+
+    Raises:
+        WeightsError: they do not.
+    """
+    channels = opened.dit.config.latent_channels
+    if channels != vae.latent_channels:
+        raise WeightsError(
+            f"{opened.source.where} takes latents of {channels} channels, and the autoencoder gives {vae.latent_channels}; give "
+            "--vae the autoencoder of this transformer"
+        )
+
+
+def check_memory(where: str, num_bytes: int, dtype: torch.dtype) -> None:
+    """Check that what is put together of a transformer fits the main memory.
 
     Raises:
         WeightsError: it does not.
     """
-    with torch.device("meta"):
-        num_bytes = sum(parameter.numel() for parameter in CausalWan(config).parameters()) * dtype.itemsize
     free = available_bytes()
     if free is not None and num_bytes > free:
         raise WeightsError(
             f"{where} is put together in main memory in {str(dtype).removeprefix('torch.')}, which takes {num_bytes / GIB:.1f} "
             f"GiB, and {free / GIB:.1f} GiB are available; free memory, or take a smaller model"
         )
-
-
-def text_encoder(folder: Path, cache: Path | None = None) -> TextEncoder:
-    """The umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
-
-    Raises:
-        WeightsError: it is not there; says what was looked for.
-    """
-    return PromptEncoder(Umt5(Umt5Files.find(folder)), None if cache is None else PromptCache(cache))
 
 
 def _autoencoder(folder: Path, other: str | None) -> VideoVAE:
@@ -316,8 +361,8 @@ def _autoencoder(folder: Path, other: str | None) -> VideoVAE:
     return load_taew(path) if any(name in path.name for name in RAW_LATENTS) else load_wan_vae(path)
 
 
-def _together(*hashes: str) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+def _together(weights: str, *loras: str) -> str:
+    return hashlib.sha256("".join((weights, *loras)).encode()).hexdigest() if loras else weights
 
 
 def _hash(folder: Path) -> str:

@@ -18,9 +18,9 @@ from strobe.engine.caches import cache_shape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
 from strobe.engine.load import Parts
+from strobe.engine.prepared import latent_shape
 from strobe.engine.quantize import LINEARS
 from strobe.engine.sparsity import frame_tiles
-from strobe.engine.stream import latent_shape
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -28,6 +28,8 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
 CACHED: Final = "keys and values"
+WEIGHTS: Final = ("transformer weights", "autoencoder weights")
+"""The parts that sessions of one model and configuration share."""
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
 
@@ -49,7 +51,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     dit, size = parts.dit, config.dtype.itemsize
     latents = latent_shape(parts.defaults, dit)
     grid = latents.token_grid(dit.patch)
-    beside = 0 if parts.lora is None or config.asked.knobs.merge_lora else parts.lora.num_params
+    beside = 0 if config.asked.knobs.merge_lora else sum(lora.num_params for lora in parts.loras)
     text, timestep = _conditions(dit, config, batch)
     steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
@@ -61,7 +63,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return (
-        MemoryPart(name="transformer weights", num_bytes=_weights(dit, config) + beside * size, exact=True),
+        MemoryPart(name=WEIGHTS[0], num_bytes=_weights(dit, config) + beside * size, exact=True),
         MemoryPart(
             name=CACHED,
             num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
@@ -69,7 +71,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
         ),
         MemoryPart(name="text keys and values", num_bytes=text, exact=True),
         MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
-        MemoryPart(name="autoencoder weights", num_bytes=vae_bytes, exact=True),
+        MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
         MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
         MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
         MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -18,7 +18,7 @@ from strobe.engine.config import ModelDefaults
 Mode = Literal["recache", "soft", "interpolate"]
 MODES: dict[Mode, str] = {
     "recache": "the window is derived again under the new prompt: a hard switch, one pass",
-    "soft": "the new prompt from the next frame block on, the past as it is: no cost, slower change",
+    "soft": "the new prompt from the next frame block on, the past as it is: no cost",
     "interpolate": "text embeddings move to the new prompt over some frame blocks",
 }
 _SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
@@ -142,6 +142,26 @@ def check_switches(switches: Sequence[Switch]) -> tuple[Switch, ...]:
                 f"keep one, or move one to block={first.frame_block + 1}"
             )
     return ordered
+
+
+def check_reached(switches: Iterable[Switch], made: int, blocks: Iterable[int]) -> None:
+    """Check that a stream comes to its switches.
+
+    Args:
+        switches: at their frame blocks.
+        made: number of the first frame block that is not made yet.
+        blocks: numbers of the frame blocks that the stream hands out; endless if no range.
+
+    Raises:
+        ConfigError: one would never take effect.
+    """
+    for switch in switches:
+        if isinstance(blocks, range) and switch.frame_block not in range(made, blocks.stop):
+            to_make = f"frame blocks {made}..{blocks.stop - 1}" if made < blocks.stop else "no further frame block"
+            raise ConfigError(
+                f"the switch to {switch.prompt!r} at frame block {switch.frame_block} would never take effect: "
+                f"this stream makes {to_make}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError
 from strobe.engine.config import ResolvedConfig
-from strobe.models.lora import Lora, merge
+from strobe.models.lora import Lora, merge, updated
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
 
@@ -67,29 +67,27 @@ def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Coll
 
 
 @torch.no_grad()
-def requantize_linears(dit: CausalWan, base: CausalWan, lora: Lora | None, strength: float = 1.0) -> None:
-    """Make the weights of a quantised transformer those of `base` with a LoRA merged in, or without any; addresses stay.
+def requantize_linears(dit: CausalWan, base: CausalWan, loras: Sequence[Lora]) -> None:
+    """Make the weights of a quantised transformer those of `base` with LoRAs merged in, or without any; addresses stay.
 
     The result is that of merging, then quantising: it does not depend on what was merged before.
 
     Args:
         dit: what `quantize_linears` changed; changed in place.
-        base, lora, strength: see `strobe.models.lora.merge`.
+        base, loras: see `strobe.models.lora.merge`.
 
     Raises:
-        WeightsError: the LoRA is not one of this model's.
+        WeightsError: a LoRA is not one of this model's.
     """
-    merge(dit, lora, base, strength)  # what stayed native
-    pairs = {} if lora is None else lora.pairs
+    merge(dit, loras, base)  # what stayed native
 
-    def weight(name: str) -> Tensor:
-        source = base.get_submodule(name)
-        assert isinstance(source, nn.Linear)
-        own = source.weight.to(dit.device)
-        return own if name not in pairs else pairs[name].merged(own, strength)
+    def value(name: str) -> Tensor:
+        return updated(name, base.get_parameter(name).to(dit.device), loras)
 
     for name, layer in _held(dit):
-        layer.requantize(torch.cat([weight(part) for part in _parts(name)]))
+        layer.requantize(torch.cat([value(f"{part}.weight") for part in _parts(name)]))
+        if layer.bias is not None:
+            layer.bias.copy_(torch.cat([value(f"{part}.bias") for part in _parts(name)]))
 
 
 def _chosen(dit: CausalWan, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:

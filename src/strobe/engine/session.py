@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,25 +22,18 @@ from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model, load
 from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.memory import check_room
 from strobe.engine.parallel.share import Share
 from strobe.engine.parallel.transformer import on_several
+from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import preset as find_preset
-from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_switches
+from strobe.engine.prompting import PromptAck, Prompting
+from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_reached, check_switches
+from strobe.engine.rank_memory import check_room
 from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity
-from strobe.engine.stream import Stream, latent_shape
-from strobe.models.lora import Lora
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptAck:
-    """Answer to a prompt: `frame_block` is the number of the first one that follows it."""
-
-    prompts: tuple[str, ...]
-    mode: Mode
-    frame_block: int
+from strobe.engine.stream import Stream
+from strobe.models.lora import Lora, combined
 
 
 class Session:
@@ -101,17 +94,17 @@ class Session:
         if isinstance(device, DeviceGroup):
             config = on_several(config)
             share = Share.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
-        check_room(parts, config, share.layout if share else None, len(samples))
+        there = share is None and loaded.shelf.holds(config)
+        check_room(parts, config, share.layout if share else None, len(samples), there=there)
         arena = new_arena(config, plan_arena(parts, config, len(samples)))
         self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
+        loaded.text.place(where)
         if prompt is not None:
             self.prompt(prompt)
 
     def _attach(self, stream: Stream) -> None:
         self._stream = stream
-        self._pending: Change | None = None
-        self._open_block = stream.state.next_block
-        self._prompting = threading.Lock()
+        self._prompting = Prompting(self.model.text, stream.state.next_block)
         self._working = threading.Lock()
         self._running: dict[int, Switch] | None = None  # the timeline of the stream that made the last frame block
         self._cancellations = 0
@@ -148,16 +141,19 @@ class Session:
         """Prompts of the last frame block that was made, one per sample; empty before the first."""
         return self._stream.state.prompts
 
-    def prompt(self, text: str | Sequence[str], *, mode: Mode = "recache", over: int = 4) -> PromptAck:
-        """Steer the stream. The prompt takes effect at the next frame block; it may come at any time and from any thread.
+    def prompt(self, text: str | Sequence[str], *, mode: Mode = "recache", over: int = 4, wait: bool = False) -> PromptAck:
+        """Steer the stream, at any time and from any thread. The prompt takes effect at the next frame block for which its text
+        is ready: a text that takes time is encoded beside the stream, which goes on under the old prompt meanwhile.
 
         Args:
             text: one prompt for all samples, or one for each.
             mode: "recache" (hard), "soft" or "interpolate"; see `strobe.engine.prompts.MODES`.
             over: frame blocks that "interpolate" takes.
+            wait: encode now, so that the next frame block follows it whatever the encoder takes. The first prompt of a session is
+                always waited for, where its frame block is made.
 
         Returns:
-            which frame block will be the first to follow it.
+            which frame block will be the first to follow it, as soon as that is known.
 
         Raises:
             ConfigError: an unknown word or mode (names the nearest), or a wrong number of prompts. The old prompt stays.
@@ -170,9 +166,8 @@ class Session:
         if len(prompts) != count:
             raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
         self.model.text.check(prompts)  # unknown words are told now
-        with self._prompting:
-            self._pending = Change(prompts=prompts, mode=mode, over=over)
-            return PromptAck(prompts=prompts, mode=mode, frame_block=self._open_block)
+        wait = wait or self._stream.share is not None  # the processes that share it go on together
+        return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
     def prepare(self) -> None:
         """Do now what a prompt that has not taken effect needs before its frame block, while frames made before are shown.
@@ -183,9 +178,11 @@ class Session:
         Raises:
             SessionError: the session is closed or working, runs on several devices, or its last frame block failed half-way.
         """
+        self._prompting.settle()
         with self._exclusive():
-            if self._pending is not None:
-                self._stream.prepare(self._pending)
+            told = self._prompting.told
+            if told is not None:
+                self._stream.prepare(told.change, told.text)
 
     def stream(
         self, num_blocks: int | None = None, *, seconds: float | None = None, switches: Sequence[Switch] = ()
@@ -206,28 +203,34 @@ class Session:
         self._check_open()
         blocks = self._plan(num_blocks, seconds)
         timeline = {switch.frame_block: switch for switch in check_switches(switches)}
-        made = self._stream.state.next_block
-        for switch in timeline.values():
-            self.model.text.check([switch.prompt])
-            if isinstance(blocks, range) and switch.frame_block not in range(made, blocks.stop):
-                to_make = f"frame blocks {made}..{blocks.stop - 1}" if made < blocks.stop else "no further frame block"
-                raise ConfigError(
-                    f"the switch to {switch.prompt!r} at frame block {switch.frame_block} would never take effect: "
-                    f"this stream makes {to_make}"
-                )
+        check_reached(timeline.values(), self._stream.state.next_block, blocks)
+        prompts = [switch.prompt for switch in timeline.values()]
+        self.model.text.check(prompts)
+        self._prompting.encode_ahead(prompts)
         return self._run(blocks, timeline, self._cancellations)
 
-    def use_lora(self, lora: Lora | None, *, strength: float = 1.0) -> None:
-        """Go on with another LoRA, or with None without any, from the next frame block on.
+    @property
+    def loras(self) -> tuple[Lora, ...]:
+        """LoRAs that run, those of the model first."""
+        return self._stream.loras
 
-        The window is derived again as in a hard prompt switch.
+    def use_lora(self, lora: Lora | Sequence[Lora] | None, *, strength: float = 1.0) -> None:
+        """Put one or several LoRAs in the place of those that this method put there before; those of the model stay.
+
+        It takes effect at the next frame block, which derives the window again as in a hard prompt switch.
+
+        Args:
+            lora: one, several (each with a strength of its own, `Lora.at`), or None. One of the model's gets its new strength.
+            strength: multiplies theirs.
 
         Raises:
-            WeightsError: the LoRA is not one of this model's; the old one stays.
+            ConfigError: one LoRA is given twice.
+            WeightsError: a LoRA is not one of this model's; what ran stays.
             SessionError: the session is closed or working, or was forked.
         """
+        given = () if lora is None else (lora,) if isinstance(lora, Lora) else tuple(lora)
         with self._exclusive():
-            self._stream.use_lora(lora, strength)
+            self._stream.use_loras(combined(self.model.loras, [each.at(each.strength * strength) for each in given]))
 
     def cancel(self) -> None:
         """End the streams opened so far before their next frame block. The session can go on with another `stream`."""
@@ -239,9 +242,10 @@ class Session:
         Raises:
             SessionError: the session is closed or working, or its last frame block failed half-way.
         """
+        self._prompting.settle()
         with self._exclusive():
             state, cache = self._stream.snapshot()
-            return Snapshot(identity=self._identity, state=state, cache=cache, pending=self._pending)
+            return Snapshot(identity=self._identity, state=state, cache=cache, pending=self._prompting.pending)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of this or a like session. What follows is bit-equal to what followed then.
@@ -252,8 +256,7 @@ class Session:
         with self._exclusive():
             snapshot.check(self._identity)
             self._stream.restore(snapshot.state, snapshot.cache)
-            with self._prompting:
-                self._pending, self._open_block = snapshot.pending, snapshot.state.next_block
+            self._prompting.reset(snapshot.pending, snapshot.state.next_block)
 
     def launched(self) -> AbstractContextManager[None]:
         """Launch passes kernel by kernel meanwhile, not as graphs, inside which a profiler sees no regions: the same frames."""
@@ -261,10 +264,11 @@ class Session:
 
     def fork(self) -> Session:
         """Return a second session that goes on from here on its own, with the same weights; raises what `snapshot` does."""
+        self._prompting.settle()
         with self._exclusive():
             other = Session.__new__(Session)
             other._attach(self._stream.fork())
-            other._pending = self._pending
+            other._prompting.reset(self._prompting.pending, self._stream.state.next_block)
             return other
 
     @classmethod
@@ -305,6 +309,7 @@ class Session:
         """End the session; a frame block that another thread is making is finished. Closing twice does nothing."""
         self._closed = True
         self.cancel()
+        self._prompting.close()
         self._close_when_idle()
 
     def __enter__(self) -> Self:
@@ -354,17 +359,12 @@ class Session:
         index = self._stream.state.next_block
         switch = timeline.get(index)
         if switch is not None:
-            self.prompt(switch.prompt, mode=switch.mode, over=switch.over)
-        with self._prompting:
-            change = self._pending
-            self._open_block = index + 1
+            self.prompt(switch.prompt, mode=switch.mode, over=switch.over, wait=True)
+        told = self._prompting.open(index, first=self._stream.state.blend is None)
         try:
-            self._stream.advance(change)
+            self._stream.advance(told.change if told else None, told.text if told else None)
         finally:
-            with self._prompting:
-                self._open_block = self._stream.state.next_block
-                if self._open_block > index and self._pending is change:  # made, if maybe not decoded
-                    self._pending = None
+            self._prompting.made(told, self._stream.state.next_block, index)  # made, if maybe not decoded
 
     def _take_turn(self, timeline: dict[int, Switch], start: int | None) -> None:
         """Let a stream go on, or begin at frame block `start`; two that alternate would miss each other's switches."""

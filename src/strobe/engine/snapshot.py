@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -63,6 +63,26 @@ class Snapshot:
                 f"this snapshot contradicts itself: {len(self.pending.prompts)} prompts over {self.pending.over} frame blocks "
                 f"wait in a session of {len(identity.samples)} samples; take it again, or restore another one"
             )
+
+    def to(self, device: str | torch.device) -> Snapshot:
+        """Return it with its tensors on a device; those that are there already are shared."""
+        state, blend = self.state, self.state.blend
+        return replace(
+            self,
+            state=replace(
+                state,
+                blend=blend and replace(blend, start=blend.start.to(device), target=blend.target.to(device)),
+                history=state.history.to(device),
+                decoder=(state.decoder[0], tuple(None if each is None else each.to(device) for each in state.decoder[1])),
+                start=None if state.start is None else state.start.to(device),
+            ),
+            cache=replace(
+                self.cache,
+                keys=self.cache.keys.to(device),
+                values=self.cache.values.to(device),
+                sink_keys=self.cache.sink_keys.to(device),
+            ),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file. The file is whole and on the disk when this returns; before, and if it fails, a file that
@@ -197,7 +217,7 @@ def _check_tensors(header: _Header, tensors: Mapping[str, Tensor]) -> None:
     batch = len(identity.samples)
     if keys.dim() != 5 or history.dim() != 5 or keys.shape[1] != batch or history.shape[0] != batch:
         raise SessionError(f"it has {batch} samples, and tensors of other shapes; use another copy")
-    if identity.config.window > keys.shape[2]:
+    if (identity.config.window or 0) > keys.shape[2]:
         raise SessionError(
             f"it has a window of {identity.config.window} frames, and {keys.shape[2]} rows of keys; use another copy"
         )

@@ -15,11 +15,10 @@ from torch import Tensor
 from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
-from strobe.core.shapes import LatentShape
 from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
 from strobe.engine.caches import prepare_cache
-from strobe.engine.config import ModelDefaults, ResolvedConfig
+from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit, denoise
 from strobe.engine.frame_block import FrameBlock
@@ -27,12 +26,12 @@ from strobe.engine.graphs import Eager
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.share import Share
+from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.engine.underway import Ahead, Decoding
 from strobe.models.lora import Lora
-from strobe.models.wan.config import WanConfig
 
 
 class Stream:
@@ -76,13 +75,15 @@ class Stream:
         self.share = share
         self.arena = Anywhere() if arena is None else arena
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
-        block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
+        self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
             self._dit, self._decoder = parts
-        elif share is not None:
-            self._dit, self._decoder = share.parts(model, config, block_tokens)
+        elif self._prepared is not None:
+            self._dit, self._decoder = self._prepared.parts()
         else:
-            self._dit, self._decoder = Transformer(model.dit, config, block_tokens, model.lora), FrameDecoder(model.vae, config)
+            assert share is not None
+            block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
+            self._dit, self._decoder = share.parts(model, config, block_tokens)
         if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
@@ -136,8 +137,12 @@ class Stream:
         self._cache.reset()
 
     @torch.inference_mode()
-    def advance(self, change: Change | None = None) -> None:
+    def advance(self, change: Change | None = None, encoded: Tensor | None = None) -> None:
         """Make the next frame block, under new prompts if there is a change. At most one may be waiting to be handed out.
+
+        Args:
+            change: new prompts.
+            encoded: their text [B, L, text_dim]; None: it is encoded here.
 
         Raises:
             SessionError: there is no prompt yet.
@@ -147,7 +152,7 @@ class Stream:
         with span(FRAME_BLOCK, index):
             if self.share is not None:
                 change = self.share.follow(index, self.weights_hash, change)
-            blend, text = self._read(change)
+            blend, text = self._read(change, encoded)
             self._half_way = True
             frames = self.config.latents_of(index)
             with span(KV_OPEN):
@@ -174,7 +179,7 @@ class Stream:
         self._worked_ns += perf_counter_ns() - began
 
     @torch.inference_mode()
-    def prepare(self, change: Change) -> None:
+    def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
         """Do now what the next frame block does for a change before anything else: read the text, derive the window again.
 
         `advance` with the same change then begins with its first denoise step, and the stream goes on bit-equal to one that was
@@ -193,7 +198,7 @@ class Stream:
         switched = change.mode == "recache" and self.state.next_block > 0
         kept = self._cache.snapshot() if switched or self.state.stale else None
         self._ahead = Ahead(change=change, kept=kept)
-        self._ahead = replace(self._ahead, ready=self._derive(change))
+        self._ahead = replace(self._ahead, ready=self._derive(change, encoded))
         self._half_way = False
         self._worked_ns += perf_counter_ns() - began
 
@@ -273,20 +278,28 @@ class Stream:
         self._worked_ns = 0
         self._half_way = False
 
-    def use_lora(self, lora: Lora | None, strength: float) -> None:
-        """Go on with another LoRA or none from the next frame block on, which derives the window again.
+    @property
+    def loras(self) -> tuple[Lora, ...]:
+        """LoRAs that run, those of the model first."""
+        return self._dit.loras
+
+    def use_loras(self, loras: Sequence[Lora]) -> None:
+        """Go on with these LoRAs from the next frame block on, which derives the window again.
 
         Raises:
             SessionError: a fork shares the weights.
-            WeightsError: the LoRA is not one of this model's.
+            WeightsError: a LoRA is not one of this model's.
         """
         if self._shared:
             raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
         self._put_back()
-        self._dit.use_lora(lora, strength)
-        what = "no LoRA" if lora is None else f"{lora.weights_hash} at {float(strength)}"
+        if self._prepared is not None:
+            shared, self._dit = self._dit, self._prepared.alone(self._dit)
+            self._prepared = self._prepared if self._dit is shared else None
+        self._dit.use_loras(loras)
+        what = ", ".join(f"{lora.weights_hash} at {lora.strength}" for lora in self.loras) or "no LoRA"
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
-        if lora is None and self.model.lora is None:
+        if self.loras == self.model.loras:
             self.weights_hash = self.model.weights_hash
         self._text, self.state = None, replace(self.state, stale=True)
 
@@ -309,6 +322,8 @@ class Stream:
         seed, samples, share, arena = self.seed, self.samples, self.share, self.arena.fresh()
         other = Stream(self.model, self.config, seed=seed, samples=samples, parts=parts, share=share, arena=arena)
         other.restore(state, cache)
+        if self._prepared is not None:
+            other._prepared = self._prepared.joined(other._dit)
         other.weights_hash, self._shared = self.weights_hash, True
         return other
 
@@ -316,6 +331,8 @@ class Stream:
         """Let the decoder's worker go, and what the stream alone holds: recorded passes, keys and values, decoder memories."""
         self._decoder.close()
         self._dit.runner.reset()
+        if self._prepared is not None:
+            self._prepared.release(self._dit)
         vars(self).pop("_cache", None)
         self._decoding = self._decoding and replace(self._decoding, pieces=None)
         self.state = replace(self.state, decoder=(False, ()))
@@ -345,19 +362,19 @@ class Stream:
             shape = (len(self.config.latents_of(index)), *self._frame_shape)
             return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
 
-    def _read(self, change: Change | None) -> tuple[Blend, TextContext]:
+    def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
         """What `prepare` did for this change, or else what this does now."""
         ahead = self._ahead
         if ahead is not None and ahead.ready is not None and ahead.change is change:
             self._ahead = None
             return ahead.ready
         self._put_back()
-        return self._derive(change)
+        return self._derive(change, encoded)
 
-    def _derive(self, change: Change | None) -> tuple[Blend, TextContext]:
+    def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
         """Work out this frame block's text; after a hard switch, the past under it too."""
         with span(TEXT):
-            blend = self._blend(change)
+            blend = self._blend(change, encoded)
             if self._text is None or self._text[0] is not blend:
                 self._text = blend, self._dit.read(blend.text)
             text = self._text[1]
@@ -370,19 +387,14 @@ class Stream:
                 self._dit.write(self.state.history, text, cache)
         return blend, text
 
-    def _blend(self, change: Change | None) -> Blend:
+    def _blend(self, change: Change | None, encoded: Tensor | None) -> Blend:
         before = self.state.blend
         if change is None:
             if before is None:
                 raise SessionError("there is no prompt yet; call prompt(...) first")
             return before if before.finished else before.advance()
-        target = upload(self.model.text.encode(change.prompts), self.config.device)
+        text = self.model.text.encode(change.prompts) if encoded is None else encoded
+        target = upload(text, self.config.device)
         if change.mode == "interpolate" and before is not None:
             return Blend(start=before.text, target=target, done=1, total=change.over)
         return Blend(start=target, target=target, done=1, total=1)
-
-
-def latent_shape(defaults: ModelDefaults, config: WanConfig) -> LatentShape:
-    """Latents of one frame block of a model, the first of a stream perhaps excepted."""
-    height, width = defaults.stride.latent_size(*defaults.frame_size)
-    return LatentShape(frames=defaults.frame_block, channels=config.latent_channels, height=height, width=width)

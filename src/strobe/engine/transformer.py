@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -47,13 +48,13 @@ class Transformer:
         dit: weights; left as they are.
         config: what to prepare for.
         block_tokens: tokens of a frame block; passes of this size are what is compiled.
-        lora: merged into the copy, or with knob `merge_lora` off beside it.
+        loras: merged into the copy, or with knob `merge_lora` off beside it.
 
     Raises:
-        WeightsError: the LoRA is not one of this model's.
+        WeightsError: a LoRA is not one of this model's.
     """
 
-    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, lora: Lora | None = None) -> None:
+    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, loras: Sequence[Lora] = ()) -> None:
         if config.device.type == "cuda":
             forgo_cublaslt_workspace()
         self.knobs = config.knobs
@@ -62,11 +63,11 @@ class Transformer:
         self._compiled_graphs = compiled and config.compile_mode == "reduce-overhead"
         self.runner: Runner = CudaGraphs(config.device) if config.knobs.cuda_graphs else Eager()
         self.dit = copied(dit, config.device, config.dtype)
-        self.lora: Lora | None = None
+        self.loras: tuple[Lora, ...] = ()
         self._quantized = False
         self._rope: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: dict[float, Modulation] = {}
-        self.use_lora(lora)
+        self.use_loras(loras)
         if config.linear_format != "native":
             quantize_linears(self.dit, config, config.asked.native_layers)
             self._quantized = True
@@ -88,28 +89,29 @@ class Transformer:
         return other
 
     @torch.no_grad()
-    def use_lora(self, lora: Lora | None, strength: float = 1.0) -> None:
-        """Run with a LoRA, with another or with none; merged weights are worked out from the originals and keep their addresses,
+    def use_loras(self, loras: Sequence[Lora]) -> None:
+        """Run with LoRAs, with others or with none; merged weights are worked out from the originals and keep their addresses,
         so that recorded passes go on with them. With a LoRA beside the weights passes are recorded again.
 
         What was made under other weights is stale afterwards: texts read and frames in a cache.
 
         Raises:
-            ConfigError: it would stand beside eight-bit weights.
-            WeightsError: the LoRA is not one of this model's; what runs stays as it is.
+            ConfigError: one would stand beside eight-bit weights.
+            WeightsError: a LoRA is not one of this model's; what runs stays as it is.
         """
-        if lora is not None:
+        if loras:
             check_lora(self._config)
+        for lora in loras:
             lora.check(self._base)
-        if not self._config.asked.knobs.merge_lora:
-            attach(self.dit, lora, strength)
-            self.runner.reset()
-        elif lora is not None or self.lora is not None:
-            if self._quantized:
-                requantize_linears(self.dit, self._base, lora, strength)
+        if loras or self.loras:
+            if not self._config.asked.knobs.merge_lora:
+                attach(self.dit, loras, self._base)
+                self.runner.reset()
+            elif self._quantized:
+                requantize_linears(self.dit, self._base, loras)
             else:
-                merge(self.dit, lora, self._base, strength)
-        self.lora = lora
+                merge(self.dit, loras, self._base)
+        self.loras = tuple(loras)
         if self.knobs.fused_qkv and not self._quantized:
             self.dit.fuse_qkv()
         if self.knobs.modulation_table:

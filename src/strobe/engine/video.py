@@ -11,18 +11,22 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, nearest
 from strobe.core.files import not_written
 
 if TYPE_CHECKING:
     from av import VideoFrame
-    from av.container import OutputContainer
+    from av.container import InputContainer, OutputContainer
     from av.filter import Graph
     from av.packet import Packet
     from av.video.stream import VideoStream
     from torch import Tensor
+
+
+MOST_PIXELS: Final = 64_000_000
+"""Of a picture that is read: more is a mistake, or meant to fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,11 +131,26 @@ def read_image(path: Path, size: tuple[int, int]) -> Tensor:
     Raises:
         DataError: no such file, or no picture.
     """
+    try:
+        return decode_image(path.read_bytes(), size)
+    except (OSError, DataError) as error:
+        raise DataError(f"cannot read the picture {path}: {error}; give a .png, .jpg or .webp file") from error
+
+
+def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
+    """Read a picture of a file's bytes; see `read_image`.
+
+    Raises:
+        DataError: it is no picture, or has more than `MOST_PIXELS`.
+    """
     import av
     import torch
 
     try:
-        with av.open(str(path)) as file:
+        with cast("InputContainer", av.open(io.BytesIO(data))) as file:
+            told = file.streams.video[0].codec_context
+            if told.width * told.height > MOST_PIXELS:
+                raise DataError(f"it has {told.width}x{told.height} pixels, and at most {MOST_PIXELS} are read")
             picture = next(file.decode(video=0))
             scale = max(size[0] / picture.height, size[1] / picture.width)
             height, width = (
@@ -139,8 +158,7 @@ def read_image(path: Path, size: tuple[int, int]) -> Tensor:
             )
             pixels = picture.to_ndarray(format="rgb24", width=width, height=height, interpolation="AREA")
     except (OSError, av.FFmpegError, IndexError, StopIteration) as error:
-        reason = "no picture in it" if isinstance(error, IndexError | StopIteration) else error
-        raise DataError(f"cannot read the picture {path}: {reason}; give a .png, .jpg or .webp file") from error
+        raise DataError("no picture in it" if isinstance(error, IndexError | StopIteration) else str(error)) from error
     top, left = (height - size[0]) // 2, (width - size[1]) // 2
     return torch.from_numpy(pixels[top : top + size[0], left : left + size[1]].copy()).unsqueeze(0)
 

@@ -27,6 +27,12 @@ SAFE: Final = ".safetensors"
 HEADER_BYTES: Final = 100_000_000
 """Longest list of tensors that the format allows."""
 LFS_POINTER: Final = b"version https://git-lfs"
+DTYPES: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""What a `.safetensors` calls a type of numbers."""
 PICKLE: Final = b"\x80"
 """What every pickle of torch begins with."""
 
@@ -41,6 +47,7 @@ _DAMAGED: Final = (
 class _Entry(msgspec.Struct):
     """What a `.safetensors` says of a tensor."""
 
+    dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     data_offsets: tuple[int, int]
 
@@ -117,14 +124,18 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
-    """Names and shapes of a `.safetensors`, as tensors on the meta device; the tensors in it are not touched.
+    """Names, shapes and dtypes of a `.safetensors`, as tensors on the meta device; the tensors in it are not touched.
 
     Raises:
-        WeightsError: no such file, damaged, or shorter than it says.
+        WeightsError: no such file, damaged, shorter than it says, or with numbers of a type that is not known.
     """
     check_whole(path)
+    entries = _entries(path)
+    strange = sorted({entry.dtype for entry in entries.values()} - DTYPES.keys())
+    if strange:
+        raise WeightsError(f"{path} holds numbers of a type that is not known here: {', '.join(strange)}; fetch it in bfloat16")
     try:
-        return {name: torch.empty(entry.shape, device="meta") for name, entry in _entries(path).items()}
+        return {name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta") for name, entry in entries.items()}
     except (RuntimeError, TypeError, OverflowError) as error:
         raise WeightsError(f"{path} is damaged: it has a tensor of a shape that cannot be; fetch it again") from error
 

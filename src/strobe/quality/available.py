@@ -1,11 +1,13 @@
-"""The table of metrics: what is measured here, and what is not and why. Nothing is downloaded and nothing is approximated."""
+"""The table of metrics: what is measured here, what needs more than the clips, and what is not measured and why. Nothing is
+downloaded and nothing is approximated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from strobe.core.errors import ImplUnavailableError, unknown_choice
-from strobe.quality import psnr, ssim, temporal
+from strobe.core.errors import unknown_choice
+from strobe.quality import flip, ms_ssim, psnr, ssim, temporal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,69 +19,73 @@ class Metric:
         unit: of its value, empty for a pure number.
         higher_is_better: the direction of improvement.
         definition: what is computed, or what the metric is where it is not measured.
-        not_measured: why it is not measured here, or None where it is.
+        compares: whether `fidelity.compare` computes it, from a clip and its reference alone.
+        not_measured: why it is not measured from the clips alone, or None where it is.
     """
 
     name: str
-    unit: str
+    unit: str = ""
     higher_is_better: bool
     definition: str
+    compares: bool = True
     not_measured: str | None = None
 
 
-METRICS: tuple[Metric, ...] = (
+METRICS: Final[tuple[Metric, ...]] = (
     Metric(name="psnr", unit="dB", higher_is_better=True, definition=psnr.DEFINITION),
-    Metric(name="ssim", unit="", higher_is_better=True, definition=ssim.DEFINITION),
-    Metric(name="temporal_difference", unit="", higher_is_better=False, definition=temporal.DEFINITION),
+    Metric(name="ssim", higher_is_better=True, definition=ssim.DEFINITION),
+    Metric(name="ms_ssim", higher_is_better=True, definition=ms_ssim.DEFINITION),
+    Metric(name="flip", higher_is_better=False, definition=flip.DEFINITION),
+    Metric(name="temporal_difference", higher_is_better=False, definition=temporal.DEFINITION),
+    Metric(name="flicker_excess", higher_is_better=False, definition=temporal.FLICKER_DEFINITION),
+    Metric(name="psnr_drift", unit="dB", higher_is_better=True, definition=f"psnr_drift(psnr: {temporal.DRIFT_DEFINITION})"),
+    Metric(name="ssim_drift", higher_is_better=True, definition=f"ssim_drift(ssim: {temporal.DRIFT_DEFINITION})"),
+    Metric(name="border_jump", higher_is_better=False, definition=temporal.BORDER_DEFINITION, compares=False),
+    Metric(
+        name="vmaf",
+        higher_is_better=True,
+        definition="VMAF v0.6.1 of libvmaf, mean over frames; equal clips score below 100, see the reference's column",
+        compares=False,
+        not_measured="needs an FFmpeg built with libvmaf, which PyAV's is not: install strobe[vmaf], or put one on the PATH",
+    ),
     Metric(
         name="lpips",
-        unit="",
         higher_is_better=False,
-        definition="distance of deep features (AlexNet, VGG or SqueezeNet)",
-        not_measured="needs the weights of an ImageNet network; with random weights the numbers look plausible and mean nothing",
+        definition="LPIPS v0.1, AlexNet with linear heads, frames in [-1, 1] at their own size; mean over frames",
+        compares=False,
+        not_measured="needs weights: `strobe quality --weights DIR`; random ones give plausible, meaningless numbers",
     ),
     Metric(
         name="dists",
-        unit="",
         higher_is_better=False,
-        definition="structure and texture distance of VGG-16 features",
-        not_measured="needs the weights of VGG-16",
+        definition="DISTS, structure and texture of VGG-16 features, frames at their own size; mean over frames",
+        compares=False,
+        not_measured="needs weights: `strobe quality --weights DIR`",
     ),
     Metric(
         name="clip_score",
-        unit="",
         higher_is_better=True,
-        definition="cosine of CLIP embeddings of prompt and frame",
-        not_measured="needs the weights of a CLIP model; prompts of the bundled model are checked by its pixel oracle instead",
+        definition="cosine of the CLIP embeddings of prompt and frame, in [-1, 1]; mean over frames",
+        compares=False,
+        not_measured="needs weights and a prompt: `strobe quality --weights DIR --prompt TEXT`",
     ),
     Metric(
         name="fvd",
-        unit="",
         higher_is_better=False,
         definition="Frechet distance of video features (I3D) between two sets of clips",
+        compares=False,
         not_measured="needs the weights of I3D and some thousand clips; a few clips give no meaningful value",
-    ),
-    Metric(
-        name="vmaf",
-        unit="",
-        higher_is_better=True,
-        definition="VMAF v0.6.1",
-        not_measured="needs an FFmpeg built with libvmaf, which the bundled libraries are not",
     ),
 )
 
 
-def require(name: str) -> Metric:
-    """Return a metric that is measured here.
+def metric(name: str) -> Metric:
+    """Return a row by name.
 
     Raises:
-        ImplUnavailableError: it is known but not measured, with the reason.
-        ConfigError: there is no such metric.
+        ConfigError: there is no such metric; names the nearest.
     """
-    for metric in METRICS:
-        if metric.name == name:
-            if metric.not_measured is not None:
-                measured = [other.name for other in METRICS if other.not_measured is None]
-                raise ImplUnavailableError(name, f"not measured: {metric.not_measured}", measured)
-            return metric
-    raise unknown_choice("metric", name, [metric.name for metric in METRICS])
+    for each in METRICS:
+        if each.name == name:
+            return each
+    raise unknown_choice("metric", name, [each.name for each in METRICS])

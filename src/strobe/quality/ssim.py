@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from strobe.core.errors import ShapeError
 from strobe.quality.clips import as_pair
+from strobe.quality.window import frames_at_once, gaussian, weighed
 
 DEFINITION = (
     "ssim(gauss11 s1.5, no downsample, RGB mean, K1 .01, K2 .03, peak 1, no border; a clip's value is the mean over frames)"
@@ -15,7 +17,6 @@ DEFINITION = (
 
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = 0.01**2, 0.03**2
-_CHUNK = 16  # frames at once, to bound the memory for the five filtered pictures
 
 
 def ssim(frames: Tensor, reference: Tensor) -> Tensor:
@@ -38,25 +39,33 @@ def ssim(frames: Tensor, reference: Tensor) -> Tensor:
     height, width = first.shape[2:]
     if min(height, width) < WINDOW:
         raise ShapeError(f"SSIM needs frames of at least {WINDOW}x{WINDOW} pixels, given {width}x{height}")
-    parts = zip(torch.split(first, _CHUNK), torch.split(second, _CHUNK), strict=True)
-    return torch.cat([_similarity(x, y) for x, y in parts])
+    return torch.cat([(luminance * structure).mean((1, 2, 3)) for luminance, structure in terms(first, second)])
 
 
-def _similarity(x: Tensor, y: Tensor) -> Tensor:
+def terms(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the luminance term and the contrast-structure term at each place, some frames at a time; SSIM is their product.
+
+    Args:
+        first, second: float32 `[F, 3, Y, X]`, at least 11x11 pixels.
+
+    Yields:
+        two float64 tensors `[f, 3, Y - 10, X - 10]`.
+    """
+    many = frames_at_once(first)
+    for x, y in zip(torch.split(first, many), torch.split(second, many), strict=True):
+        yield _terms(x.double(), y.double())  # variances are small differences
+
+
+def _terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     mean_x, mean_y, square_x, square_y, product = _blur(torch.stack((x, y, x * x, y * y, x * y)))
     covariance = product - mean_x * mean_y
     variances = (square_x - mean_x * mean_x) + (square_y - mean_y * mean_y)  # rounds like 2 * covariance, so equal frames give 1
     luminance = (2 * mean_x * mean_y + C1) / (mean_x * mean_x + mean_y * mean_y + C1)
     structure = (2 * covariance + C2) / (variances + C2)
-    similarity: Tensor = luminance * structure
-    return similarity.double().mean((1, 2, 3))
+    return luminance, structure
 
 
 def _blur(pictures: Tensor) -> Tensor:
     """Gaussian mean over the window, only where it fits: `[..., Y, X]` -> `[..., Y - 10, X - 10]`."""
-    place = torch.arange(WINDOW, device=pictures.device, dtype=pictures.dtype) - WINDOW // 2
-    weight = torch.exp(-place.square() / (2 * SIGMA**2))
-    weight = weight / weight.sum()
-    flat = pictures.flatten(0, -3)[:, None]  # [N, 1, Y, X]
-    flat = functional.conv2d(functional.conv2d(flat, weight[None, None, :, None]), weight[None, None, None, :])
-    return flat.reshape(*pictures.shape[:-2], *flat.shape[-2:])
+    weights = gaussian(SIGMA, WINDOW // 2)
+    return weighed(weighed(pictures, weights, -2), weights, -1)

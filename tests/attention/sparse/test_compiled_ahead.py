@@ -17,7 +17,7 @@ import torch
 from strobe.attention.sparse.launch import precision_of
 from strobe.core.device import NO_GPU, Card
 
-SCRIPT = Path(__file__).with_name("compiled_ahead.py")
+SCRIPT = Path(__file__).parents[2] / "support" / "compiled_ahead.py"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 MOST = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
@@ -140,6 +141,29 @@ def test_deterministic_algorithms_are_asked_for() -> None:
         assert explain(q, k, v, all_seen(1, 2, 1), softmax_scale=-1.0).impl.name == "cpu"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"), [("sparsity", (0.5, 0.75, 0.2)), ("softmax_scale", (0.1, 2.0, 0.5)), ("topk", (1, 2, 3))]
+)
+def test_a_compiled_call_takes_another_number(option: str, values: tuple[float, ...]) -> None:
+    """The compiler makes a number symbolic at its second value; graphs of earlier values stay in use."""
+    tensors = draw(1, 90, 2, 16)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def call(number: float) -> Tensor:
+        return video(*tensors, **{"topk": None if option == "sparsity" else 2} | {option: number}).out
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for value in values:
+        torch.testing.assert_close(compiled(value), call(value))
+    graphs = counter.frame_count
+    for value in values:
+        torch.testing.assert_close(compiled(value), call(value))
+    assert counter.frame_count == graphs, "nothing is compiled again"
+    assert (call(values[0]) - call(values[1])).abs().max() > 1e-3, "the number matters"
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -31,7 +31,7 @@ from strobe.core.tolerances import tolerance
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
 
-SCRIPT = Path(__file__).with_name("history_on_cpu.py")
+SCRIPT = Path(__file__).parents[2] / "support" / "history_on_cpu.py"
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 

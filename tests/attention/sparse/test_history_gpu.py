@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from history_on_cpu import Case, Drawn, draw, open_slots
 
+from history_on_cpu import Case, Drawn, draw, open_slots
 from strobe.attention.sparse import history as operator
 from strobe.attention.sparse import tiled
 from strobe.attention.sparse.history import history_attention

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("stages_on_cpu.py")
+SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 

@@ -20,7 +20,7 @@ from strobe.attention.types import AttentionOutput, check
 from strobe.core.device import Card
 from strobe.core.errors import ImplUnavailableError
 
-SCRIPT = Path(__file__).with_name("triton_on_cpu.py")
+SCRIPT = Path(__file__).parents[2] / "support" / "triton_on_cpu.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("messages_on_cpu.py")
+SCRIPT = Path(__file__).parents[2] / "support" / "messages_on_cpu.py"
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -18,7 +18,7 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs ar
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
 def test_torchrun(tmp_path: Path, device: str) -> None:
-    script = Path(__file__).with_name("torchrun_work.py")
+    script = Path(__file__).parents[2] / "support" / "torchrun_work.py"
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
     cell = Cell(
         argv=(sys.executable, *torchrun, str(script), str(tmp_path), device),

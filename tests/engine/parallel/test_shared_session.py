@@ -22,8 +22,8 @@ from strobe.engine.load import Model
 from strobe.engine.memory import predict
 from strobe.engine.parallel import DeviceGroup
 from strobe.engine.parallel.cache import SharedCache
-from strobe.engine.parallel.memory import predict_rank
 from strobe.engine.presets import preset
+from strobe.engine.rank_memory import predict_rank
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from tree_ranks import Runner, threads

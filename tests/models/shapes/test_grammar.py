@@ -66,6 +66,12 @@ def test_parse(prompt: str, words: tuple[str, ...]) -> None:
         ("a red circle going left and right", r"gives the direction twice \('left', then 'right'\)"),
         ("a slow red circle going left fast", r"gives the speed twice \('slow', then 'fast'\)"),
         ("", "gives no colour"),
+        ("an orange star", r'add one of: left, right, up, down; for example "an orange star moving left"'),
+        ("moving up", r'add one of: circle, .*; for example "a red circle moving up"'),
+        (
+            "a green circle and a blue square moving left",
+            r"gives the colour twice \('green', then 'blue'\); the model draws one shape; for example .a green circle moving",
+        ),
     ],
 )
 def test_parse_names_the_mistake(prompt: str, message: str) -> None:

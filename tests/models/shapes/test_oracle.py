@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from strobe.core.errors import ShapeError
 from strobe.models.shapes.grammar import CHOICES
-from strobe.models.shapes.oracle import accuracy, border_jump, centroids, detect, flicker
+from strobe.models.shapes.oracle import accuracy, centroids, detect, flicker
 from strobe.models.shapes.render import advance, render, wrapped
 
 ALL_SCENES = torch.tensor(list(itertools.product(*(range(len(values)) for values in CHOICES.values()))))
@@ -118,16 +118,6 @@ def test_flicker_is_the_second_difference_of_the_colour() -> None:
     # Red (230, 40, 40) alternates with 0.9 of itself: |second difference| is 0.2 * mean(230, 40, 40) / 255.
     expected = 0.2 * (230 + 40 + 40) / 3 / 255
     assert flicker(detect(frames * gain)).item() == pytest.approx(expected, rel=0.02)
-
-
-def test_border_jump_by_hand() -> None:
-    steps = torch.tensor([0.0, 0.01, 0.02, 0.05, 0.06, 0.07, 0.10, 0.11])  # +0.01 each, +0.03 into frames 3 and 6
-    frames = steps[None, :, None, None, None].expand(1, 8, 3, 16, 16)
-    assert border_jump(frames, (3, 6)).item() == pytest.approx(3.0, rel=1e-4)
-    assert border_jump(torch.zeros(1, 8, 3, 16, 16), (3, 6)).isnan().all()
-    for starts in ((), (0,), (8,), tuple(range(1, 8))):
-        with pytest.raises(ShapeError, match="border_jump"):
-            border_jump(frames, starts)
 
 
 def test_frames_are_checked() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from strobe.core.errors import WeightsError
+from strobe.core.errors import ConfigError, WeightsError
 from strobe.models.shapes import weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.shapes.train import autoencoder
@@ -120,3 +120,16 @@ def test_bundled_latents_are_standard() -> None:
     latents = vae.encode_groups(autoencoder.draw_clips(16, 4, torch.device("cpu")))
     assert latents.mean(dim=(0, 1, 3, 4)).abs().max() < 0.3
     assert (latents.std(dim=(0, 1, 3, 4)) - 1).abs().max() < 0.3
+
+
+def test_the_text_encoder_takes_whole_scenes_alone() -> None:
+    _, text, _ = weights.load()
+    text.check(["a red circle moving left", "on a gray background a blue star is gliding up quickly"])
+    for prompt, words in (
+        ("a circle moving left", 'gives no colour; .* for example "a red circle moving left"'),
+        ("a red circle moving left, a blue square moving left", "gives the colour twice"),
+        ("a red circel moving left", "did you mean 'circle'"),
+        ("", "has 0 words"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            text.check(["a red circle moving left", prompt])

@@ -8,7 +8,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 
-import oracle
+import trace_oracle as oracle
 from captures import H200, Raw, Span
 from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import trace_facts

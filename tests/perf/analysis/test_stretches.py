@@ -22,11 +22,11 @@ from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.layers import layer_groups
 from strobe.perf.analysis.structure.ranges import range_table
 from strobe.perf.analysis.structure.steps import find_steps
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.report.events_csv import write_events
 from strobe.perf.report.model import encode_report
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
 
 CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"

@@ -14,7 +14,7 @@ import torch
 from strobe.perf.measure import clocks, nvml
 from strobe.perf.measure.clocks import ClockSampler, cool_down, gpu_state, read_clocks
 from strobe.perf.records import environment
-from strobe.perf.records.record import GpuState
+from strobe.perf.records.clocks import GpuState
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 IDLE, POWER_CAP, HOT = 0x1, 0x4, 0x20

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from strobe.core import spans
+from strobe.core.errors import ConfigError
 from strobe.core.spans import span
 from strobe.perf.measure.timing import FINE, Region, TimingRecorder, recording, span_records
 from strobe.perf.records.record import Clip
@@ -155,3 +156,14 @@ def test_cuda_events_measure_the_device_and_e2e_the_wall() -> None:
     assert abs(sum(block.value_ns for block in blocks) - e2e.value_ns) < 0.1 * e2e.value_ns
     ends = [block.start_ns + block.value_ns for block in blocks]
     assert all(abs(end - block.start_ns) < 200_000 for end, block in zip(ends, blocks[1:], strict=False))
+
+
+def test_a_recorder_takes_the_name_of_a_device() -> None:
+    recorder = TimingRecorder("cpu")
+    with recording(recorder):
+        recorder.start_clip()
+        with span("part"):
+            pass
+    assert list(record(recorder)) == [("part", None)]
+    with pytest.raises(ConfigError, match="unknown device 'gpu'; allowed: auto, cpu, cuda, cuda:N"):
+        TimingRecorder("gpu")

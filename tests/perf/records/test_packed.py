@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.lint.check import files_of, lint_file
+from strobe.lint.check import files_of, lint_file
 from strobe.perf.logs import Log, read_log
 from strobe.perf.records import packed
 from strobe.perf.records.packed import PACKED, RECORDS, pack
 from strobe.perf.records.record import Clip, End, Header, Span
 from strobe.perf.records.store import RunWriter, read_run
-from strobe.perf.report.log_page.entries import run_folders
+from strobe.perf.report.blocks.log.entries import run_folders
 
 ROOT = Path(__file__).parents[3]
 

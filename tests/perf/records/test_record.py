@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strobe.perf.records.grids import Prediction
 from strobe.perf.records.record import LINES, Header, Record, Span
 from strobe.perf.records.schema import schema_markdown
 
@@ -23,7 +24,7 @@ def test_integers_beyond_a_float_survive(span: Span) -> None:
 def test_every_line_tells_its_kind_and_version(header: Header, span: Span) -> None:
     for record in (header, span):
         line = msgspec.json.decode(msgspec.json.encode(record))
-        assert (line["record"], line["v"]) == (type(record).__name__.lower(), 1)
+        assert (line["record"], line["v"]) == (type(record).__name__.lower(), 2)
 
 
 def test_the_header_has_every_field_a_reader_needs_to_repeat_the_run() -> None:
@@ -54,8 +55,8 @@ def test_the_manual_lists_every_field_of_every_line() -> None:
             assert f"| `{field.name}` |" in section
 
 
-@pytest.mark.parametrize("kind", LINES)
-def test_times_are_whole_nanoseconds(kind: type[msgspec.Struct]) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in LINES if kind is not Prediction])
+def test_times_that_a_clock_measured_are_whole_nanoseconds(kind: type[msgspec.Struct]) -> None:
     for field in msgspec.inspect.type_info(kind).fields:
         if field.name.endswith(("_ns", "_bytes")):
             found = field.type.type

@@ -148,8 +148,8 @@ def test_lines_that_are_no_records_are_counted_and_skipped(tmp_path: Path, heade
 
 def test_another_schema_version_names_those_that_are_readable(tmp_path: Path, header: Header, span: Span) -> None:
     with RunWriter(tmp_path / "run") as writer:
-        writer.append(header, msgspec.structs.replace(span, v=2))
-    with pytest.raises(RecordVersionError, match=r":2 has record schema 2; this strobe reads 1;"):
+        writer.append(header, msgspec.structs.replace(span, v=3))
+    with pytest.raises(RecordVersionError, match=r":2 has record schema 3; this strobe reads 1, 2;"):
         read_run(writer.folder)
     unknown = b'{"record":"spectrum","v":7}\n'
     (writer.folder / RECORDS).write_bytes(msgspec.json.encode(header) + b"\n" + unknown)

@@ -10,7 +10,7 @@ import pytest
 
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_profile import attention_report
+from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Report, Share, Table
 
 TIMES = {"sdpa": (1_000_000, 1_100_000), "sparse:x": (400_000, 500_000)}
@@ -44,7 +44,7 @@ def page(tmp_path: Path, device_name: str = "NVIDIA H200", sparse_flops: int = 1
             writer.append(gate, settings)
         laps(writer)
         writer.append(rec.End(status="complete", date="2026-11-01T09:31:00Z", wall_ns=1))
-    return attention_report(folder)
+    return build_report([folder])
 
 
 def laps(writer: RunWriter) -> None:

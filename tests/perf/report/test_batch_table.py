@@ -11,10 +11,10 @@ import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.packed import RECORDS
+from strobe.perf.records.plan import PLAN, Plan, PlannedCell
 from strobe.perf.records.seal import seal
 from strobe.perf.records.store import read_run
 from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.ablation_page.plan import PLAN, Plan, PlannedCell
 from strobe.perf.report.markdown import render_markdown
 
 CELLS = (

@@ -140,7 +140,7 @@ def test_no_share_is_realised_of_a_kernel_that_did_not_change(
 def test_waterfall_goes_from_a_steady_frame_block_to_the_other(make_run: MakeRun, traced: tuple[int, int]) -> None:
     """Switches at blocks 5 and 9, a window that is full from block 3 on: blocks 3, 4, 6, 7, 8, 10 and 11, each until the next."""
     folder = make_run(traced=traced)
-    figure = section(build_report([folder]), "answer").blocks[0]
+    figure = section(build_report([folder], pair=("baseline", "balanced")), "answer").blocks[0]
     assert isinstance(figure, Figure) and isinstance(figure.picture, Waterfall)
     first, *steps, last = figure.picture.bars
     for bar, variant in ((first, "baseline"), (last, "balanced")):
@@ -217,12 +217,18 @@ def test_quality_cells_name_their_reference_or_why_there_is_none(make_run: MakeR
     assert rows[Text("psnr")][0].reason.startswith("every frame equals the reference")
 
 
-def test_quality_pictures_leave_out_what_has_no_value(make_run: MakeRun) -> None:
+def test_quality_pictures_mark_at_the_edge_what_equals_the_reference(make_run: MakeRun) -> None:
     figures = [block for block in section(build_report([make_run()]), "quality").blocks if isinstance(block, Figure)]
     assert [figure.picture.y.title for figure in figures if isinstance(figure.picture, Plane)] == ["prompt_accuracy", "psnr"]
     psnr = figures[1].picture
     assert isinstance(psnr, Plane)
-    assert [mark.label for mark in psnr.marks] == ["balanced", "turbo", "ultra"] and "baseline" in figures[1].title
+    assert [(mark.label, mark.above) for mark in psnr.marks] == [
+        ("baseline", True),
+        ("balanced", False),
+        ("turbo", False),
+        ("ultra", False),
+    ]
+    assert "An arrow at the upper edge" in figures[1].title
 
 
 def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> None:
@@ -260,8 +266,11 @@ def test_a_changed_trace_and_a_lost_trace_are_said(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "traces" / "ultra.json.gz").unlink()
     (folder / "traces" / "turbo.json.gz").write_bytes((folder / "traces" / "baseline.json.gz").read_bytes())
-    notes = words(section(build_report([folder]), "notes"))
-    assert "Trace of turbo: the file is not the one that was recorded" in notes
+    report = build_report([folder])
+    notes, stops = words(section(report, "notes")), [banner.items for banner in report.banners if banner.level == "stop"]
+    assert [item.partition(": ")[2].partition(";")[0] for item in stops[0]] == [
+        "traces/turbo.json.gz is not the file that was recorded (its SHA-256 differs)"
+    ]
     assert "ultra has no trace to show: trace traces/ultra.json.gz cannot be read: No such file or directory" in notes
     (folder / "traces" / "ultra.json.gz").write_text("not a trace")
     assert str(folder) not in words(section(build_report([folder]), "notes"))

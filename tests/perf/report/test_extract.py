@@ -10,18 +10,16 @@ import pytest
 from strobe.perf.analysis.runs.log_metrics import attention_summary
 from strobe.perf.analysis.runs.log_rounds import LogRequest, stage_rounds
 from strobe.perf.logs import Constraint, read_log
-from strobe.perf.report.extract import (
-    StageLog,
+from strobe.perf.report.blocks.logs import (
     TimerLog,
-    TraceKernels,
     attention_section,
-    extract_report,
     input_file,
     inputs_section,
     kernels_section,
     ranges,
     stages_section,
 )
+from strobe.perf.report.extract_page import extract_report
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import ExactTime, Table, decode_report, encode_report
 
@@ -31,7 +29,7 @@ KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the 2.76 ms kerne
 
 def test_the_stage_table_has_every_round_and_both_averages() -> None:
     paths = (DATA / "mislabelled_seconds.log", DATA / "interleaved_ranks.log")
-    logs = [StageLog(label=path.name, rounds=stage_rounds(LogRequest(log=read_log(path)))) for path in paths]
+    logs = [(path.name, stage_rounds(LogRequest(log=read_log(path)))) for path in paths]
     first, second, by_rank = stages_section(logs).blocks
     assert isinstance(first, Table) and isinstance(second, Table) and isinstance(by_rank, Table)
     heads = [row.cells[0].text for row in first.rows]  # type: ignore[union-attr]
@@ -58,7 +56,7 @@ def test_an_inferred_unit_is_said_under_every_table_that_uses_it() -> None:
     )
     assert any("8 left out (values 1-8): in round 1" in note for note in table.notes) and table.notes[-1] == "candidate: a remark"
     stages = stage_rounds(LogRequest(log=log, constraints=(Constraint(rule="at_least", bound_ns=10**10, what="a lower bound"),)))
-    (table,) = stages_section([StageLog(label="a", rounds=stages)]).blocks
+    (table,) = stages_section([("a", stages)]).blocks
     assert isinstance(table, Table) and "UNIT NOT AS LABELLED" in table.notes[0]
 
 
@@ -79,7 +77,7 @@ def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> 
     path = tmp_path / "a|b`<script>.log"
     path.write_text("[<b>EvilStage] finished in 1 s\n[<b>EvilStage] finished in 2 s\n>>>> a|b time: x|y ms\n")
     log = read_log(path)
-    section = stages_section([StageLog(label=path.name, rounds=stage_rounds(LogRequest(log=log), "evil"))])
+    section = stages_section([(path.name, stage_rounds(LogRequest(log=log), "evil"))])
     report = extract_report("t", "s", [section, inputs_section([input_file(path)], [log])])
     text = render_markdown(report)
     assert "<script>" not in text and "<b>" not in text and "a\\|b\\`&lt;script&gt;.log" in text
@@ -87,11 +85,9 @@ def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> 
 
 
 def test_a_trace_without_the_kernel_has_a_row() -> None:
-    (table,) = kernels_section([TraceKernels(label="rank 0", found=())], "flash").blocks
+    (table,) = kernels_section([("rank 0", ())], "flash").blocks
     assert isinstance(table, Table) and len(table.rows) == 1
-    assert "none" in render_markdown(
-        extract_report("t", "s", [kernels_section([TraceKernels(label="rank 0", found=())], "flash")])
-    )
+    assert "none" in render_markdown(extract_report("t", "s", [kernels_section([("rank 0", ())], "flash")]))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ImplUnavailableError
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.report.perfetto import TrackSlice, in_lanes, write_perfetto
-from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy
+from strobe.perf.report.trace_study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")

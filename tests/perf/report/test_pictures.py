@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.perf.report.blocks.lanes import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.html import render_html
-from strobe.perf.report.lanes import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     Bar,

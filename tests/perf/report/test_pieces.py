@@ -9,8 +9,16 @@ from strobe.core.costs import device_peaks
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.runs.replays import passes_of
 from strobe.perf.records.record import SpanCost
+from strobe.perf.report.blocks.breakdown import (
+    Roofs,
+    breakdown_blocks,
+    gains_table,
+    gaps_table,
+    layers_table,
+    shares_table,
+    stages_table,
+)
 from strobe.perf.report.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
-from strobe.perf.report.pieces import Roofs, breakdown_blocks, gains_table, gaps_table, layers_table, shares_table, stages_table
 from strobe.perf.trace import Trace
 
 H200 = device_peaks("NVIDIA H200")

@@ -30,7 +30,7 @@ from strobe.perf.report.model import (
     encode_report,
 )
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
+from strobe.perf.report.trace_study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.write import MAX_PAGE_BYTES, render
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import layouts
-import oracle
+import trace_oracle as oracle
 from strobe.perf.trace import HostEvent, HostEvents, Trace, read_trace
 
 ROOT = Path(__file__).parents[3]

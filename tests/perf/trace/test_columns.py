@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.trace import columns
-from strobe.perf.trace.columns import Column, looked_up, renumber, taken, time_order
+from strobe.perf.trace.columns import Column, different, looked_up, renumber, taken, time_order, view
 
 _NUMBERS = st.one_of(
     st.integers(-5, 5), st.integers(-(2**31) - 2, -(2**31) + 2), st.integers(2**31 - 2, 2**31 + 2), st.just(2**61)
@@ -57,3 +57,17 @@ def test_taking_and_looking_up() -> None:
     ids = _column(1, -1, 0)
     renumber(ids, [7, 8])
     assert ids.tolist() == [8, -1, 7]
+
+
+@given(st.lists(st.integers(-(1 << 62), 1 << 62) | st.integers(-20, 20), max_size=40), st.sampled_from([np.int64, np.int8]))
+def test_the_different_values_are_those_of_a_set(values: list[int], kind: type[np.signedinteger]) -> None:
+    given_values = np.array([value % 100 if kind is np.int8 else value for value in values], kind)
+    found = different(given_values)
+    assert found.tolist() == sorted(set(given_values.tolist())) and found.dtype == np.int64
+
+
+def test_numpy_sees_columns_of_8_bytes_as_the_integers_it_is_fast_with() -> None:
+    """The type of an array of `q` equals `int64` and yet is another: what only knows `int64` takes it value by value."""
+    column = array("q", [1, 2, 3])
+    assert view(column).dtype.num == np.dtype(np.int64).num != np.asarray(column).dtype.num
+    assert np.shares_memory(view(column), np.asarray(column))

@@ -134,8 +134,8 @@ def _plan_of_traced(call: VideoCall) -> VideoPlan:
     )
     forced = (call.forced.own, index(call.forced.first_frames), index(call.forced.last_frames))
     grids = (_static(call.grid), _static(call.kv_grid), _static(call.tile), _static(call.kv_tile), _static(call.topk))
-    rest = (call.layouts, call.coarse, call.rotated, call.softmax_scale, "reference", *call[14:])
-    found: VideoPlan = _traced(faces, forced, index(call.estimator.parts), grids, call.sparsity, rest)
+    rest = (call.layouts, call.coarse, call.rotated, _static(call.softmax_scale), "reference", *call[14:])
+    found: VideoPlan = _traced(faces, forced, index(call.estimator.parts), grids, _static(call.sparsity), rest)
     fine = SparseSpec.of(found.plan.spec, batch=spec.batch, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads)
     return VideoPlan(
         q_tiles=found.q_tiles,
@@ -150,7 +150,13 @@ def _static(value: Any) -> Any:
     """A number that a compiler may have made symbolic, or several of them, as plain ones."""
     if value is None or isinstance(value, str):
         return value
-    return tuple(index(each) for each in value) if isinstance(value, tuple) else index(value)
+    if isinstance(value, tuple):
+        return tuple(index(each) for each in value)
+    if isinstance(value, float):  # a symbolic one has no index
+        from torch.fx.experimental.symbolic_shapes import guard_scalar  # loaded by the compiler; slow to load without it
+
+        return guard_scalar(value)
+    return index(value)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -16,11 +16,13 @@ class Attempt:
     Attributes:
         refused: it cannot run here, and said so.
         reason: what was raised, on one line; empty if nothing was.
+        error: what was raised; None if nothing was.
     """
 
     def __init__(self) -> None:
         self.refused = False
         self.reason = ""
+        self.error: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -28,6 +30,7 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if not isinstance(error, Exception):
             return False
+        self.error = error
         self.refused = isinstance(error, ImplUnavailableError | NotImplementedError)
         words = " ".join(str(error).split()) or "no reason given"
         text = words if isinstance(error, StrobeError) else f"{type(error).__name__}: {words}"

@@ -12,9 +12,9 @@ from torch import Tensor
 from strobe.bench import peers
 from strobe.bench.attention import lines, oracle, ours, stages
 from strobe.bench.attention.attempt import Attempt
-from strobe.bench.attention.contestant import Contestant
+from strobe.bench.attention.contestant import PEER, Contestant, group_and_impl
 from strobe.bench.attention.inputs import Inputs
-from strobe.bench.attention.laps import Run, Speed, Stopwatch, matmul_peak, plan_laps
+from strobe.bench.attention.laps import matmul_peak, plan_laps
 from strobe.bench.clips import ClipNumbers
 from strobe.core.device import synchronize
 from strobe.core.errors import StrobeError
@@ -25,20 +25,10 @@ from strobe.perf.measure.clocks import ClockSampler, read_clocks
 from strobe.perf.measure.memory import peak_bytes, reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.stopwatch import Run, Speed, Stopwatch
 from strobe.perf.records import record
+from strobe.perf.records.grids import HOST, MATMUL, PEAK, RECALL, SAVED, STAGE, TEMPORARY
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_bench.names import (
-    APPROXIMATION,
-    HOST,
-    LSE,
-    MATMUL,
-    PEAK,
-    RECALL,
-    SAVED,
-    SELECTION,
-    STAGE,
-    TEMPORARY,
-)
 
 _RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
 
@@ -84,7 +74,7 @@ class _Measurement:
 
     def measure(self) -> None:
         plan, names = self._plan, self._plan.contestants
-        watch = Stopwatch(self._device)
+        watch = Stopwatch(self._device, cold=True)
         bound: dict[str, _Bound] = {}
         for name in names:
             self._say(f"checking {name}")
@@ -94,7 +84,7 @@ class _Measurement:
         if bound:
             self._time(bound, watch)
         for name, each in bound.items():
-            if each.contestant.kind in ("tiled", "raster") and not name.startswith("peer:") and not self._inputs.cell.backward:
+            if each.contestant.line.work == "whole" and not each.contestant.line.peer and not self._inputs.cell.backward:
                 self._say(f"splitting {name}")
                 self._split(name, each.contestant, watch)
         for name, each in bound.items() if plan.traced_calls else ():
@@ -107,7 +97,7 @@ class _Measurement:
         """Build, check and try a contestant; write why it takes no part, if it does not."""
         inputs = self._inputs
         with Attempt() as attempt:
-            contestant = peers.build(name, inputs) if name.startswith("peer:") else ours.build(name, inputs)
+            contestant = (peers if group_and_impl(name)[0] == PEER else ours).build(name, inputs)
             if not self._passes(contestant):
                 return None
             self._writer.append(lines.settings(contestant, inputs))
@@ -126,8 +116,9 @@ class _Measurement:
         return None
 
     def _fail(self, name: str, attempt: Attempt) -> None:
-        cause = f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}"
-        self._writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=(), cause=cause))
+        kind: record.Exclusion = "refused" if attempt.refused else "failed"
+        cause = f"{kind}: {attempt.reason}"
+        self._writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause))
         self._writer.sync()
         with Attempt() as alive:
             synchronize(self._device)
@@ -145,10 +136,10 @@ class _Measurement:
         out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
         close = oracle.precision(out, expected.out)
         wide = str(oracle.wide_dtype(inputs.q.dtype)).removeprefix("torch.")
-        reference = f"{SELECTION}, {wide}"
-        numbers = [*lines.quality(contestant.name, reference, "out", close)]
+        selection, full = lines.Against(kind="selection", dtype=wide), lines.Against(kind="dense", dtype=wide)
+        numbers = [*lines.quality(contestant.name, selection, "out", close)]
         dense = oracle.precision(out, expected.dense)
-        numbers += lines.quality(contestant.name, f"{APPROXIMATION}, {wide}", "out", dense)
+        numbers += lines.quality(contestant.name, full, "out", dense)
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -156,22 +147,22 @@ class _Measurement:
             missed = float((lse.double() - expected.dense_lse.double()).abs().max())
             limit = tolerance("lse", inputs.q.dtype)
             checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
-            numbers.append(lines.number(contestant.name, LSE, error, reference, "largest absolute difference"))
-            numbers.append(lines.number(contestant.name, LSE, missed, f"{APPROXIMATION}, {wide}", "largest absolute difference"))
+            numbers += [lines.lse_error(contestant.name, selection, error), lines.lse_error(contestant.name, full, missed)]
         if contestant.kind != "dense":
-            numbers.append(lines.number(contestant.name, RECALL, expected.recall, f"{APPROXIMATION}, {wide}", _RECALL))
+            numbers.append(lines.number(contestant.name, RECALL, expected.recall, _RECALL, against=full))
         if inputs.cell.backward:
             for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
                 close = oracle.precision(given, wanted)
-                numbers += lines.quality(contestant.name, reference, f"d{which}", close)
+                numbers += lines.quality(contestant.name, selection, f"d{which}", close)
                 checks.append(self._rule(contestant, f"d{which}", close, oracle.BACKWARD))
-        rows = f"{len(inputs.checked)} queries of every head against {reference}"
+        rows = f"{len(inputs.checked)} queries of every head against {selection.words}"
         gate = record.Gate(
             variant=contestant.name,
-            reference=reference,
+            reference=selection.words,
             rule=f"{rows}: " + ", ".join(rule for _, rule, _ in checks),
             passed=all(passed for passed, _, _ in checks),
             detail=", ".join(detail for _, _, detail in checks),
+            exact=not contestant.close,
         )
         self._writer.append(gate, *numbers)
         self._writer.sync()
@@ -196,10 +187,11 @@ class _Measurement:
         on_gpu = self._device.type == "cuda"
         where = "bytes that torch allocated" if on_gpu else "resident set of the process"
         peak = peak_bytes(self._device)
-        yield lines.number(name, PEAK, float(peak), "", f"{where}, largest during one call", "bytes")
-        yield lines.number(name, TEMPORARY, float(peak - before), "", f"{where}, above what was there before one call", "bytes")
+        yield lines.number(name, PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
+        above = f"{where}, above what was there before one call"
+        yield lines.number(name, TEMPORARY, float(peak - before), above, unit="bytes")
         if on_gpu and self._inputs.cell.backward:
-            yield lines.number(name, SAVED, float(saved), "", f"{where}, kept from forward for backward", "bytes")
+            yield lines.number(name, SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
 
     # ------------------------------------------------------------------------------------------------------ times
 
@@ -218,7 +210,9 @@ class _Measurement:
         for number in range(laps.rounds):
             self._say(f"timing, round {number + 1} of {laps.rounds}")
             with ClockSampler(self._device) as sampler:
-                taken = [(name, watch.lap(runs[name], laps.calls[name], speeds[name])) for name in palindrome(first, rest)]
+                taken = [
+                    (name, watch.lap(runs[name], laps.calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)
+                ]
             clocks = sampler.clocks()
             for name, lap in taken:
                 clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
@@ -231,12 +225,12 @@ class _Measurement:
             found = stages.split(contestant, self._device, watch)
             clip = self._clips.finish(name, "timed", None, len(found), read_clocks(self._device))
             clock: record.Clock = "cuda_event" if self._device.type == "cuda" else "perf_counter"
-            taken = [line for stage, ns in found.items() for line in lines.spans(clip, STAGE + stage, (ns,), clock)]
+            taken = [line for stage, ns in found.items() for line in lines.spans(clip, STAGE, (ns,), clock, stage)]
             self._writer.append(*taken, clip)
             self._writer.sync()
         if attempt.reason:
             cause = f"stages: {attempt.reason}"
-            self._writer.append(record.Excluded(variant=name, span=STAGE, clip=None, indices=(), cause=cause))
+            self._writer.append(record.Excluded(variant=name, span=STAGE, clip=None, indices=(), kind="failed", cause=cause))
 
     # ------------------------------------------------------------------------------------------------------ traces
 

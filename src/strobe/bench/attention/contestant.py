@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +12,20 @@ from torch import Tensor
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench.attention.inputs import Inputs
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.perf.records import grids
 
 Kind = Literal["dense", "fine", "tiled", "raster"]
 """What is computed: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order."""
+
+
+PEER: Final = "peer"
+"""Group of what is not ours."""
+
+
+def group_and_impl(name: str) -> tuple[str, str]:
+    """Take the name of a contestant apart: `kind:impl`, or `peer:name`."""
+    group, _, impl = name.partition(":")
+    return group, impl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +73,13 @@ class Contestant:
     close: bool = False
     gradient: Callable[[Found, Tensor], Callable[[], tuple[Tensor, ...]]] | None = None
     reason: str = ""
+
+    @property
+    def line(self) -> grids.Contestant:
+        """What the records say of it."""
+        group, impl = group_and_impl(self.name)
+        work: grids.Work = self.kind if self.kind in ("dense", "fine") else "whole"
+        return grids.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster")
 
     @property
     def span(self) -> str:

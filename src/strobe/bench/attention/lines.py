@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from strobe.bench.attention.contestant import Contestant
+from strobe.bench.attention.grid import Cell
 from strobe.bench.attention.inputs import Inputs
 from strobe.bench.attention.oracle import Precision
 from strobe.core import costs
 from strobe.perf.records import record
-from strobe.perf.report.attention_bench.names import COSINE, L1, RECALL, RMSE
+from strobe.perf.records.grids import COSINE, L1, LSE, RECALL, RMSE, AttentionCell
 
 BACKWARD_FLOPS: Final = 2.5
 """FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
 _HIGHER: Final = (COSINE, RECALL)
 
 
-def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock) -> Iterator[record.Span]:
+def cell_line(cell: Cell) -> AttentionCell:
+    """Which cell of the grid it is."""
+    return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+
+
+def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock, part: str = "") -> Iterator[record.Span]:
     """One line per call. Calls of a queue have no start of their own: it is where the times before them add up to."""
     start = 0
     for index, value in enumerate(times_ns):
@@ -27,6 +34,7 @@ def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.C
             order=clip.order,
             palindrome=clip.palindrome,
             name=name,
+            part=part,
             index=index,
             start_ns=start,
             value_ns=value,
@@ -36,7 +44,27 @@ def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.C
         start += value
 
 
-def number(variant: str, metric: str, value: float, reference: str, definition: str, unit: str = "") -> record.Quality:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Against:
+    """What a tensor of a call is held against.
+
+    Args:
+        kind: attention to the same selection, or to all keys.
+        dtype: of the oracle.
+    """
+
+    kind: Literal["selection", "dense"]
+    dtype: str
+
+    @property
+    def words(self) -> str:
+        """For a reader."""
+        return f"{'the same selection' if self.kind == 'selection' else 'full dense attention'}, {self.dtype}"
+
+
+def number(
+    variant: str, metric: str, value: float, definition: str, *, unit: str = "", against: Against | None = None, tensor: str = ""
+) -> record.Quality:
     """A measured number; one that is not finite is written as absent."""
     finite = abs(value) < float("inf")
     return record.Quality(
@@ -44,22 +72,32 @@ def number(variant: str, metric: str, value: float, reference: str, definition: 
         metric=metric,
         value=value if finite else None,
         unit=unit,
-        reference=reference,
+        reference="" if against is None else against.words,
         definition=definition,
         n=1,
         better="higher" if metric in _HIGHER else "lower",
         note="" if finite else "not finite",
+        tensor=tensor,
+        against=None if against is None else against.kind,
     )
 
 
-def quality(variant: str, reference: str, what: str, close: Precision) -> tuple[record.Quality, ...]:
+def quality(variant: str, against: Against, tensor: str, close: Precision) -> tuple[record.Quality, ...]:
     """Three numbers of one tensor against its reference."""
     words = {
         COSINE: (close.cosine, "of all values as one vector"),
         L1: (close.l1, "sum of absolute differences / sum of absolute expected values"),
         RMSE: (close.rmse, "root of the mean squared difference"),
     }
-    return tuple(number(variant, metric, value, reference, f"{what}: {how}") for metric, (value, how) in words.items())
+    return tuple(
+        number(variant, metric, value, f"{tensor}: {how}", against=against, tensor=tensor)
+        for metric, (value, how) in words.items()
+    )
+
+
+def lse_error(variant: str, against: Against, error: float) -> record.Quality:
+    """The largest difference of the lse."""
+    return number(variant, LSE, error, "largest absolute difference", against=against, tensor="lse")
 
 
 def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
@@ -95,4 +133,5 @@ def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
         dtype=str(inputs.q.dtype).removeprefix("torch."),
         costs=(spent,),
         sizes=sizes,
+        contestant=contestant.line,
     )

@@ -14,7 +14,7 @@ from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
 from strobe.bench import gate
-from strobe.bench.attention.contestant import Contestant, Found, Kind
+from strobe.bench.attention.contestant import Contestant, Found, Kind, group_and_impl
 from strobe.bench.attention.inputs import Inputs
 from strobe.core.errors import ImplUnavailableError
 
@@ -37,10 +37,10 @@ def build(name: str, inputs: Inputs) -> Contestant:
     Raises:
         ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
     """
-    kind, _, impl = name.partition(":")
-    if kind == "dense":
+    group, impl = group_and_impl(name)
+    if group == "dense":
         return _dense(name, impl, inputs)
-    return _fine(name, impl, inputs) if kind == "fine" else _whole(name, impl, inputs)
+    return _fine(name, impl, inputs) if group == "fine" else _whole(name, impl, inputs, raster=group == "raster")
 
 
 def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,9 +50,9 @@ def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[T
 
 
 def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: Inputs) -> None:
-    passed, _, doubt = gate.recorded(choice, inputs.device)
-    if not passed:
-        raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {doubt}")
+    held = gate.recorded(choice, inputs.device)
+    if not held.passed:
+        raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
 
 
 def _words(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
@@ -85,8 +85,7 @@ def _fine(name: str, impl: str, inputs: Inputs) -> Contestant:
     )
 
 
-def _whole(name: str, impl: str, inputs: Inputs) -> Contestant:
-    raster = name.startswith("raster:")
+def _whole(name: str, impl: str, inputs: Inputs, *, raster: bool) -> Contestant:
     kind: Kind = "raster" if raster else "tiled"
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
     _admit(choice, inputs)

@@ -16,16 +16,18 @@ from strobe.bench import peers
 from strobe.bench.attention import ours
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.cell import CellPlan, measure_cell
+from strobe.bench.attention.contestant import PEER, group_and_impl
 from strobe.bench.attention.grid import TILES, Cell
 from strobe.bench.attention.inputs import DATA, draw
+from strobe.bench.attention.lines import cell_line
 from strobe.bench.case import Progress
 from strobe.bench.runner import end_line
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
 from strobe.core.files import file_inside, not_written, write_whole
 from strobe.perf.measure.machine import describe_run
+from strobe.perf.records.grids import CELLS
 from strobe.perf.records.store import RunWriter, read_run, rotate
-from strobe.perf.report.attention_bench.names import CELLS
 
 REQUEST: Final = "request.json"
 """What a cell was measured with; a rerun must ask for the same."""
@@ -83,25 +85,30 @@ def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
     Raises:
         ConfigError: a word that is none of them.
     """
-    known = (*ours.names(), *(f"peer:{name}" for name in peers.PEERS))
+    known = (*ours.names(), *(f"{PEER}:{name}" for name in peers.PEERS))
     if not chosen:
         on_gpu = device.type == "cuda"
         return tuple(name for name in known if _default(name, on_gpu))
     found: dict[str, None] = {}
     for word in chosen:
-        named = [name for name in known if word in (name, *name.split(":")) or (word == "peers" and name.startswith("peer:"))]
+        named = [name for name in known if word in _words(name)]
         if word in ours.KINDS:  # the slow one is measured by name alone
-            named = [name for name in named if not name.endswith(f":{ours.SLOW}")]
+            named = [name for name in named if group_and_impl(name)[1] != ours.SLOW]
         if not named:
-            words = dict.fromkeys(part for name in known for part in (*name.split(":"), name))
-            raise unknown_choice("implementation", word, ["peers", *words])
+            raise unknown_choice("implementation", word, dict.fromkeys(part for name in known for part in _words(name)))
         found |= dict.fromkeys(named)
     return tuple(name for name in known if name in found)
 
 
+def _words(name: str) -> tuple[str, ...]:
+    """What a user may call a contestant."""
+    group, impl = group_and_impl(name)
+    return (*(("peers",) if group == PEER else ()), group, impl, name)
+
+
 def _default(name: str, on_gpu: bool) -> bool:
-    kind, _, impl = name.partition(":")
-    if kind == "peer":
+    group, impl = group_and_impl(name)
+    if group == PEER:
         return on_gpu and peers.PEERS[impl].installed()
     return impl not in (ours.SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
@@ -181,7 +188,7 @@ def _measure(cell: Cell, request: Request, place: Path, say: Callable[[str], Non
     dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]
     plan = CellPlan(contestants=request.contestants, seconds=request.seconds, traced_calls=request.traced_calls)
     with RunWriter(place) as writer, end_line(writer):
-        writer.append(describe_run(place, device, request.contestants, 0))
+        writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
         with Attempt() as attempt:
             inputs = draw(cell, tile=request.tile, data=request.data, dtype=dtype, device=device, seed=request.seed)
             measure_cell(inputs, writer, plan, say)

@@ -8,10 +8,10 @@ from collections import defaultdict
 import torch
 
 from strobe.bench.attention.contestant import Contestant
-from strobe.bench.attention.laps import Stopwatch
 from strobe.core.spans import span
+from strobe.perf.measure.stopwatch import Stopwatch
 from strobe.perf.measure.timing import Region, TimingRecorder, recording
-from strobe.perf.report.attention_bench.names import WHOLE
+from strobe.perf.records.grids import WHOLE
 
 CALLS = 9
 

@@ -120,7 +120,7 @@ class _Run:
         with Session(preset=self.preset, model=self.model, seed=seed, samples=samples, device=self.device) as session:
             for block in range(total):
                 if block in prompts:
-                    session.prompt(prompts[block])
+                    session.prompt(prompts[block], wait=True)
                 made = next(iter(session.stream(1)))
                 if block in wanted:
                     kept.append(made.samples.to(self.device).permute(0, 1, 4, 2, 3).float() / 255)

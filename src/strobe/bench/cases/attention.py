@@ -80,7 +80,7 @@ class AttentionVariant:
 
     kernel: Callable[[], Tensor]
     section: Callable[[], Tensor]
-    check: Callable[[], tuple[bool, str, str]]
+    check: Callable[[], gate.Held]
     cost: record.SpanCost
     settings: record.Variant
 
@@ -137,7 +137,7 @@ class AttentionCase:
         def run() -> Tensor:
             return dense_attention(q, k, v, impl=impl).out
 
-        def check() -> tuple[bool, str, str]:
+        def check() -> gate.Held:
             rows = torch.linspace(0, q.shape[1] - 1, min(_GATE_ROWS, q.shape[1]), device=q.device).round().long()
             expected = dense_attention(q[:, rows].double(), k.double(), v.double(), impl="reference").out
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
@@ -163,7 +163,7 @@ class AttentionCase:
         def kernel() -> Tensor:
             return block_sparse_attention(q, k, v, chosen, impl=impl).out
 
-        def check() -> tuple[bool, str, str]:
+        def check() -> gate.Held:
             blocks = torch.linspace(0, tiles.num_tiles - 1, min(_GATE_BLOCKS, tiles.num_tiles), device=q.device).round().long()
             rows = (blocks[:, None] * tiles.block + torch.arange(tiles.block, device=q.device)).flatten()
             part = BlockSelection(

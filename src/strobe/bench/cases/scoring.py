@@ -8,13 +8,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.bench.gate import Held
 from strobe.core.errors import ConfigError
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import SIZE
 from strobe.perf.records.record import Quality, Workload
-from strobe.quality.available import METRICS
-from strobe.quality.fidelity import compare
+from strobe.quality.available import metric
+from strobe.quality.fidelity import COMPARED, Fidelity, compare
+from strobe.quality.temporal import border_jump
 
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
@@ -23,51 +25,66 @@ SEEN: Final = 0.9
 SEEN_AT_ONCE: Final = (0, 1, 4)
 """Attributes that a single frame shows: colour, shape, background; direction and speed take several."""
 
+BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
+BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
+"""What `by_oracle` gives of every clip, and of those with a prompt switch."""
+
 
 def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:
-    """PSNR, SSIM and temporal difference against the reference, frame i against frame i, mean over clips.
+    """Every metric of `fidelity.COMPARED` against the reference, frame i against frame i, mean over clips.
 
     Args:
         frames: uint8 [B, F, Y, X, 3].
         reference: the same prompts and noise, same shape.
         reference_name: what it is, with dtype and device.
     """
-    table = {metric.name: metric for metric in METRICS}
-    for column in zip(*(compare(clip, expected) for clip, expected in zip(frames, reference, strict=True)), strict=True):
-        metric = table[column[0].metric]
+    yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
+
+
+def fidelity_lines(variant: str, clips: Sequence[Sequence[Fidelity]], reference_name: str) -> Iterator[Quality]:
+    """What was found of several clips, metric by metric: the mean over those that have a value.
+
+    Args:
+        clips: of each clip, the same metrics in the same order.
+    """
+    for column in zip(*clips, strict=True):
         values = [clip.value for clip in column if clip.value is not None]
-        equal = sum(clip.identical for clip in column)
-        note = "" if values else "every frame equals the reference"
-        if values and len(values) < len(column):
-            note = f"{equal} of {len(column)} clips equal the reference and have no finite value; mean over the others"
-        yield Quality(
-            variant=variant,
-            metric=metric.name,
-            value=sum(values) / len(values) if values else None,
-            unit=metric.unit,
-            reference=reference_name,
-            definition=metric.definition,
-            n=len(column),
-            better="higher" if metric.higher_is_better else "lower",
-            note=note,
-        )
+        notes = dict.fromkeys(clip.note or "every frame equals the reference" for clip in column if clip.value is None)
+        note = "; ".join(notes)
+        if values and notes:
+            note = f"{len(column) - len(values)} of {len(column)} clips have no finite value ({note}); mean over the others"
+        value = sum(values) / len(values) if values else None
+        yield quality_line(variant, column[0].metric, value, n=len(column), reference=reference_name, note=note)
+
+
+def quality_line(variant: str, name: str, value: float | None, *, n: int, reference: str = "", note: str = "") -> Quality:
+    """One number of one metric of the table."""
+    row = metric(name)
+    return Quality(
+        variant=variant,
+        metric=name,
+        value=value,
+        unit=row.unit,
+        reference=reference,
+        definition=row.definition,
+        n=n,
+        better="higher" if row.higher_is_better else "lower",
+        note=note,
+    )
 
 
 def not_measured(variant: str, reason: str) -> Iterator[Quality]:
     """A line for every metric that would otherwise be measured, with the reason instead of a value."""
-    for metric in METRICS:
-        if metric.not_measured is None:
-            yield Quality(
-                variant=variant,
-                metric=metric.name,
-                value=None,
-                unit=metric.unit,
-                reference="",
-                definition=metric.definition,
-                n=0,
-                better="higher" if metric.higher_is_better else "lower",
-                note=reason,
-            )
+    for name in COMPARED:
+        yield quality_line(variant, name, None, n=0, note=reason)
+
+
+def metrics(frame_size: tuple[int, ...], prompts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of what `against_reference` and `by_oracle` give for clips of these prompts; without prompts those of
+    `not_measured`."""
+    if not prompts or not readable(frame_size, prompts):
+        return COMPARED
+    return (*COMPARED, *BY_ORACLE, *(BY_ORACLE_AT_SWITCHES if len(prompts) > 1 else ()))
 
 
 def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
@@ -95,7 +112,7 @@ def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]
     yield _score(
         variant,
         "border_jump",
-        oracle.border_jump(clips, inner) if inner else torch.empty(0),
+        border_jump(clips, inner) if inner else torch.empty(0),
         "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless",
         "lower",
     )
@@ -109,14 +126,11 @@ def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
         return False
 
 
-def shows_object(frames: Tensor) -> tuple[bool, str, str]:
-    """Check that an object is visible in most frames, uint8 [F, Y, X, 3].
-
-    Returns:
-        passed, the rule, the measured figure.
-    """
+def shows_object(frames: Tensor) -> Held:
+    """Check that an object is visible in most frames, uint8 [F, Y, X, 3]."""
     seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255).valid.double().mean().item()
-    return seen >= SEEN, f"latents finite, and an object visible in >= {SEEN:.0%} of {len(frames)} frames", f"{seen:.1%}"
+    rule = f"latents finite, and an object visible in >= {SEEN:.0%} of {len(frames)} frames"
+    return Held(seen >= SEEN, rule, f"{seen:.1%}")
 
 
 def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:

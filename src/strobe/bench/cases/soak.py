@@ -63,7 +63,7 @@ def run_soak(
     name, total = case.baseline, case.workload.frame_blocks
     began = time.perf_counter_ns()
     with open_run(root, f"soak-{case.slug}") as writer:
-        header = describe_run(writer.folder, case.device, (name,), 1)
+        header = describe_run(writer.folder, case.device, (name,), 1, "soak")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload))
         status: Status = "failed"
         message = "stopped by an error"

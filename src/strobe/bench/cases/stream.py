@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -19,10 +20,10 @@ from strobe.bench import gate
 from strobe.bench.cases import scoring
 from strobe.bench.costs import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.engine import load, presets
-from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig, ResolvedConfig, check_device, resolve
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.prompts import Switch, check_switches
 from strobe.engine.session import Session
@@ -79,6 +80,7 @@ class StreamCase:
         model: "shapes", a folder, or a loaded model.
         device: "auto", "cpu", "cuda" or "cuda:N".
         review_samples: clips, each with noise of its own, that quality is judged on.
+        absent: presets that were asked for and cannot run here, as `runnable` finds them; they are only recorded.
 
     Raises:
         ConfigError: unknown preset, model or word, or fewer than one sample.
@@ -93,6 +95,7 @@ class StreamCase:
         model: str | Path | load.Model = "shapes",
         device: str | torch.device = "auto",
         review_samples: int = 4,
+        absent: Sequence[record.Absent] = (),
     ) -> None:
         asked = [presets.preset(config) if isinstance(config, str) else config for config in configs]
         if not asked or review_samples < 1:
@@ -100,6 +103,7 @@ class StreamCase:
         self._configs = {config.name: config for config in asked}
         self.baseline, *candidates = (config.name for config in asked)
         self.candidates = tuple(candidates)
+        self.absent = tuple(absent)
         self.slug = "-".join(config.name for config in asked)
         self.device = resolve_device(device)
         if self.device.type == "cuda":
@@ -119,6 +123,12 @@ class StreamCase:
         )
         self.workload = self._workload()
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the quality metrics that `review` will give."""
+        prompts = [prompt.text for prompt in self.workload.prompts]
+        return scoring.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
+
     def gate(self, name: str) -> record.Gate:
         """Hold a candidate against the baseline on its first frame blocks.
 
@@ -128,21 +138,21 @@ class StreamCase:
         """
         sparse = [config for config in (self._configs[name], self._configs[self.baseline]) if config.sparsity]
         if sparse:
-            passed, rule, detail = gate.recorded(self._sparse_choice(sparse[0]), self.device)
-            if not passed:
-                return record.Gate(variant=name, reference=self.baseline, rule=rule, passed=passed, detail=detail)
+            held = gate.recorded(self._sparse_choice(sparse[0]), self.device)
+            if not held.passed:
+                return held.line(name, self.baseline)
         if self._gate_latents is None:
             self._gate_latents = [latents for latents, _ in self._gate_clip(self.baseline)]
         blocks = self._gate_clip(name)
         found = [latents for latents, _ in blocks]
         if self._computes(name) == self._computes(self.baseline):
             dtype = self._session(name).config.dtype
-            passed, rule, detail = gate.same_latents(found, self._gate_latents, dtype)
+            held = gate.same_latents(found, self._gate_latents, dtype)
         else:
-            passed, rule, detail = gate.finite(found)
-            if passed and scoring.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
-                passed, rule, detail = scoring.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
-        return record.Gate(variant=name, reference=self.baseline, rule=rule, passed=passed, detail=detail)
+            held = gate.finite(found)
+            if held.passed and scoring.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
+                held = scoring.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
+        return held.line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
         """Bring the variant's session back to the start of its stream."""
@@ -153,7 +163,7 @@ class StreamCase:
     def blocks(self, name: str) -> Iterator[object]:
         """Make the clip; the work begins with the prompt."""
         session = self._session(name)
-        session.prompt(self._script.prompt)
+        session.prompt(self._script.prompt, wait=True)
         yield from session.stream(self._script.num_blocks, switches=self._script.switches)
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
@@ -172,7 +182,7 @@ class StreamCase:
         prompts = [self._script.prompt, *(each.prompt for each in self._script.switches)]
         return record.Variant(
             name=name,
-            preset=name if name in presets.PRESETS else "custom",
+            preset=_preset_of(self._configs[name]),
             knobs=tuple(
                 record.Knob(name=state.name, value="on" if state.on else "off", on=state.on, reason=state.reason)
                 for state in config.knob_states
@@ -251,7 +261,7 @@ class StreamCase:
         prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         self.prepare(name)
         session = self._session(name)
-        session.prompt(self._script.prompt)
+        session.prompt(self._script.prompt, wait=True)
         stream = session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
         return [(block.latents.cpu(), block.frames) for block in stream]
 
@@ -274,7 +284,7 @@ class StreamCase:
             sha256=file_sha256(path),
             frames=len(frames),
             fps=self.workload.fps,
-            caption=f"{name}, seed {self._script.seed}",
+            caption=f"seed {self._script.seed}",
         )
 
     def _attention(self, config: ResolvedConfig, tokens_per_frame: int) -> tuple[str, str]:
@@ -317,6 +327,54 @@ class StreamCase:
             width=width,
             fps=defaults.fps,
         )
+
+
+def runnable(
+    configs: Sequence[EngineConfig], device: str | torch.device
+) -> tuple[tuple[EngineConfig, ...], tuple[record.Absent, ...]]:
+    """Tell the configurations that a device can run from those that it lacks something for; the first is the baseline.
+
+    Raises:
+        ImplUnavailableError: the baseline cannot run there, or no candidate can.
+    """
+    place = resolve_device(device)
+    refused = {config.name: error for config in configs if (error := _refusal(config, place))}
+    found = tuple(config for config in configs if config.name not in refused)
+    baseline = configs[0].name
+    if baseline in refused:
+        raise refused[baseline]
+    if refused and len(found) == 1:
+        raise next(iter(refused.values()))
+    return found, tuple(record.Absent(variant=name, reason=error.reason) for name, error in refused.items())
+
+
+def _refusal(config: EngineConfig, device: torch.device) -> ImplUnavailableError | None:
+    try:
+        check_device(config, device)
+    except ImplUnavailableError as error:
+        return error
+    return None
+
+
+def named_apart(configs: Sequence[EngineConfig]) -> tuple[EngineConfig, ...]:
+    """Number a configuration that is there several times: `turbo`, `turbo-2`, `turbo-3`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for config in configs:
+        seen[config.name] += 1
+        count = seen[config.name]
+        found.append(config if count == 1 else replace(config, name=f"{config.name}-{count}"))
+    return tuple(found)
+
+
+def _preset_of(config: EngineConfig) -> str:
+    """The preset that a configuration is, whatever it is called; `record.CUSTOM` if it is none."""
+    if config.name in presets.PRESETS:
+        return config.name
+    same = (
+        name for name, make in presets.PRESETS.items() if replace(make(), name=config.name, simulate=config.simulate) == config
+    )
+    return next(same, record.CUSTOM)
 
 
 def unwritten(start: Snapshot) -> Snapshot:

@@ -161,7 +161,7 @@ def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
         else:
             out, lse = _ours(name, inputs, timeout_s, return_lse=True)
     if attempt.reason:
-        return Check(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}")
+        return Check(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
     shape, expected = inputs.shape, inputs.expected
     wanted = (shape.batch, inputs.rows[1] - inputs.rows[0], shape.heads, shape.dim)
     if tuple(out.shape) != wanted or out.dtype != inputs.q.dtype:

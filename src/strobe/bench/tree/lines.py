@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from strobe.bench.tree.request import Predicted, RankResult, Shape, Taken, Task
+from strobe.bench.tree.predict import finite
+from strobe.bench.tree.request import PEER, Predicted, RankResult, Shape, Taken, Task
+from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.spans import ATTENTION
 from strobe.perf.measure.clocks import read_clocks
 from strobe.perf.measure.order import palindrome
-from strobe.perf.records import record
-from strobe.perf.report.tree_bench import names
+from strobe.perf.records import grids, record
 
 
-def quality(variant: str, metric: str, value: float, unit: str, definition: str, reference: str = "") -> record.Quality:
+def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
     """One number; one that is not finite is written as absent."""
     finite = abs(value) < float("inf")
     return record.Quality(
         variant=variant,
         metric=metric,
         value=value if finite else None,
-        unit=unit,
+        unit="",
         reference=reference,
-        definition=definition,
+        definition=f"largest absolute error{' of the lse' if metric == grids.LSE_ERROR else ''} on rank {rank}",
         n=1,
         better="neither",
         note="" if finite else "not finite",
+        rank=rank,
     )
 
 
@@ -33,14 +37,19 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
     """Everything but the header, in order."""
     for name in task.how.contestants:
         yield from _contestant(name, task, ranks)
-    yield from _machine(task, ranks[0])
+    if ranks[0].links is not None:
+        yield ranks[0].links
     number = _Clips()
     yield from _laps(ranks, number)
-    for mode, calls in ((names.FREE, [rank.free for rank in ranks]), (names.SERIALISED, [rank.serialised for rank in ranks])):
+    modes: dict[record.Mode, list[dict[str, list[Taken]]]] = {
+        "free-running": [rank.free for rank in ranks],
+        "serialised": [rank.serialised for rank in ranks],
+    }
+    for mode, calls in modes.items():
         for name in calls[0]:
             yield from _apart(number, name, mode, [each[name] for each in calls])
     if ranks[0].blocks:
-        yield record.Variant(name=names.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
+        yield record.Variant(name=grids.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
         yield from _blocks(ranks, number)
 
 
@@ -59,7 +68,8 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         cause = (
             refused[0][1] if len({reason for _, reason in refused}) == 1 else "; ".join(f"rank {r}: {why}" for r, why in refused)
         )
-        yield record.Excluded(variant=name, span="clip", clip=None, indices=(), cause=cause)
+        kind: record.Exclusion = "refused" if all(checks[rank].impossible for rank, _ in refused) else "failed"
+        yield record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause)
         return
     wide = "float64, dense, every rank"
     replicated = task.shape.placement == "replicated"
@@ -76,12 +86,13 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         reference=wide,
         rule=f"out within {checks[0].limit:.3g}, scaled by |lse|; lse within {checks[0].lse_limit:.3g}",
         passed=not failed,
+        exact=True,
         detail=detail + (f"; red on rank {', '.join(map(str, failed))}" if failed else ""),
     )
     for rank, each in enumerate(checks):
-        yield quality(name, names.ERROR, each.error, "", f"largest absolute error on rank {rank}", wide)
+        yield _error(name, grids.ERROR, each.error, rank, wide)
         if each.lse_error is not None:
-            yield quality(name, names.LSE_ERROR, each.lse_error, "", f"largest absolute error of the lse on rank {rank}", wide)
+            yield _error(name, grids.LSE_ERROR, each.lse_error, rank, wide)
     shape = task.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len
     moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * _item(shape.dtype)
@@ -91,38 +102,39 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         attention_impl=ranks[0].versions.get(name, f"tree_attention {name}"),
         dtype=shape.dtype,
         costs=(record.SpanCost(span=ATTENTION, flops=flops, read_bytes=moved, write_bytes=0),),
+        contestant=grids.Contestant(work="dense", impl=name, peer=name == PEER),
         sizes=sizes(shape),
     )
     if name in ranks[0].predicted:
-        yield from _predicted(name, ranks[0].predicted[name])
+        yield _predicted(name, ranks[0].predicted[name])
 
 
 def _item(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
-def _predicted(name: str, found: Predicted) -> Iterator[record.Quality]:
-    yield quality(
-        name, names.PREDICTED, found.total_ns, "ns", "local attention + messages - hidden + waiting for the host, measured links"
+def _predicted(name: str, found: Predicted) -> grids.Prediction:
+    return grids.Prediction(
+        variant=name,
+        total_ns=finite(found.total_ns),
+        local_ns=finite(found.local_ns),
+        bound=found.bound,
+        hidden_ns=found.hidden_ns,
+        messages=found.messages,
+        what_if=tuple(each for each in found.what_if if math.isfinite(each.total_ns)),
     )
-    yield quality(name, names.LOCAL_PREDICTED, found.local_ns, "ns", f"roofline of one rank: {found.bound}")
-    yield quality(name, names.HIDDEN_PREDICTED, found.hidden_ns, "ns", "messages beside attention")
-    for index, message in enumerate(found.messages):
-        what = f"{message.kind}: {message.what}"
-        yield quality(name, f"{names.SENT}:{index}", message.sent_bytes, "bytes", what)
-        yield quality(name, f"{names.ALPHA}:{index}", message.alpha_ns, "ns", what)
-        yield quality(name, f"{names.BETA}:{index}", message.beta_ns, "ns", what)
-    for words, total_ns in found.what_if.items():
-        yield quality(name, names.WHAT_IF + words, total_ns, "ns", "whole call, predicted with these links")
 
 
-def _machine(task: Task, first: RankResult) -> Iterator[record.Record]:
-    for name, value in first.links.items():
-        yield quality(names.MACHINE, names.LINK + name, value, name.partition("_")[2], "measure_links, all ranks together")
-    if first.choice:
-        yield quality(names.MACHINE, names.CHOICE, 1.0, "", first.choice)
-    if task.how.delay_rank >= 0 and task.how.delay_ms:
-        yield quality(names.MACHINE, names.DELAY, task.how.delay_ms, "ms", f"rank {task.how.delay_rank} was held back")
+class _Taken(NamedTuple):
+    """What a span says beside its clip."""
+
+    name: str
+    number: int
+    start_ns: int
+    value_ns: int
+    part: str = ""
+    rank: int | None = None
+    mode: record.Mode | None = None
 
 
 class _Clips:
@@ -131,24 +143,27 @@ class _Clips:
     def __init__(self) -> None:
         self._done: Counter[str] = Counter()
 
-    def next(self, name: str, lap: int | None, spans: list[tuple[str, int, int, int]]) -> Iterator[record.Record]:
-        """The spans of a clip, `(name, index, start, value)`, and its line."""
+    def next(self, name: str, lap: int | None, spans: Sequence[_Taken]) -> Iterator[record.Record]:
+        """The spans of a clip, and its line."""
         import torch
 
         number, order = self._done[name], self._done.total()
         self._done[name] += 1
-        for what, index, start_ns, value_ns in spans:
+        for each in spans:
             yield record.Span(
                 variant=name,
                 clip=number,
                 order=order,
                 palindrome=lap,
-                name=what,
-                index=index,
-                start_ns=start_ns,
-                value_ns=value_ns,
+                name=each.name,
+                index=each.number,
+                start_ns=each.start_ns,
+                value_ns=each.value_ns,
                 clock="perf_counter",
                 warmup=False,
+                part=each.part,
+                rank=each.rank,
+                mode=each.mode,
             )
         clocks = read_clocks(torch.device("cpu")) if not order else None
         yield record.Clip(
@@ -169,18 +184,21 @@ def _laps(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]
             spans = []
             for index in range(seen[name] * calls, (seen[name] + 1) * calls):
                 values = [rank.laps[name][lap][index] for rank in ranks]
-                spans.append((names.CALL, index, 0, max(values)))
-                spans += [(f"{names.CALL}/rank{rank}", index, 0, value) for rank, value in enumerate(values)]
+                spans.append(_Taken(grids.CALL, index, 0, max(values)))
+                spans += [_Taken(grids.CALL, index, 0, value, rank=rank) for rank, value in enumerate(values)]
             seen[name] += 1
             yield from clips.next(name, lap, spans)
 
 
-def _apart(clips: _Clips, name: str, mode: str, calls: Sequence[Sequence[Taken]]) -> Iterator[record.Record]:
+def _apart(clips: _Clips, name: str, mode: record.Mode, calls: Sequence[Sequence[Taken]]) -> Iterator[record.Record]:
     spans = []
     for rank, taken in enumerate(calls):
         for index, call in enumerate(taken):
-            spans.append((f"{mode}/{names.CALL}/rank{rank}", index, 0, call.total_ns))
-            spans += [(f"{mode}/{mark.name}/rank{rank}", index, mark.start_ns, mark.value_ns) for mark in call.marks]
+            spans.append(_Taken(grids.CALL, index, 0, call.total_ns, rank=rank, mode=mode))
+            spans += [
+                _Taken(mark.name, index, mark.start_ns, mark.value_ns, part=mark.part, rank=rank, mode=mode)
+                for mark in call.marks
+            ]
     yield from clips.next(name, None, spans)
 
 
@@ -189,5 +207,9 @@ def _blocks(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Recor
     for rank in ranks:
         for mode, blocks in rank.blocks.items():
             for block, values in blocks.items():
-                spans += [(f"{mode}/{block}/rank{rank.rank}", index, 0, round(ms * 1e6)) for index, ms in enumerate(values)]
-    yield from clips.next(names.GUIDE, None, spans)
+                kind = kind_of(block)
+                spans += [
+                    _Taken(block, index, 0, round(ms * 1e6), part=kind, rank=rank.rank, mode=mode)
+                    for index, ms in enumerate(values)
+                ]
+    yield from clips.next(grids.GUIDE, None, spans)

@@ -51,7 +51,7 @@ def _check_gpus(ranks: int) -> None:
     there = torch.cuda.device_count()
     if ranks > there:
         found = f"{there} CUDA device{'s' * (there != 1)}" if there else "no CUDA device"
-        others = ([f"--world-size {there}"] if there else []) + ["without --use-cuda"]
+        others = ([f"--world-size {there}"] if there else []) + ["--device cpu"]
         reason = f"each rank takes a GPU, {ranks} in all, and torch sees {found} here"
         raise ImplUnavailableError("cuda", reason, others, what="device")
 

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from strobe.attention.tree import Links, TreePlan, explain
 from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import Message, Prediction
 from strobe.bench.tree.contest import Inputs
-from strobe.bench.tree.request import Predicted, Sent
+from strobe.bench.tree.request import Predicted
+from strobe.perf.records import grids
+from strobe.perf.records.grids import Collective, LinkRate, SentMessage, WhatIf
 
 
-def numbers(links: Links) -> dict[str, float]:
-    """Links as named numbers; a bandwidth too large to be seen beside the latency is left out."""
-    found = {"flops_per_s": links.flops_per_s, "memory_bytes_per_s": links.memory_bytes_per_s, "launch_s": links.launch_s}
-    for kind, rate in (*((kind, links.rate(kind)) for kind in KINDS), ("merge", links.merge)):
-        found[f"{kind}_alpha_s"] = rate.alpha_s
-        found[f"{kind}_bytes_per_s"] = rate.bytes_per_s
-        found[f"{kind}_host_s"] = rate.host_s
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+def links_line(links: Links, auto: str) -> grids.Links:
+    """Links as their record; a bandwidth too large to be seen beside the latency is left out."""
+
+    def line(kind: Collective, rate: Rate) -> LinkRate:
+        return LinkRate(kind=kind, alpha_s=finite(rate.alpha_s), bytes_per_s=finite(rate.bytes_per_s), host_s=finite(rate.host_s))
+
+    return grids.Links(
+        flops_per_s=finite(links.flops_per_s),
+        memory_bytes_per_s=finite(links.memory_bytes_per_s),
+        launch_s=finite(links.launch_s),
+        rates=(*(line(kind, links.rate(kind)) for kind in KINDS), line("merge", links.merge)),
+        auto=auto,
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None if it is not finite: JSON has no such number."""
+    return value if math.isfinite(value) else None
 
 
 def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
     """Every strategy that can do the call, and the one that `auto` takes."""
     plan = _plan(inputs, links)
-    faster = {}
+    faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
     for factor in what_if:
-        faster[f"bandwidth x{factor:g}"] = _plan(inputs, _scaled(links, 1.0, factor))
-        faster[f"latency /{factor:g}"] = _plan(inputs, _scaled(links, factor, 1.0))
+        faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
+        faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
     found: dict[str, Predicted] = {}
     for each in plan.predictions:
         found[each.strategy] = Predicted(
@@ -38,7 +51,10 @@ def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[d
             host_ns=each.host_s * 1e9,
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
-            what_if={words: _seconds(other, each.strategy) * 1e9 for words, other in faster.items()},
+            what_if=tuple(
+                WhatIf(faster=what, factor=factor, total_ns=_seconds(other, each.strategy) * 1e9)
+                for what, factor, other in faster
+            ),
         )
     return found, plan.strategy
 
@@ -70,10 +86,10 @@ def _seconds(plan: TreePlan, strategy: str) -> float:
     return next(each.seconds for each in plan.predictions if each.strategy == strategy)
 
 
-def _sent(message: Message, links: Links) -> Sent:
+def _sent(message: Message, links: Links) -> SentMessage:
     alpha_ns = links.rate(message.kind).alpha_s * 1e9
-    return Sent(
-        what=message.what,
+    return SentMessage(
+        payload=message.what,
         kind=message.kind,
         sent_bytes=message.sent_bytes,
         alpha_ns=alpha_ns,
@@ -81,7 +97,7 @@ def _sent(message: Message, links: Links) -> Sent:
     )
 
 
-def _bound(inputs: Inputs, links: Links, each: Prediction) -> str:
+def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "memory"]:
     """Which roof local attention is under: a ring reads all keys for a share of the queries, the others a share for all."""
     shape = inputs.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size

@@ -22,7 +22,7 @@ from strobe.attention.tree import measure_links
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.tree.contest import Inputs, Run, bind, check, draw
 from strobe.bench.tree.guide import guide_blocks
-from strobe.bench.tree.predict import numbers, predict
+from strobe.bench.tree.predict import links_line, predict
 from strobe.bench.tree.recorder import MarkRecorder
 from strobe.bench.tree.request import PEER, TASK, Check, RankResult, Taken, Task
 from strobe.core.device import synchronize
@@ -79,14 +79,14 @@ class _Rank:
         if result.rank == 0:
             order = tuple(names) or how.contestants
             result.header = msgspec.structs.replace(
-                describe_run(folder, self._device, order, how.rounds), world_size=self._shape.world_size
+                describe_run(folder, self._device, order, how.rounds, "tree"), world_size=self._shape.world_size
             )
         with torch.inference_mode():
-            links = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
-            result.links = numbers(links)
-            result.predicted, result.choice = predict(inputs, links, how.what_if)
-            result.predicted["auto"] = result.predicted[result.choice]
-            runs = {name: bind(name, inputs, how.timeout_s, links) for name in names}
+            measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
+            result.predicted, choice = predict(inputs, measured, how.what_if)
+            result.links = links_line(measured, choice)
+            result.predicted["auto"] = result.predicted[choice]
+            runs = {name: bind(name, inputs, how.timeout_s, measured) for name in names}
             if runs:
                 self._time(runs)
             if how.profile:

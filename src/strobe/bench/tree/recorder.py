@@ -9,12 +9,9 @@ from typing import Self
 
 import torch
 
-from strobe.attention.tree.comm.group import MESSAGE
 from strobe.bench.tree.request import Mark, Taken
 from strobe.perf.measure.timing import recording
-
-MEETING = "tree_meeting"
-"""Serialised: the ranks meet before a collective, and this is the wait for the last of them."""
+from strobe.perf.records.grids import MEETING, MESSAGE
 
 Moment = int | torch.cuda.Event
 
@@ -30,11 +27,12 @@ class MarkRecorder:
     def __init__(self, device: torch.device, meet: Callable[[], object] | None = None) -> None:
         self._on_gpu = device.type == "cuda"
         self.meet = meet
-        self.done: list[tuple[str, Moment, Moment]] = []
+        self.done: list[tuple[str, str, Moment, Moment]] = []
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that marks the region."""
-        return _Region(self, name)
+        """Return a context manager that marks the region; `tree_message:gather` is the part `gather` of `tree_message`."""
+        region, _, part = name.partition(":")
+        return _Region(self, region, part)
 
     def now(self) -> Moment:
         """This moment, on the clock that counts here."""
@@ -55,28 +53,29 @@ class MarkRecorder:
             stop = self.now()
         if self._on_gpu:
             torch.cuda.synchronize()
-        marks = [Mark(name, _between(start, first), _between(first, last)) for name, first, last in self.done]
+        marks = [Mark(name, _between(start, first), _between(first, last), part) for name, part, first, last in self.done]
         return Taken(total_ns=_between(start, stop), marks=tuple(sorted(marks, key=lambda mark: mark.start_ns)))
 
 
 class _Region:
-    __slots__ = ("first", "name", "recorder")
+    __slots__ = ("first", "name", "part", "recorder")
 
-    def __init__(self, recorder: MarkRecorder, name: str) -> None:
+    def __init__(self, recorder: MarkRecorder, name: str, part: str) -> None:
         self.recorder = recorder
         self.name = name
+        self.part = part
 
     def __enter__(self) -> Self:
         recorder = self.recorder
-        if recorder.meet is not None and self.name.startswith(MESSAGE):
+        if recorder.meet is not None and self.name == MESSAGE:
             first = recorder.now()
             recorder.meet()
-            recorder.done.append((MEETING, first, recorder.now()))
+            recorder.done.append((MEETING, "", first, recorder.now()))
         self.first = recorder.now()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.recorder.done.append((self.name, self.first, self.recorder.now()))
+        self.recorder.done.append((self.name, self.part, self.first, self.recorder.now()))
 
 
 def _between(first: Moment, last: Moment) -> int:

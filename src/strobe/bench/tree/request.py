@@ -8,7 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.records.record import Header
+from strobe.perf.records.grids import Links, SentMessage, WhatIf
+from strobe.perf.records.record import Header, Mode
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
@@ -124,11 +125,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A region of one call on one rank, from the call's own start."""
+    """A region of one call on one rank, from the call's own start; `part`: of which kind, where there are several."""
 
     name: str
     start_ns: int
     value_ns: int
+    part: str = ""
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,12 +145,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         refused: why it takes no part; empty if it ran.
+        impossible: it cannot run here, and said so; False if it tried.
         error, limit: largest absolute error, and what is allowed.
         lse_error, lse_limit: of the lse, where it has one.
         bits: of the result, the same on ranks whose results are equal.
     """
 
     refused: str = ""
+    impossible: bool = False
     error: float = 0.0
     limit: float = 0.0
     lse_error: float | None = None
@@ -161,16 +165,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted collective."""
-
-    what: str
-    kind: str
-    sent_bytes: int
-    alpha_ns: float
-    beta_ns: float
-
-
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """What the plan says of a strategy.
 
@@ -179,14 +173,14 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         hidden_ns: communication that runs beside attention.
         host_ns: how long a GPU waits for its host.
         bound: `flop` or `memory`, which of the two roofs local attention is under.
-        what_if: whole call by words, e.g. `bandwidth x2`.
+        what_if: the whole call with faster links.
     """
 
     local_ns: float
     hidden_ns: float
-    messages: tuple[Sent, ...]
-    bound: str
-    what_if: dict[str, float]
+    messages: tuple[SentMessage, ...]
+    bound: Literal["flop", "memory"]
+    what_if: tuple[WhatIf, ...]
     host_ns: float = 0.0
 
     @property
@@ -210,9 +204,8 @@ class RankResult(msgspec.Struct, kw_only=True):
         laps: by contestant, in palindromes: ns of each call.
         free, serialised: by contestant: calls taken apart.
         blocks: of the guide's `Timer`, by mode: ms by block.
-        links: what `measure_links` gave, by name.
+        links: what `measure_links` gave, and what `auto` takes with them.
         predicted: by strategy.
-        choice: what `auto` takes with these links.
         versions: of what a contestant runs, where it is not ours.
     """
 
@@ -223,8 +216,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     laps: dict[str, list[list[int]]] = {}
     free: dict[str, list[Taken]] = {}
     serialised: dict[str, list[Taken]] = {}
-    blocks: dict[str, dict[str, list[float]]] = {}
-    links: dict[str, float] = {}
+    blocks: dict[Mode, dict[str, list[float]]] = {}
+    links: Links | None = None
     predicted: dict[str, Predicted] = {}
-    choice: str = ""
     versions: dict[str, str] = {}

@@ -16,15 +16,14 @@ from strobe.bench.case import Progress
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.spread import Job, spread
 from strobe.bench.runner import end_line
-from strobe.bench.tree.lines import lines, quality
+from strobe.bench.tree.lines import lines
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import file_inside, not_written, write_whole
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.records.record import Quality
+from strobe.perf.records.grids import CELLS, Surroundings
 from strobe.perf.records.store import RunWriter, rotate
-from strobe.perf.report.tree_bench.names import CELLS, FOREIGN, LOST, MACHINE
 
 REQUEST: Final = "request.json"
 
@@ -107,9 +106,9 @@ def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
                     refusal = str(error)
                 found = _read(done) if done else []
                 header = next((each.header for each in found if each.header is not None), None)
-                header = header or describe_run(place, torch.device("cpu"), order, task.how.rounds)
+                header = header or describe_run(place, torch.device("cpu"), order, task.how.rounds, "tree")
                 header = msgspec.structs.replace(header, run=place.name, argv=tuple(sys.argv), world_size=task.shape.world_size)
-                writer.append(header, *(_surroundings(done, place) if done else ()))
+                writer.append(header, *((_surroundings(task, done, place),) if done else ()))
                 reason = refusal if done is None else _failure(task, done, found, timeout_s)
                 if reason:
                     raise StrobeError(reason)
@@ -120,17 +119,18 @@ def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
     return place.name, reason
 
 
-def _surroundings(done: Finished, place: Path) -> Iterator[Quality]:
-    """What the machine of a cell was like before its ranks began, and the machines that were lost on the way."""
+def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
+    """What the machine of a cell was like before its ranks began, the machines that were lost on the way, the rank held back."""
     if TOPOLOGY in done.files:
         write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
-    if BUSY in done.files:
-        busy = float(done.files[BUSY])
-        yield quality(MACHINE, FOREIGN, busy, "cores", "busy before the ranks began, mean of 0.25 s")
-    if done.lost:
-        yield quality(
-            MACHINE, LOST, len(done.lost), "machines", "lost while the cell ran there, before it was measured on another"
-        )
+    how = task.how
+    delayed = how.delay_rank >= 0 and how.delay_ms > 0
+    return Surroundings(
+        busy_cores=float(done.files[BUSY]) if BUSY in done.files else None,
+        lost_machines=len(done.lost),
+        delayed_rank=how.delay_rank if delayed else None,
+        delay_ms=how.delay_ms if delayed else 0.0,
+    )
 
 
 def _read(done: Finished) -> list[RankResult]:

@@ -13,9 +13,9 @@ _HEAD: Final = f"""# JSON documents
 Generated from `strobe.cli.documents` by `make docs`; do not edit.
 
 Every verb prints one JSON document on stdout with `--json`. All of them have schema version {SCHEMA_VERSION} in `v`. Units stand
-in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per second. Adding a key keeps
-the version; removing, renaming or redefining one raises it. [python.md](python.md) returns the same values to a script.
-`report.json` is the page as it is laid out, not data.
+in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per second, `_per_s` per
+second. Adding a key keeps the version; removing, renaming or redefining one raises it. [python.md](python.md) returns the same
+values to a script. `report.json` is the page as it is laid out, not data.
 """
 
 

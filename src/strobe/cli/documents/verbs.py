@@ -82,6 +82,16 @@ class Generated(ClipMade, frozen=True, kw_only=True):
     v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
+class Serving(_Printed, frozen=True, kw_only=True):
+    """`strobe serve`: where it listens; printed before the first viewer can come."""
+
+    url: Annotated[str, Meta(description="address of the page")]
+    port: Annotated[int, Meta(description="port it listens on")]
+    model: Annotated[str, Meta(description="the model, as it was asked for")]
+    preset: Annotated[str, Meta(description="preset of who asks for none")]
+    device: Annotated[str, Meta(description="device that streams run on")]
+
+
 class Shown(Measured, frozen=True, kw_only=True):
     """`strobe demo`: a comparison, and the clip beside it."""
 
@@ -103,6 +113,12 @@ class ProfiledAttention(_Printed, frozen=True, kw_only=True):
     speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `level`, `ratio`, `low`, `high`")]
     red: Annotated[tuple[str, ...], Meta(description="implementations whose gate was red")]
     not_met: NotMet
+
+
+class ProfiledDit(Measured, frozen=True, kw_only=True):
+    """`strobe profile dit`: forward passes of one transformer under several kinds of attention."""
+
+    kept: Annotated[tuple[str, ...], Meta(description="where earlier contents of the folder were moved")]
 
 
 class ProfiledKernels(_Printed, frozen=True, kw_only=True):
@@ -261,9 +277,26 @@ class Trained(_Printed, frozen=True, kw_only=True):
     stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and its figures")]
 
 
+class Judged(_Printed, frozen=True, kw_only=True):
+    """`strobe quality`: clips against a reference."""
+
+    reference: Annotated[str, Meta(description="name of the reference")]
+    cells: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="`clip`, `metric`, `value` (null: not measured or not defined, see `note`), `unit`, `n`, `better`, "
+            "`reference`, `definition`, `note`"
+        ),
+    ]
+    vbench: Annotated[str | None, Meta(description="command that judges exported clips; null if none were")]
+    written: Paths
+    not_met: NotMet
+
+
 DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "demo": (Shown,),
     "generate": (Generated,),
+    "serve": (Serving,),
     "compare": (Measured,),
     "report": (Reported,),
     "trace": (Traced,),
@@ -285,6 +318,8 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "profile stream": (ProfiledStream,),
     "profile attention": (ProfiledAttention,),
     "profile kernels": (ProfiledKernels,),
+    "profile dit": (ProfiledDit,),
+    "quality": (Judged,),
     "train-shapes": (Trained,),
 }
 """Every verb; `speedup` prints the second one for a run folder."""

@@ -3,6 +3,7 @@
 from cyclopts import App
 
 from strobe.cli.profile.attention import attention
+from strobe.cli.profile.dit import dit
 from strobe.cli.profile.kernels import kernels
 from strobe.cli.profile.stream import stream
 
@@ -10,5 +11,6 @@ profile = App(name="profile", help="Measure and trace one run or one operator: t
 profile.command(stream)
 profile.command(attention)
 profile.command(kernels)
+profile.command(dit)
 
 __all__ = ["profile"]

@@ -72,7 +72,7 @@ class Measured:
 
 def attention(
     *,
-    impl: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("sdpa", "reference"),
+    impls: tuple[str, ...] = ("sdpa", "reference"),
     call: Call = Call(),
     measured: Measured = Measured(),
     require: tuple[str, ...] = (),
@@ -82,14 +82,14 @@ def attention(
     """Check, time and trace one attention call through several implementations, and hold them against the device.
 
     ```
-    strobe profile attention --seq-q 4680 --seq-kv 18720 --heads 12 --head-dim 128 --dtype bfloat16 --impl sdpa
-    strobe profile attention --seq-q 1024 --heads 4 --head-dim 64 --grid 4 16 16 --sparsity 0.7 --impl sdpa sparse:cpu
+    strobe profile attention --seq-q 4680 --seq-kv 18720 --heads 12 --head-dim 128 --dtype bfloat16 --impls sdpa  # gpu
+    strobe profile attention --seq-q 1024 --heads 4 --head-dim 64 --grid 4 16 16 --sparsity 0.7 --impls sdpa sparse:cpu  # slow
     ```
 
     Exit code 1 if a gate is red or a requirement does not hold.
 
     Args:
-        impl: implementations of dense attention (sdpa, reference, auto) and of sparse attention (sparse:triton, sparse:cpu,
+        impls: implementations of dense attention (sdpa, reference, auto) and of sparse attention (sparse:triton, sparse:cpu,
             sparse:reference); the first is what speedups are measured against.
         require: a condition that must hold for every other implementation, such as kernel>=2; see `strobe report --help`.
         out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
@@ -120,14 +120,14 @@ def attention(
             cold=measured.cold,
             traced_calls=measured.active if measured.trace else 0,
         )
-        case = AttentionCase(work, impl, device=call.device)
+        case = AttentionCase(work, impls, device=call.device)
         with rotating(kept)(folder, case.slug) as writer:
             red = measure_attention(case, writer, plan, advance)
     tell_kept(kept, output)
     for gate in red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     report, paths = _report(folder, output)
-    failed = [line for each in requirements for line in failures(each, _figures(report, impl[1:]))]
+    failed = [line for each in requirements for line in failures(each, _figures(report, impls[1:]))]
     output.show(*(f"not met: {line}" for line in failed), " ".join(paths))
     output.emit(_document(report, folder, paths) | {"red": [gate.variant for gate in red], "not_met": failed})
     return GATE_FAILED if red or failed else 0
@@ -136,11 +136,11 @@ def attention(
 def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
     """Write the report and show its first tables."""
     with output.progress("report"):
-        from strobe.perf.report.attention_profile import attention_report
+        from strobe.perf.report.build import build_report
         from strobe.perf.report.model import Table
         from strobe.perf.report.write import write_report
 
-        report = attention_report(folder)
+        report = build_report([folder])
         paths = [str(path) for path in write_report(report, folder)]
     shown = [section for section in report.sections if section.id in ("times", "speedups", "roofline")]
     output.show(*(table_text(block) for section in shown for block in section.blocks if isinstance(block, Table)))

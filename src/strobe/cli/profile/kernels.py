@@ -54,8 +54,8 @@ def kernels(
     """Time denoise steps as they run, then every operation of a step, the cache and the decoder by itself.
 
     ```
-    strobe profile kernels --iterations 500 -o kernel_profile.md
-    strobe profile kernels --preset baseline --iterations 20 --json
+    strobe profile kernels --iterations 500 -o kernel_profile.md  # slow
+    strobe profile kernels --preset baseline --iterations 20 --json  # slow
     ```
 
     The operations and a difference line add up to the measured step. On a GPU whose peaks are known each operation is held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
+from strobe.cli.compare import tell_absent
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -16,7 +18,7 @@ from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.settings import read_settings, split_list
+from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -39,27 +41,34 @@ class Profiled(ModelFlags):
     """What is streamed, and how often.
 
     Args:
-        preset: the preset to profile; several are compared, the first being the reference.
         compile: with or without torch.compile, whatever the preset says; with it, refused where nothing is compiled.
         attention: preset (as it says), dense, sparse (0.8 of the past left out, or as it says), or both, to compare them.
         rounds: timed clips of a preset; of several presets, palindromes.
         prompt: what to show.
-        switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12); may be given several times.
+        switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
-        lora: a LoRA file for it; one beside LongLive's base is found by itself.
+        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
+        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
+        window: latent frames attended, instead of the preset's or model's.
+        sink: first latent frames that stay for good, instead of the preset's or model's.
+        positions: absolute or rebased, instead of the model's.
+        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
+        shift: of the schedule, instead of the model's.
+        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
+        text_dtype: of that text encoder, bfloat16 or float32.
+        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 
-    preset: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("balanced",)
     compile: Annotated[bool | None, Parameter(negative="--no-compile")] = None
     attention: str = "preset"
     rounds: int = 2
@@ -77,7 +86,7 @@ class Traced:
 
     Args:
         trace: take a trace at all.
-        regions: regions to mark, separated by commas, such as dit_forward,attention; all by default, or STROBE_PROFILE_REGIONS.
+        regions: regions to mark, such as dit_forward attention; all by default, or STROBE_PROFILE_REGIONS.
         wait: frame blocks before the profiler is switched on; by default it is where caches are full and no prompt switches.
         warmup: frame blocks under the profiler that are thrown away.
         active: frame blocks that are recorded, as far as the clip has so many in a row without a switch.
@@ -87,7 +96,7 @@ class Traced:
 
     trace: Annotated[bool, Parameter(negative="--no-trace")] = True
     breakdown: Annotated[bool, Parameter(negative="")] = False
-    regions: str | None = None
+    regions: tuple[str, ...] = ()
     wait: int | None = None
     warmup: int = 1
     active: int = 3
@@ -114,7 +123,7 @@ class Attributed:
 
 
 def stream(
-    *,
+    *presets: Annotated[str, Parameter(name="PRESET")],
     what: Profiled = Profiled(),
     traced: Traced = Traced(),
     attributed: Attributed = Attributed(),
@@ -124,13 +133,14 @@ def stream(
     """Time a stream and trace it, in separate runs, and put both into one report.
 
     ```
-    strobe profile stream --preset balanced --blocks 8 --regions dit_forward,attention -o traces
-    strobe profile stream --preset balanced --preset turbo --no-compile --rounds 4
-    strobe profile stream --preset balanced --preset turbo_fp8 --breakdown
-    strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30
+    strobe profile stream balanced --blocks 8 --regions dit_forward attention -o traces  # slow
+    strobe profile stream balanced turbo --no-compile --rounds 4  # slow
+    strobe profile stream balanced turbo_fp8 --breakdown  # gpu
+    strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30  # slow
     ```
 
     Args:
+        presets: the preset to profile, balanced by default; several are compared, the first being the reference.
         out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
             By default STROBE_PROFILE_DIR, or traces.
     """
@@ -147,19 +157,20 @@ def stream(
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("profile"):
-        from strobe.bench.cases.stream import Script, StreamCase
+        from strobe.bench.cases.stream import Script, StreamCase, runnable
         from strobe.bench.runner import traced_window
         from strobe.engine.prompts import parse_switch
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
-        configs = _configs(what)
+        configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)
         if what.compile:
             _check_compile(configs, model, what.device)
-        case = StreamCase(configs, script=script, model=model, device=what.device)
+        case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
+    tell_absent(case, output)
     if recorded < plan.traced_blocks:
         output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
     told = tells_what_is_kept(output, lambda: kept_runs([folder]))
@@ -191,7 +202,7 @@ def _config(what: Profiled, name: str) -> EngineConfig:
     )
 
 
-def _check_compile(configs: list[EngineConfig], model: Model, device: str) -> None:
+def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -> None:
     """Refuse --compile where it would do nothing.
 
     Raises:
@@ -207,10 +218,10 @@ def _check_compile(configs: list[EngineConfig], model: Model, device: str) -> No
                 raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
 
 
-def _configs(what: Profiled) -> list[EngineConfig]:
+def _configs(what: Profiled, names: Sequence[str]) -> list[EngineConfig]:
     """Every preset with the attention that was asked for, each once."""
     found = []
-    for config in (_config(what, name) for name in what.preset):
+    for config in (_config(what, name) for name in names):
         wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}
         for sparsity in wanted.get(what.attention, (0.0, config.sparsity or _SPARSITY)):
             label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"
@@ -222,7 +233,7 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     """Print the tables of the breakdown."""
     with output.progress("breakdown"):
         from strobe.perf.report.model import Table
-        from strobe.perf.report.sections.breakdown import breakdown_section
+        from strobe.perf.report.run_page.breakdown import breakdown_section
         from strobe.perf.report.study import load_study
 
         found = breakdown_section(load_study([folder]))
@@ -235,7 +246,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
-    regions = read_settings().profile_regions if traced.regions is None else split_list(traced.regions)
+    regions = traced.regions or read_settings().profile_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
     return Plan(

@@ -126,17 +126,20 @@ def norm(tokens: int, dim: int, *, dtype: str) -> Cost:
     return elementwise(tokens * dim, dtype=dtype) + Cost(read_bytes=2 * dim * element_bytes(dtype))
 
 
-def conv(positions: int, in_channels: int, out_channels: int, *, taps: int, dtype: str, inputs: int | None = None) -> Cost:
+def conv(
+    positions: int, in_channels: int, out_channels: int, *, taps: int, dtype: str, inputs: int | None = None, bias: bool = True
+) -> Cost:
     """A convolution with `taps` weights per channel pair (27 for 3x3x3): `2 positions in out taps` FLOPs.
 
     Args:
         positions: of the output.
         inputs: positions of the input; default: as many.
+        bias: whether one number per output channel is added.
     """
     _check(positions=positions, in_channels=in_channels, out_channels=out_channels, taps=taps)
     size = element_bytes(dtype)
     given = positions if inputs is None else inputs
-    weights = in_channels * out_channels * taps + out_channels
+    weights = in_channels * out_channels * taps + (out_channels if bias else 0)
     return Cost(
         flops=2 * positions * in_channels * out_channels * taps,
         read_bytes=(given * in_channels + weights) * size,
@@ -188,6 +191,19 @@ def attention(shape: AttentionShape, *, dtype: str, pairs: int | None = None) ->
     queries = shape.batch * shape.q_tokens * shape.num_heads * shape.head_dim
     keys = shape.batch * shape.kv_tokens * kv_heads * shape.head_dim
     return Cost(flops=4 * shape.head_dim * computed, read_bytes=(queries + 2 * keys) * size, write_bytes=queries * size)
+
+
+def attention_backward(shape: AttentionShape, *, dtype: str, pairs: int | None = None) -> Cost:
+    """The gradients of fused attention: `10 D` FLOPs for every pair that meets (scores again, and four gradients, `2 D` each).
+
+    Bytes: queries, keys, values, the output and its gradient are read, three gradients are written.
+
+    Raises:
+        ShapeError: more pairs than a dense call has.
+    """
+    forward = attention(shape, dtype=dtype, pairs=pairs)
+    queries = forward.write_bytes
+    return Cost(flops=forward.flops // 2 * 5, read_bytes=forward.read_bytes + 2 * queries, write_bytes=forward.read_bytes)
 
 
 def block_mask_pairs(block_mask: Sequence[Sequence[object]], q_sizes: Sequence[int], kv_sizes: Sequence[int]) -> int:

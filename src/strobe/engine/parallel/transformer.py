@@ -37,7 +37,7 @@ class SharedTransformer(Transformer):
 
     def __init__(self, model: Model, config: ResolvedConfig, block_tokens: int, layout: Layout, devices: DeviceGroup) -> None:
         frames = block_tokens // layout.tokens_per_frame
-        super().__init__(model.dit, config, frames * layout.counts[layout.rank], model.lora)
+        super().__init__(model.dit, config, frames * layout.counts[layout.rank], model.loras)
         self._layout = layout
         self._devices = devices
 

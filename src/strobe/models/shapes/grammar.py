@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strobe.core.errors import ConfigError, unknown_choice
@@ -120,7 +121,7 @@ class Scene:
         said_background = background != DEFAULTS["background"] or rng.random() < 0.5
         adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
         sentence = rng.choice(_TEMPLATES).format(
-            article="an" if colour[0] in "aeiou" else "a",
+            article=_article(colour),
             colour=colour,
             shape=shape,
             verb=rng.choice(VERBS),
@@ -148,23 +149,35 @@ def parse(prompt: str) -> Scene:
     """Read a prompt. Order, case and punctuation do not matter; speed defaults to slow, the background to black.
 
     Raises:
-        ConfigError: an unknown word, an attribute given twice, or no colour, shape or direction.
+        ConfigError: an unknown word, an attribute given twice, or no colour, shape or direction; with a prompt that would do.
     """
     found: dict[str, int] = {}
+    twice = ""
     for word in split_words(prompt):
         if word not in MEANINGS:
             continue
         attribute, number = MEANINGS[word]
         if attribute in found:
             first = CHOICES[attribute][found[attribute]]
-            raise ConfigError(f"the prompt {prompt!r} gives the {attribute} twice ({first!r}, then {word!r}); keep one of them")
-        found[attribute] = number
-    for attribute, values in CHOICES.items():
-        if attribute in DEFAULTS:
-            found.setdefault(attribute, values.index(DEFAULTS[attribute]))
-        if attribute not in found:
-            raise ConfigError(f"the prompt {prompt!r} gives no {attribute}; add one of: {', '.join(values)}")
+            twice = twice or f"gives the {attribute} twice ({first!r}, then {word!r}); the model draws one shape"
+        found.setdefault(attribute, number)
+    missing = [attribute for attribute in CHOICES if attribute not in found and attribute not in DEFAULTS]
+    if twice or missing:
+        lacking = "; ".join(f"gives no {attribute}; add one of: {', '.join(CHOICES[attribute])}" for attribute in missing)
+        raise ConfigError(f"the prompt {prompt!r} {twice or lacking}; {_example(found)}")
+    for attribute, value in DEFAULTS.items():
+        found.setdefault(attribute, CHOICES[attribute].index(value))
     return Scene(**found)
+
+
+def _example(found: Mapping[str, int]) -> str:
+    """A prompt that can be drawn, with what was given and the first value of what was not."""
+    colour, shape, direction = (CHOICES[name][found.get(name, 0)] for name in ("colour", "shape", "direction"))
+    return f'for example "{_article(colour)} {colour} {shape} moving {direction}"'
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
 
 
 def is_held_out(scene: Scene) -> bool:

@@ -161,29 +161,6 @@ def flicker(detection: Detection) -> Tensor:
     return torch.where(valid[:, 2:] & valid[:, 1:-1] & valid[:, :-2], bend, torch.nan).nanmean(1)
 
 
-def border_jump(frames: Tensor, starts: tuple[int, ...]) -> Tensor:
-    """How much more the picture changes into a frame block than inside one, float32 `[N]`; 1 is seamless.
-
-    Ratio of the mean absolute difference to the frame before, over frames in `starts`, to that over all others.
-    NaN where nothing changes inside the blocks.
-
-    Args:
-        frames: float `[N, F, 3, Y, X]`.
-        starts: indices of the first frames of frame blocks, each in 1 .. F - 1, with at least one other frame left.
-
-    Raises:
-        ShapeError: an index is outside, or one of the two sides of the ratio is empty.
-    """
-    num_frames = frames.shape[1]
-    inside = [index for index in range(1, num_frames) if index not in starts]
-    if not starts or not inside or min(starts) < 1 or max(starts) >= num_frames:
-        raise ShapeError(f"border_jump: starts {starts} must name some, not all, of the frames 1 .. {num_frames - 1}")
-    change = frames.detach().float().diff(dim=1).abs().mean((2, 3, 4))  # [N, F - 1]
-    at_border = change[:, [index - 1 for index in starts]].mean(1)
-    elsewhere = change[:, [index - 1 for index in inside]].mean(1)
-    return torch.where(elsewhere > 0, at_border / elsewhere, torch.nan)
-
-
 def _check(frames: Tensor) -> tuple[int, int]:
     if frames.ndim != 5 or frames.shape[2:] != (3, SIZE, SIZE) or not frames.is_floating_point():
         raise ShapeError(f"the oracle reads float frames [N, F, 3, {SIZE}, {SIZE}], given {frames.dtype} {list(frames.shape)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from strobe.core.errors import WeightsError
 from strobe.core.files import write_whole
 from strobe.models.checkpoint import compare_keys, read_tensors
 from strobe.models.shapes.config import VAE, WAN
-from strobe.models.shapes.grammar import VOCABULARY
+from strobe.models.shapes.grammar import VOCABULARY, parse
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
@@ -22,12 +23,28 @@ FOLDER = Path(__file__).parent / "bundle"
 
 FILE = "shapes.safetensors"
 
-Parts = tuple[CausalWan, WordEncoder, TinyVAE]
+
+class SceneEncoder(WordEncoder):
+    """The text encoder of the bundled model. It was trained with whole scenes, so it refuses prompts that describe none."""
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Check prompts before a stream depends on them.
+
+        Raises:
+            ConfigError: a word is unknown, a prompt is empty or too long, or lacks a colour, a shape or a direction, or gives one
+                twice; says which, with a prompt that would do.
+        """
+        super().check(prompts)
+        for prompt in prompts:
+            parse(prompt)
+
+
+Parts = tuple[CausalWan, SceneEncoder, TinyVAE]
 
 
 def build() -> Parts:
     """Untrained transformer, text encoder and autoencoder of the bundled model's sizes."""
-    return CausalWan(WAN), WordEncoder(VOCABULARY, dim=WAN.text_dim, length=WAN.text_len), TinyVAE(VAE)
+    return CausalWan(WAN), SceneEncoder(VOCABULARY, dim=WAN.text_dim, length=WAN.text_len), TinyVAE(VAE)
 
 
 def _together(parts: Parts) -> nn.ModuleDict:

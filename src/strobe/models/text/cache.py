@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.core.files import write_whole
+from strobe.models.text.key import Key
+from strobe.models.text.memory import PromptMemory
 
 VERSION = 1
 
@@ -60,25 +63,9 @@ class Embedder(Protocol):
         """Cleaned prompts to rows [tokens, dim] on the CPU, without padding. Each is independent of the others."""
         ...
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
-    """What an embedding depends on.
-
-    Args:
-        identity: of the encoder.
-        prompt: cleaned.
-        dtype: of the rows, as torch writes it.
-    """
-
-    identity: str
-    prompt: str
-    dtype: str
-
-    @property
-    def file(self) -> str:
-        """Name of the entry."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest() + ".safetensors"
+    def place(self, device: torch.device) -> None:
+        """Be told where frames are made; see `strobe.engine.load.TextEncoder`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,16 +205,19 @@ def _digest(rows: Tensor) -> str:
 
 
 class PromptEncoder:
-    """Prompts to text as the transformer takes it: rows, then zeros up to `length`.
+    """Prompts to text as the transformer takes it: rows, then zeros up to `length`. Threads take turns at the encoder.
 
     Args:
         embedder: the text encoder.
-        cache: where embeddings are kept; None: each is made anew.
+        cache: folder where embeddings are kept; None: there is none.
+        memory: where the last ones are kept as well; None: each is made anew, or read.
     """
 
-    def __init__(self, embedder: Embedder, cache: PromptCache | None = None) -> None:
+    def __init__(self, embedder: Embedder, cache: PromptCache | None = None, memory: PromptMemory | None = None) -> None:
         self.embedder = embedder
         self.cache = cache
+        self.memory = memory
+        self._turn = threading.Lock()
 
     @property
     def length(self) -> int:
@@ -254,17 +244,48 @@ class PromptEncoder:
         if not prompts:
             raise ConfigError("no prompts; give at least one")
         cleaned = [self.embedder.clean(prompt) for prompt in prompts]
-        known = {prompt: self._kept(prompt) for prompt in dict.fromkeys(cleaned)}
-        new = [prompt for prompt, rows in known.items() if rows is None]
-        made = dict(zip(new, self.embedder.embed(new), strict=True)) if new else {}
-        for prompt, rows in made.items():
-            if self.cache is not None:
-                self.cache.put(self._key(prompt), rows)
-        found = {prompt: made[prompt] if rows is None else rows for prompt, rows in known.items()}
+        known = {prompt: self._remembered(prompt) for prompt in dict.fromkeys(cleaned)}
+        found = {prompt: rows for prompt, rows in known.items() if rows is not None}
+        if len(found) < len(known):
+            with self._turn:
+                found = self._complete(known)
         return torch.stack([F.pad(found[prompt], (0, 0, 0, self.length - len(found[prompt]))) for prompt in cleaned])
+
+    def ready(self, prompts: Sequence[str]) -> bool:
+        """Whether all of them are kept."""
+        return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
+
+    def place(self, device: torch.device) -> None:
+        """See `Embedder.place`."""
+        with self._turn:
+            self.embedder.place(device)
+
+    def _complete(self, known: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Read or make the rows that are not known."""
+        kept = {prompt: self._kept(prompt) if rows is None else rows for prompt, rows in known.items()}
+        new = [prompt for prompt, rows in kept.items() if rows is None]
+        made = dict(zip(new, self.embedder.embed(new), strict=True)) if new else {}
+        if self.cache is not None:
+            for prompt, rows in made.items():
+                self.cache.put(self._key(prompt), rows)
+        found = made | {prompt: rows for prompt, rows in kept.items() if rows is not None}
+        if self.memory is not None:
+            for prompt, rows in found.items():
+                self.memory.put(self._key(prompt), rows)
+        return found
+
+    def _holds(self, key: Key) -> bool:
+        return (self.memory is not None and self.memory.get(key) is not None) or (
+            self.cache is not None and self.cache.holds(key)
+        )
+
+    def _remembered(self, cleaned: str) -> Tensor | None:
+        return None if self.memory is None else self.memory.get(self._key(cleaned))
 
     def _key(self, cleaned: str) -> Key:
         return Key(identity=self.embedder.identity, prompt=cleaned, dtype=str(self.embedder.dtype))
 
     def _kept(self, cleaned: str) -> Tensor | None:
-        return None if self.cache is None else self.cache.get(self._key(cleaned))
+        """What another thread has made meanwhile, or what lies in the folder."""
+        rows = self._remembered(cleaned)
+        return self.cache.get(self._key(cleaned)) if rows is None and self.cache is not None else rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.models.checkpoint import match, read_tensors
@@ -38,6 +40,9 @@ INSTALL: Final = "run pip install 'strobe[wan]'"
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 16
 """A weight file's identity is its size and this many pieces of it, evenly spaced: 11 GB are not read to name them."""
+
+SPARE_BYTES: Final = 4 << 30
+"""What is left free on a GPU beside weights that stay: for snapshots, forks and what a prompt takes while it is encoded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +144,7 @@ class Umt5:
         files: weights and tokeniser.
         config: sizes.
         dtype: of weights and rows; bfloat16 is what was released.
-        device: where it computes.
+        device: where it computes; None: where frames are made, see `place`.
         offload: leave the device after each call. The weights stay in the host's memory, so that nothing is copied back.
     """
 
@@ -149,14 +154,16 @@ class Umt5:
         config: Umt5Config | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = "cpu",
         offload: bool = True,
     ) -> None:
         self.files = files
         self.config = config or Umt5Config()
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = torch.device("cpu" if device is None else device)
         self.offload = offload
+        self.by_layer = False
+        self._free = device is None
         self._model: Any = None
 
     @property
@@ -199,11 +206,33 @@ class Umt5:
             WeightsError: the files are damaged or of another model.
         """
         tokens = [self._tokens(prompt) for prompt in prompts]
-        with self._at_work() as model, torch.inference_mode():
-            ids = [torch.tensor([row], device=self.device) for row in tokens]
-            rows = [model(input_ids=row, attention_mask=torch.ones_like(row)).last_hidden_state[0].cpu() for row in ids]
+        with self._beside(), self._at_work() as model, torch.inference_mode():
+            rows = [self._rows(model, torch.tensor([row])) for row in tokens]
         with torch.inference_mode(False):  # ordinary tensors, for whoever goes on with them
             return [row.clone() for row in rows]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights."""
+        config = self.config
+        layer = config.dim * (4 * config.attention_dim + 3 * config.ffn_dim + 2) + config.num_buckets * config.num_heads
+        return self.dtype.itemsize * (config.vocabulary * config.dim + config.num_layers * layer + config.dim)
+
+    def place(self, device: torch.device) -> None:
+        """Choose a device, if none was given: that on which frames are made. Where the weights fit beside what is held there and
+        `SPARE_BYTES`, they stay; where a layer fits, they come layer by layer for each prompt; elsewhere a CPU encodes.
+
+        Args:
+            device: what a stream holds there was allocated.
+        """
+        if not self._free:
+            return
+        self._free = False
+        free = free_bytes(device)
+        if free >= self.num_bytes + SPARE_BYTES:
+            self.device, self.offload = device, False
+        elif free >= self.num_bytes // self.config.num_layers + SPARE_BYTES // 4:
+            self.device, self.by_layer = device, True
 
     def release(self) -> None:
         """Let go of the weights; the next prompt reads them again."""
@@ -215,11 +244,30 @@ class Umt5:
             raise ConfigError(f"prompt {prompt[:60]!r}... has {len(found)} tokens, {self.length} allowed; shorten it")
         return found
 
+    def _rows(self, model: Any, ids: Tensor) -> Tensor:
+        """Rows of one prompt; the embedding of tokens is looked up where it lies."""
+        table = model.shared.weight
+        given = F.embedding(ids.to(table.device), table).to(self.device)
+        mask = torch.ones(ids.shape, dtype=torch.int64, device=self.device)
+        rows: Tensor = model(inputs_embeds=given, attention_mask=mask).last_hidden_state[0]
+        return rows.cpu()
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """On a GPU a stream of its own, so that frames do not wait for a prompt."""
+        return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device.type == "cuda" else nullcontext()
+
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
         """The model on its device, and its weights back where they were afterwards."""
         if self._model is None:
             self._model = self._read()
+        if self.by_layer:
+            with ExitStack() as stack:
+                for layer in (*self._model.encoder.block, self._model.encoder.final_layer_norm):
+                    for hook in visiting(layer, self.device):
+                        stack.callback(hook.remove)
+                yield self._model
+            return
         host = {parameter: parameter.data for parameter in self._model.parameters()}
         try:
             for parameter, data in host.items():
@@ -264,6 +312,26 @@ class Umt5:
                 tensors.setdefault("shared.weight", tied)
         found = match(expected, tensors, names, self.files.weights[0])
         return {own: tensor.to(self.dtype) for own, tensor in found.items()}
+
+
+def visiting(layer: nn.Module, device: torch.device) -> tuple[RemovableHandle, RemovableHandle]:
+    """Have a layer's weights on a device while it runs, and where they are now otherwise, until the handles are removed."""
+    home = {parameter: parameter.data for parameter in layer.parameters()}
+
+    def enter(*_: object) -> None:
+        for parameter, data in home.items():
+            parameter.data = data.to(device)
+
+    def leave(*_: object) -> None:
+        for parameter, data in home.items():
+            parameter.data = data
+
+    return layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody holds; none of another device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def check_installed() -> None:

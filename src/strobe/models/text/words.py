@@ -68,6 +68,13 @@ class WordEncoder(nn.Module):
         """Check prompts before a stream depends on them. Raises: see `tokenize`."""
         self.batch(prompts)
 
+    def ready(self, prompts: Sequence[str]) -> bool:
+        """Always: it is one small layer."""
+        return True
+
+    def place(self, device: torch.device) -> None:
+        """Stay where the weights are."""
+
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to text `[B, length, dim]`."""
         out: Tensor = self(self.batch(prompts))

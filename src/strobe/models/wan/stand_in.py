@@ -63,6 +63,13 @@ class PromptNoise:
         if not all(prompt.split() for prompt in prompts):
             raise ConfigError("the prompt is empty; say what to show")
 
+    def ready(self, prompts: Sequence[str]) -> bool:
+        """Always: drawing noise takes no time."""
+        return True
+
+    def place(self, device: torch.device) -> None:
+        """Stay on the CPU."""
+
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to text `[B, length, dim]`; padding rows are zeros. Raises: see `check`."""
         self.check(prompts)

@@ -22,9 +22,11 @@ from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
 from strobe.perf.logs.vocabulary import UNIT
-from strobe.perf.records.record import READABLE_VERSIONS, Header, Record, Span
+from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.record import Header, Record, Span
 from strobe.perf.records.seal import number_of
 from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.records.upgrade import upgraded_span
 
 MAX_SERIES: Final = 4096
 """Names and ranks one file may have; a pattern that makes more takes something else for a name."""
@@ -273,8 +275,9 @@ def _record(text: str) -> Record | None:
 def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
     record = _record(text) if text.startswith("{") else None
     if isinstance(record, Span):
-        kind = pattern.kinds.get(record.name, "region")
-        name = f"{record.variant}/{record.name}"
+        span = record if record.v == SCHEMA_VERSION else upgraded_span(record)
+        kind = pattern.kinds.get(span.name, "region")
+        name = f"{span.variant}/{span.label}"
         cause = "warm-up" if record.warmup else ""
         sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
-        yield _Found(0, len(text), 0, kind, name, None, sample)
+        yield _Found(0, len(text), 0, kind, name, span.rank, sample)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from strobe.perf.measure.nvml import REASONS, Gpu, Reading, open_gpu
 from strobe.perf.records import environment
-from strobe.perf.records.record import Clocks, GpuState
+from strobe.perf.records.clocks import Clocks, GpuState
 
 if TYPE_CHECKING:
     import torch

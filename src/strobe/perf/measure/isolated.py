@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError
+from strobe.perf.measure.stopwatch import Stopwatch
 from strobe.perf.records.record import Clock
 
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 50
 """Calls on a GPU between two synchronisations."""
-_CYCLES_PER_NS: Final = 2.5
-"""Above every GPU's clock, so that a wait counted in cycles is never too short."""
-_MARGIN: Final = 2.0
-_MAX_CYCLES: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,53 +66,12 @@ def time_isolated(
     for _ in range(warmup):
         run()
     synchronize(device)
-    if device.type == "cuda":
-        times = _device_times(run, iterations, device, cold=cold, waits=waits)
-        return Isolated(times_ns=times, clock="cuda_event", cold=cold, queued=not waits)
-    return Isolated(times_ns=_host_times(run, iterations), clock="perf_counter", cold=False, queued=False)
-
-
-def _host_times(run: Callable[[], object], iterations: int) -> tuple[int, ...]:
-    times = []
-    for _ in range(iterations):
-        start = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - start)
-    return tuple(times)
-
-
-def _device_times(
-    run: Callable[[], object], iterations: int, device: torch.device, *, cold: bool, waits: bool
-) -> tuple[int, ...]:
-    import torch
-
-    cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    flush = torch.empty(2 * cache_bytes, dtype=torch.int8, device=device) if cold else None
-    times: list[int] = []
-    with torch.cuda.device(device):
-        launch_ns = _launch_ns(run, flush, device)
-        while len(times) < iterations:
-            count = min(_BATCH, iterations - len(times))
-            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-            if not waits:
-                torch.cuda._sleep(min(_MAX_CYCLES, round(launch_ns * count * _CYCLES_PER_NS * _MARGIN)))
-            for first, last in events:
-                if flush is not None:
-                    flush.zero_()
-                first.record()
-                run()
-                last.record()
-            torch.cuda.synchronize(device)
-            times += [max(1, round(first.elapsed_time(last) * 1e6)) for first, last in events]
-    return tuple(times)
-
-
-def _launch_ns(run: Callable[[], object], flush: torch.Tensor | None, device: torch.device) -> int:
-    """Host time of launching one call, from an idle GPU."""
-    start = time.perf_counter_ns()
-    if flush is not None:
-        flush.zero_()
-    run()
-    taken = time.perf_counter_ns() - start
-    synchronize(device)
-    return taken
+    on_gpu, watch = device.type == "cuda", Stopwatch(device, cold=cold)
+    host_ns = watch.probe(run).host_ns if on_gpu and not waits else 0
+    laps = [watch.lap(run, min(_BATCH, iterations - done), host_ns) for done in range(0, iterations, _BATCH)]
+    return Isolated(
+        times_ns=tuple(value for lap in laps for value in lap.times_ns),
+        clock=laps[0].clock,
+        cold=cold and on_gpu,
+        queued=on_gpu and not waits,
+    )

@@ -13,7 +13,7 @@ from strobe.core.main_memory import total_bytes
 from strobe.core.settings import read_settings
 from strobe.perf.measure.clocks import gpu_state, gpu_uuid, read_clocks
 from strobe.perf.records import environment
-from strobe.perf.records.record import Header, Machine
+from strobe.perf.records.record import Header, Machine, RunKind
 
 if TYPE_CHECKING:
     import torch
@@ -48,16 +48,18 @@ def describe_machine(device: torch.device) -> Machine:
     )
 
 
-def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], palindromes: int) -> Header:
+def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], palindromes: int, kind: RunKind) -> Header:
     """Return the header of a run that begins now; model and workload are for the caller to add.
 
     Args:
         folder: the run folder; its name is the run's name.
         order: variants of one palindrome, the baseline first (`strobe.perf.measure.order`).
         palindromes: how many are planned.
+        kind: what is measured.
     """
     return Header(
         run=folder.name,
+        kind=kind,
         date=utc_now(),
         strobe=strobe.__version__,
         git=environment.git_state(Path(strobe.__file__)),

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strobe.perf.records.record import GpuState
+from strobe.perf.records.clocks import GpuState
 
 IDLE: Final = 0x001
 """Bit of the clock event reasons: nothing runs, and clocks fall for that reason alone."""

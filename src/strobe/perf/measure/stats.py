@@ -228,11 +228,21 @@ def percentile(values: Sequence[Real], share: float) -> Real:
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
 
 
+def p99(values: Sequence[Real]) -> Real | None:
+    """Return the 99th percentile (nearest rank) from `P99_SAMPLES` samples on, otherwise None: the largest is all there is."""
+    place = p99_place(len(values))
+    return None if place is None else sorted(values)[place]
+
+
+def p99_place(n: int) -> int | None:
+    """Return where the 99th percentile (nearest rank) stands among `n` samples in ascending order; None below `P99_SAMPLES`."""
+    return (99 * n + 99) // 100 - 1 if n >= P99_SAMPLES else None
+
+
 def tail(values: Sequence[float]) -> Tail:
-    """Return the 99th percentile from `P99_SAMPLES` samples on, otherwise the largest."""
-    if len(values) >= P99_SAMPLES:
-        return Tail(label="p99", value=percentile(values, 0.99), n=len(values))
-    return Tail(label="max", value=max(values), n=len(values))
+    """Return the 99th percentile where there is one, otherwise the largest."""
+    found = p99(values)
+    return Tail(label="max" if found is None else "p99", value=max(values) if found is None else found, n=len(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

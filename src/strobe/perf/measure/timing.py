@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from strobe.core import spans
+from strobe.core.device import resolve_device
 from strobe.perf.records.record import Clip, Clock, Regions, Span
 
 if TYPE_CHECKING:
@@ -68,16 +69,16 @@ class TimingRecorder:
     with no synchronisation; only `e2e` is wall time, synchronised at its two edges.
 
     Args:
-        device: where the regions run.
+        device: where the regions run: a device, or auto, cpu, cuda or cuda:N.
         fine: record the regions in `FINE` too. They change what they time; how much is the difference to a clip without them.
         inside: on a CPU, add up what the clip's own thread spends in every region of a frame block, `FINE` and `spans.PIECES`
             included. A region takes one or two microseconds then; `region_ns` measures it.
     """
 
-    def __init__(self, device: torch.device, *, fine: bool = False, inside: bool = False) -> None:
-        self._device = device
+    def __init__(self, device: str | torch.device, *, fine: bool = False, inside: bool = False) -> None:
+        self._device = resolve_device(device)
         self._fine = fine
-        self._inside = inside and device.type == "cpu"
+        self._inside = inside and self._device.type == "cpu"
         self._sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         self._events: list[torch.cuda.Event] = []
         self._done: list[_HostRegion | _CudaRegion] = []

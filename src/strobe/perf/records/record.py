@@ -1,78 +1,38 @@
 """What a run writes, line by line: one schema for the writer, the reader and the manual.
 
 A run folder holds `records.jsonl`; every line is one of the structs below, told apart by the key `record`, with the schema
-version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); times are integer nanoseconds. Adding an optional
-field keeps the version; removing, renaming or redefining one raises it.
+version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); measured times are integer nanoseconds. Adding an
+optional field keeps the version; removing, renaming or redefining one raises it.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-SCHEMA_VERSION: Final = 1
-READABLE_VERSIONS: Final = (1,)
+from strobe.perf.records.base import Line, Part, Prose
+from strobe.perf.records.clocks import Clocks, GpuState
+from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 
+RunKind = Literal["stream", "soak", "operator", "attention", "tree"]
+"""Clips of a model; one long clip; calls of one operator; a cell of the attention grid; a cell of tree attention."""
+Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
+Mode = Literal["free-running", "serialised"]
+"""How calls of several ranks were taken apart: nothing waits inside, or the ranks meet before each collective."""
 Phase = Literal["warmup", "timed", "traced"]
 Clock = Literal["perf_counter", "cuda_event"]
 Status = Literal["complete", "interrupted", "failed"]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A struct inside a line."""
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="record"):
-    """One line of `records.jsonl`."""
-
-    v: Annotated[int, Meta(description="schema version of this line")] = SCHEMA_VERSION
-
-
-# --------------------------------------------------------------------------------------------------------------- header
-
-
-class Git(_Part, frozen=True, kw_only=True):
+class Git(Part, frozen=True, kw_only=True):
     """The commit of the code that ran."""
 
     commit: Annotated[str | None, Meta(description="full commit hash; null outside a checkout")]
     dirty: Annotated[bool | None, Meta(description="tracked files differ from the commit; null outside a checkout")]
 
 
-class Clocks(_Part, frozen=True, kw_only=True):
-    """Clocks and thermal state at one moment, or of a GPU over a clip; null where this machine does not tell."""
-
-    source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvml`, `nvidia-smi`, `none`")]
-    cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
-    governor: Annotated[str | None, Meta(description="CPU frequency governor")] = None
-    load: Annotated[float | None, Meta(description="1-minute load average of the machine")] = None
-    sm_mhz: Annotated[int | None, Meta(description="SM clock, MHz; over a clip: median of the busy readings")] = None
-    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz; over a clip: median")] = None
-    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW; over a clip: mean")] = None
-    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius; over a clip: highest")] = None
-    throttle: Annotated[tuple[str, ...], Meta(description="active GPU throttle reasons; over a clip: of any reading")] = ()
-    samples: Annotated[int | None, Meta(description="readings while the clip ran; null: one reading, not while a clip ran")] = (
-        None
-    )
-    idle_samples: Annotated[int | None, Meta(description="of these, readings of an idle GPU; no part of `sm_mhz`")] = None
-    sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the busy readings, MHz")] = None
-    sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the busy readings, MHz")] = None
-    read_ns: Annotated[
-        int | None, Meta(description="time the readings took in all, on a thread of their own: what observing cost at most, ns")
-    ] = None
-
-
-class GpuState(_Part, frozen=True, kw_only=True):
-    """How a GPU is set up; null where the driver does not tell."""
-
-    persistence: Annotated[bool | None, Meta(description="persistence mode is on")] = None
-    mig: Annotated[bool | None, Meta(description="the GPU is split into instances (MIG)")] = None
-    power_limit_mw: Annotated[int | None, Meta(description="enforced power limit, mW")] = None
-    max_sm_mhz: Annotated[int | None, Meta(description="highest SM clock, MHz")] = None
-
-
-class Machine(_Part, frozen=True, kw_only=True):
+class Machine(Part, frozen=True, kw_only=True):
     """What ran the code."""
 
     device: Annotated[str, Meta(description="torch device that ran, e.g. `cpu`, `cuda:0`")]
@@ -96,8 +56,18 @@ class Machine(_Part, frozen=True, kw_only=True):
     ] = None
     gpu: Annotated[GpuState | None, Meta(description="set-up of the GPU in use; null on a CPU")] = None
 
+    @property
+    def device_type(self) -> str:
+        """`cpu` or `cuda`: the part of torch's name of the device before the number."""
+        return self.device.partition(":")[0]
 
-class Model(_Part, frozen=True, kw_only=True):
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU ran the code."""
+        return self.device_type == "cuda"
+
+
+class Model(Part, frozen=True, kw_only=True):
     """The model every variant runs."""
 
     name: Annotated[str, Meta(description="name of the model, e.g. `shapes`")]
@@ -105,7 +75,7 @@ class Model(_Part, frozen=True, kw_only=True):
     num_params: Annotated[int, Meta(description="parameters of the transformer")]
 
 
-class PromptAt(_Part, frozen=True, kw_only=True):
+class PromptAt(Part, frozen=True, kw_only=True):
     """A prompt of the clip and the frame block where it begins."""
 
     frame_block: Annotated[int, Meta(description="first frame block made under this prompt")]
@@ -113,7 +83,7 @@ class PromptAt(_Part, frozen=True, kw_only=True):
     mode: Annotated[str, Meta(description="how the switch is made: `recache`, `soft`, `interpolate`; `start` for the first")]
 
 
-class Workload(_Part, frozen=True, kw_only=True):
+class Workload(Part, frozen=True, kw_only=True):
     """What one clip is: the same for every variant."""
 
     prompts: Annotated[tuple[PromptAt, ...], Meta(description="the prompts in order")]
@@ -127,12 +97,24 @@ class Workload(_Part, frozen=True, kw_only=True):
     width: Annotated[int, Meta(description="pixel width")]
     fps: Annotated[int, Meta(description="pixel frames per second of playback")]
     batch: Annotated[int, Meta(description="clips made at once")] = 1
+    unit: Annotated[
+        Literal["frame block", "denoise step"],
+        Meta(description="what one frame block of the records is: of a stream, or one denoise step over a whole clip"),
+    ] = "frame block"
 
 
-class Header(_Line, frozen=True, kw_only=True):
+class Absent(Part, frozen=True, kw_only=True):
+    """A variant that was asked for and cannot run on this machine."""
+
+    variant: Annotated[str, Meta(description="variant")]
+    reason: Annotated[str, Meta(description="what it needs and the machine lacks")]
+
+
+class Header(Line, frozen=True, kw_only=True):
     """First line: who ran what, where."""
 
     run: Annotated[str, Meta(description="name of the run folder")]
+    kind: Annotated[RunKind, Meta(description="what was measured")] = "stream"
     date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of this package")]
     git: Annotated[Git, Meta(description="commit of the code")]
@@ -147,21 +129,23 @@ class Header(_Line, frozen=True, kw_only=True):
     sp_degree: Annotated[int, Meta(description="devices that share one sequence")] = 1
     tp_degree: Annotated[int, Meta(description="devices that share one layer")] = 1
     logs: Annotated[tuple[str, ...], Meta(description="paths of logs that belong to the run, relative to the run folder")] = ()
+    absent: Annotated[tuple[Absent, ...], Meta(description="variants that were asked for and cannot run on this machine")] = ()
 
 
-# -------------------------------------------------------------------------------------------------------------- variant
+CUSTOM: Final = "custom"
+"""The preset of a variant that is none."""
 
 
-class Knob(_Part, frozen=True, kw_only=True):
+class Knob(Part, frozen=True, kw_only=True):
     """One optimisation a preset may turn on."""
 
     name: Annotated[str, Meta(description="name of the knob, e.g. `compile`, `ring_cache`")]
     value: Annotated[str, Meta(description="resolved value as text, e.g. `on`, `off`, `8`")]
     on: Annotated[bool, Meta(description="the optimisation is active in this run")]
-    reason: Annotated[str, Meta(description="why it is off although the preset asks for it; empty otherwise")] = ""
+    reason: Annotated[Prose, Meta(description="why it is off although the preset asks for it; empty otherwise")] = ""
 
 
-class SpanCost(_Part, frozen=True, kw_only=True):
+class SpanCost(Part, frozen=True, kw_only=True):
     """What one region must compute and move, whoever implements it (`strobe.core.costs`), once the cache is full."""
 
     span: Annotated[str, Meta(description="name of the region")]
@@ -174,14 +158,14 @@ class SpanCost(_Part, frozen=True, kw_only=True):
     attended_read_bytes: Annotated[int, Meta(description="those of its read bytes that are in proportion to them")] = 0
 
 
-class Variant(_Line, frozen=True, kw_only=True):
+class Variant(Line, frozen=True, kw_only=True):
     """Settings of one variant as they ran, not as they were asked for."""
 
     name: Annotated[str, Meta(description="name used in every other line")]
     preset: Annotated[str, Meta(description="preset it was built from; `custom` for the caller's own code")]
     knobs: Annotated[tuple[Knob, ...], Meta(description="every optimisation, on or off")] = ()
     attention_impl: Annotated[str, Meta(description="attention implementation that ran")] = ""
-    attention_reason: Annotated[str, Meta(description="why the others were passed over")] = ""
+    attention_reason: Annotated[Prose, Meta(description="why the others were passed over")] = ""
     sparsity: Annotated[float | None, Meta(description="share of attention blocks skipped; 0 is dense")] = None
     window: Annotated[int | None, Meta(description="latent frames kept in the key-value cache, sink included")] = None
     sink: Annotated[int | None, Meta(description="first latent frames that never leave the cache")] = None
@@ -195,13 +179,17 @@ class Variant(_Line, frozen=True, kw_only=True):
     kv_format: Annotated[str, Meta(description="format of the cached keys and values, e.g. `native`, `int8`")] = ""
     compile_mode: Annotated[str | None, Meta(description="torch.compile mode that ran; null for eager")] = None
     tokens_per_block: Annotated[int | None, Meta(description="tokens of one frame block")] = None
-    calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = {}
+    calls_per_stage: Annotated[dict[str, int], Meta(description="regions entered per clip, by span name, as counted")] = field(
+        default_factory=dict
+    )
     costs: Annotated[tuple[SpanCost, ...], Meta(description="what one region of a name must compute and move")] = ()
     attended_keys: Annotated[
         tuple[int, ...],
         Meta(description="keys that a query attends to in each frame block, the last in all later ones; empty: unknown"),
     ] = ()
-    sizes: Annotated[dict[str, int], Meta(description="sizes of one call where an operator is measured, e.g. `q_tokens`")] = {}
+    sizes: Annotated[dict[str, int], Meta(description="sizes of one call of an operator, e.g. `q_tokens`")] = field(
+        default_factory=dict
+    )
     cold_start_ns: Annotated[
         int | None,
         Meta(description="opening the variant and a first short clip of it, minus the same short clip again; null: not taken"),
@@ -216,12 +204,10 @@ class Variant(_Line, frozen=True, kw_only=True):
     text_encoder_on_device: Annotated[
         bool | None, Meta(description="they lie in the memory that `peak_bytes` counts; null: not known")
     ] = None
+    contestant: Annotated[Contestant | None, Meta(description="what it is in the attention grid; null elsewhere")] = None
 
 
-# -------------------------------------------------------------------------------------------------------------- samples
-
-
-class Span(_Line, frozen=True, kw_only=True):
+class Span(Line, frozen=True, kw_only=True):
     """One region of time in one clip."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -236,9 +222,18 @@ class Span(_Line, frozen=True, kw_only=True):
     warmup: Annotated[bool, Meta(description="the clip is a warm-up")]
     parent: Annotated[int | None, Meta(description="index of the enclosing `frame_block` or other indexed region")] = None
     thread: Annotated[int, Meta(description="thread that ran it, numbered by first use; 0 is the clip's own")] = 0
+    part: Annotated[str, Meta(description="which region of this name: kind of a collective or block, name of a stage")] = ""
+    rank: Annotated[int | None, Meta(description="rank that took this time; null: the slowest, or the only one")] = None
+    mode: Annotated[Mode | None, Meta(description="how the call was taken apart; null: it was not")] = None
+
+    @property
+    def label(self) -> str:
+        """What a reader of logs calls it: mode, name and part."""
+        name = f"{self.name}:{self.part}" if self.part else self.name
+        return name if self.mode is None else f"{self.mode}/{name}"
 
 
-class Regions(_Line, frozen=True, kw_only=True):
+class Regions(Line, frozen=True, kw_only=True):
     """Every region inside the frame blocks of one timed clip on a CPU, added up by path on the clip's own thread."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -256,7 +251,7 @@ class Regions(_Line, frozen=True, kw_only=True):
     region_ns: Annotated[int, Meta(description="time that marking one region takes by itself, ns")]
 
 
-class Clip(_Line, frozen=True, kw_only=True):
+class Clip(Line, frozen=True, kw_only=True):
     """A clip has finished: every span of it stands above this line."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -271,7 +266,7 @@ class Clip(_Line, frozen=True, kw_only=True):
     clocks: Annotated[Clocks | None, Meta(description="clocks while the clip ran (then with `samples`), or at its end")] = None
 
 
-class Memory(_Line, frozen=True, kw_only=True):
+class Memory(Line, frozen=True, kw_only=True):
     """What the process holds right after a frame block was handed over, in a soak."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -282,7 +277,7 @@ class Memory(_Line, frozen=True, kw_only=True):
     reserved_bytes: Annotated[int | None, Meta(description="bytes torch's allocator holds on the GPU; null on a CPU")] = None
 
 
-class Trace(_Line, frozen=True, kw_only=True):
+class Trace(Line, frozen=True, kw_only=True):
     """A profiler trace of one traced clip, taken in a run of its own."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -298,7 +293,7 @@ class Trace(_Line, frozen=True, kw_only=True):
     ] = ()
 
 
-class LaunchedPasses(_Line, frozen=True, kw_only=True):
+class LaunchedPasses(Line, frozen=True, kw_only=True):
     """Passes of a variant launched kernel by kernel instead of as graphs: they tell what the kernels of its graphs belong to."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -306,7 +301,7 @@ class LaunchedPasses(_Line, frozen=True, kw_only=True):
     sha256: Annotated[str, Meta(description="SHA-256 of the file")]
 
 
-class Video(_Line, frozen=True, kw_only=True):
+class Video(Line, frozen=True, kw_only=True):
     """A clip kept as a file to look at."""
 
     variant: Annotated[str, Meta(description="variant")]
@@ -314,51 +309,68 @@ class Video(_Line, frozen=True, kw_only=True):
     sha256: Annotated[str, Meta(description="SHA-256 of the file")]
     frames: Annotated[int, Meta(description="pixel frames")]
     fps: Annotated[int, Meta(description="pixel frames per second of playback")]
-    caption: Annotated[str, Meta(description="what it shows")] = ""
+    caption: Annotated[Prose, Meta(description="what it shows")] = ""
 
 
-class Quality(_Line, frozen=True, kw_only=True):
+class Quality(Line, frozen=True, kw_only=True):
     """One quality number of one variant."""
 
     variant: Annotated[str, Meta(description="variant")]
     metric: Annotated[str, Meta(description="name, e.g. `psnr`")]
     value: Annotated[float | None, Meta(description="the number; null: not measured or not defined, see the note")]
     unit: Annotated[str, Meta(description="unit, e.g. `dB`; empty for a plain number")]
-    reference: Annotated[str, Meta(description="what it was measured against, e.g. `quality, fp32, cpu`; empty for none")]
-    definition: Annotated[str, Meta(description="the formula and its constants in words")]
+    reference: Annotated[Prose, Meta(description="what it was measured against, e.g. `quality, fp32, cpu`; empty for none")]
+    definition: Annotated[Prose, Meta(description="the formula and its constants in words")]
     n: Annotated[int, Meta(description="samples behind the number")]
     better: Annotated[Literal["higher", "lower", "neither"], Meta(description="which direction is good")]
-    note: Annotated[str, Meta(description="why there is no value, or what to know")] = ""
+    note: Annotated[Prose, Meta(description="why there is no value, or what to know")] = ""
+    tensor: Annotated[str, Meta(description="tensor of an attention call: `out`, `lse`, `dq`, `dk`, `dv`; empty: of none")] = ""
+    against: Annotated[
+        Literal["selection", "dense"] | None,
+        Meta(description="attention to the same selection, or to all keys; null: neither"),
+    ] = None
+    rank: Annotated[int | None, Meta(description="rank it was measured on; null: not of one rank")] = None
 
 
-class Gate(_Line, frozen=True, kw_only=True):
+class Gate(Line, frozen=True, kw_only=True):
     """A candidate against its reference, checked before any number is taken; a red gate has no samples."""
 
     variant: Annotated[str, Meta(description="variant")]
     reference: Annotated[str, Meta(description="variant it was held against")]
-    rule: Annotated[str, Meta(description="what had to hold, with the tolerance")]
+    rule: Annotated[Prose, Meta(description="what had to hold, with the tolerance")]
     passed: Annotated[bool, Meta(description="it held")]
-    detail: Annotated[str, Meta(description="the measured figure")]
+    detail: Annotated[Prose, Meta(description="the measured figure")]
+    exact: Annotated[
+        bool, Meta(description="it asks for the values of the reference, within rounding; false: for less, such as finite ones")
+    ] = False
 
 
-class Excluded(_Line, frozen=True, kw_only=True):
+class Excluded(Line, frozen=True, kw_only=True):
     """Samples left out of the averages when they were taken, and why."""
 
     variant: Annotated[str, Meta(description="variant")]
     span: Annotated[str, Meta(description="span name the indices count; `clip`: whole clips by number")]
     clip: Annotated[int | None, Meta(description="clip the indices are in; null: every clip, or whole clips")]
     indices: Annotated[tuple[int, ...], Meta(description="excluded indices")]
-    cause: Annotated[str, Meta(description="why, e.g. `warm-up`, `compilation`, `graph capture`")]
+    kind: Annotated[Exclusion, Meta(description="`refused`: it cannot run here and said so; `failed`: it tried")] = "other"
+    cause: Annotated[Prose, Meta(description="why, e.g. `warm-up`, `compilation`, `graph capture`")]
 
 
-class End(_Line, frozen=True, kw_only=True):
+class End(Line, frozen=True, kw_only=True):
     """Last line. A file without it was cut short."""
 
-    status: Annotated[Status, Meta(description="`complete`, `interrupted` (Ctrl-C) or `failed`")]
+    status: Annotated[Status, Meta(description="`complete`, `interrupted` (Ctrl-C or SIGTERM) or `failed`")]
     date: Annotated[str, Meta(description="end, UTC, ISO 8601")]
     wall_ns: Annotated[int, Meta(description="from the header to this line, ns")]
-    message: Annotated[str, Meta(description="what stopped it; empty when complete")] = ""
+    message: Annotated[Prose, Meta(description="what stopped it; empty when complete")] = ""
+    variant: Annotated[str, Meta(description="variant that stopped it; empty: none alone")] = ""
 
 
-Record = Header | Variant | Span | Regions | Clip | Memory | Trace | LaunchedPasses | Video | Quality | Gate | Excluded | End
-LINES: Final = (Header, Variant, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video, Quality, Gate, Excluded, End)
+Record = (
+    Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
+    | LaunchedPasses | Video | Quality | Gate | Excluded | End
+)  # fmt: skip
+LINES: Final = (
+    Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
+    Quality, Gate, Excluded, End,
+)  # fmt: skip

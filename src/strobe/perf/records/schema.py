@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 from msgspec import inspect
 
-from strobe.perf.records.record import LINES, READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.record import LINES
 
 _PLAIN: Final = {
     inspect.StrType: "string",
@@ -26,8 +27,9 @@ Generated from `strobe.perf.records.record` by `make docs`; do not edit.
 A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
 {", ".join(map(str, READABLE_VERSIONS))}.
 A published run may hold the same lines as gzip in `records.jsonl.gz` instead, never both; whatever reads a run reads either.
-The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is integer nanoseconds, `_bytes` bytes, `_mhz`
-megahertz. Every line ends in its number, from 1, and the CRC-32 of all bytes before
+The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is nanoseconds, whole where a clock measured them,
+`_bytes` bytes, `_mhz` megahertz. Text whose type is `prose` is for a reader: it may be reworded, and no program decides by it.
+Every line ends in its number, from 1, and the CRC-32 of all bytes before
 `,"crc"`: `...,"line":12,"crc":"89abcdef"}}`. A reader passes over a line that does not fit them and leaves the clip out that it
 belongs to; files without these keys are older. After a crash the last line may be cut: a reader keeps the lines before it. A
 field that is not required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining
@@ -75,7 +77,7 @@ def _default(field: inspect.Field) -> str:
 
 def _type_name(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata):
-        return _type_name(kind.type)
+        return "prose" if (kind.extra or {}).get("prose") else _type_name(kind.type)
     if isinstance(kind, inspect.StructType):
         return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
     if isinstance(kind, inspect.LiteralType):

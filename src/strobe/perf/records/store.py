@@ -20,9 +20,10 @@ import msgspec
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
 from strobe.core.files import not_written
 from strobe.core.notebook import html_table
+from strobe.perf.records.base import READABLE_VERSIONS
+from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
-    READABLE_VERSIONS,
     Clip,
     End,
     Excluded,
@@ -39,12 +40,13 @@ from strobe.perf.records.record import (
     Video,
 )
 from strobe.perf.records.seal import check, seal
+from strobe.perf.records.upgrade import upgraded
 
 T = TypeVar("T")
 _LISTED: Final = 8
 """Numbers of damaged lines that are named."""
 
-_TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory")
+_TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions")
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -167,6 +169,12 @@ def rotate(folder: Path) -> Path | None:
         raise StrobeError(f"cannot move {folder} out of the way: {error.strerror}; name another folder") from error
 
 
+def superseded(folder: Path) -> bool:
+    """Whether `rotate` moved the folder out of the way of a later run, which is there."""
+    stem, dot, number = folder.name.rpartition(".")
+    return bool(dot) and number.isdecimal() and folder.with_name(stem).is_dir()
+
+
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -200,6 +208,10 @@ class RunRecords:
     memory: tuple[Memory, ...] = ()
     regions: tuple[Regions, ...] = ()
     passes: tuple[LaunchedPasses, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    cell: AttentionCell | None = None
+    surroundings: Surroundings | None = None
+    links: Links | None = None
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
@@ -234,7 +246,8 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded or memory; keys as in docs/records.md.
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory or predictions; docs/records.md
+                has their keys.
 
         Raises:
             ConfigError: there is no such table.
@@ -286,7 +299,7 @@ def read_run(path: str | Path) -> RunRecords:
         if number - 1 not in checked.bad and (record := _decode(line, file, number)) is not None
     }
     bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    run = _sort(file, found, bad, missing=checked.missing, truncated=bool(tail))
+    run = _sort(file, upgraded(found), bad, missing=checked.missing, truncated=bool(tail))
     return replace(run, broken=broken) if broken else run
 
 
@@ -344,7 +357,7 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
             f"{file} has no header: it was cut before the run began, the header's line is damaged, or it is no record file"
         )
     left_out = tuple(
-        Excluded(variant=variant, span="clip", clip=None, indices=(clip,), cause=cause)
+        Excluded(variant=variant, span="clip", clip=None, indices=(clip,), kind="damaged", cause=cause)
         for (variant, clip), cause in damaged.items()
     )
     return RunRecords(
@@ -364,6 +377,10 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         memory=_of(records, Memory),
         regions=_of(records, Regions),
         passes=_of(records, LaunchedPasses),
+        predictions=_of(records, Prediction),
+        cell=next(iter(_of(records, AttentionCell)), None),
+        surroundings=next(iter(_of(records, Surroundings)), None),
+        links=next(iter(_of(records, Links)), None),
         missing_lines=missing,
         damaged_clips=left_out,
         left_out_lines=frozenset((*bad, *own)),

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.core.costs import Cost, device_peaks
+from strobe.core.costs import device_peaks
 from strobe.core.errors import DataError
 from strobe.core.files import found_inside
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
-from strobe.perf.analysis.device.roofline import roofline
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
-from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.measure.stats import outliers, percentile
+from strobe.perf.records.record import Gate
 from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns, rate_number
+from strobe.perf.report.blocks.settings import banners, settings_section
+from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
-    Block,
     Cell,
     Code,
     Column,
-    Count,
     LevelName,
     Missing,
     Number,
@@ -36,10 +39,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.sections.headline import ratio_cell, verdict_cell
-from strobe.perf.report.sections.roofline import device_note, rate_cells, rate_columns, rate_number
-from strobe.perf.report.sections.settings import banners, settings_section
-from strobe.perf.report.study import Study, Subject, load_study
+from strobe.perf.report.study import Study, Subject
 
 _GREEN, _RED = Text("green", "good"), Text("RED", "bad")
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
@@ -50,21 +50,16 @@ def is_attention_run(run: RunRecords) -> bool:
     return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
 
 
-def attention_report(folder: Path, pair: tuple[str, str] | None = None) -> Report:
+def attention_report(study: Study, traced: Sequence[Section] = ()) -> Report:
     """Build the page.
 
     Args:
-        folder: the run folder.
-        pair: only these two implementations, the second measured against the first.
-
-    Raises:
-        DataError: the folder holds no records of attention calls.
-        ConfigError: the run does not have both of the pair.
+        study: of one run of attention calls.
+        traced: what the page of its traces says.
     """
-    study = load_study([folder], pair=pair)
     header = study.runs[0].header
     compared = tuple(_compared(study))
-    sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), *_traced(study)]
+    sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
     sizes = next((subject.settings.sizes for subject in study.subjects), {})
     return Report(
         v=SCHEMA_VERSION,
@@ -98,43 +93,30 @@ def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
 
 
 def _times(study: Study) -> Section:
-    columns = (
-        Column("implementation"),
-        Column("what"),
-        Column("calls", numeric=True),
-        Column("min", "µs", True),
-        Column("p50", "µs", True),
-        Column("mean", "µs", True),
-        Column("slow end", "µs", True, "p99 from 459 calls on, otherwise the largest"),
-        Column("outliers", numeric=True, hint="calls outside Tukey's fences; they are kept"),
-        Column("mean without them", numeric=True, hint="how much lower or higher the mean would be"),
+    outside = "calls outside Tukey's fences; they are kept"
+    fields: tuple[Field[tuple[Subject, str, list[int]]], ...] = (
+        Field("implementation", lambda row: row[0].label, Code),
+        Field("what", lambda row: _what(row[1])),
+        count("calls", lambda row: len(row[2])),
+        Field("min", lambda row: min(row[2]), Time, "µs"),
+        Field("p50", lambda row: percentile(row[2], 0.5), Time, "µs"),
+        Field("mean", lambda row: statistics.fmean(row[2]), Time, "µs"),
+        slow_end(lambda row: row[2], "µs"),
+        count("outliers", lambda row: len(outliers(row[2]).indices), outside),
+        Field("mean without them", _effect, numeric=True, hint="how much lower or higher the mean would be"),
     )
-    rows = []
-    for subject in study.subjects:
-        for name in _LEVELS:
-            values = _samples(subject, name)
-            if values:
-                rows.append(Row((Code(subject.label), Text(_what(name)), *_time_cells(values))))
-    blocks: list[Block] = [_gates(study), Table("Times of one call by itself.", columns, tuple(rows), _clock_notes(study))]
+    rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
+    times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
     lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
-    return Section("times", "Times", lead, tuple(blocks))
+    return Section("times", "Times", lead, (_gates(study), times))
+
+
+def _effect(row: tuple[Subject, str, list[int]]) -> Cell:
+    return Number(100 * outliers(row[2]).effect, 2, "%")
 
 
 def _what(name: str) -> str:
     return "kernel" if name == ATTENTION_KERNEL else "section"
-
-
-def _time_cells(values: list[int]) -> tuple[Cell, ...]:
-    end, outside = tail(values), outliers(values)
-    return (
-        Count(len(values)),
-        Time(min(values)),
-        Time(percentile(values, 0.5)),
-        Time(statistics.fmean(values)),
-        Time(end.value, f"{end.label} of {end.n}"),
-        Count(len(outside.indices)),
-        Number(100 * outside.effect, 2, "%"),
-    )
 
 
 def _clock_notes(study: Study) -> tuple[str, ...]:
@@ -149,61 +131,47 @@ def _clock_notes(study: Study) -> tuple[str, ...]:
 
 
 def _gates(study: Study) -> Table:
-    columns = (Column("implementation"), Column("gate"), Column("rule"), Column("measured"))
-    rows = tuple(
-        Row(
-            (Code(gate.variant), Text("green", "good") if gate.passed else Text("RED", "bad"), Text(gate.rule), Text(gate.detail))
-        )
-        for run in study.runs
-        for gate in run.gates
+    fields: tuple[Field[Gate], ...] = (
+        Field("implementation", lambda gate: gate.variant, Code),
+        Field("gate", lambda gate: Text("green", "good") if gate.passed else Text("RED", "bad")),
+        Field("rule", lambda gate: gate.rule),
+        Field("measured", lambda gate: gate.detail),
     )
-    return Table("Gates.", columns, rows)
+    return table_of("Gates.", fields, [gate for run in study.runs for gate in run.gates])
 
 
 def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Section:
-    columns = (
-        Column("implementation"),
-        Column("reference"),
-        Column("what"),
-        Column("speedup", numeric=True, hint="median of the ratios of laps, 95 % interval"),
-        Column("verdict"),
-        Column("pairs", numeric=True),
-        Column("ratio of minima", numeric=True, hint="fastest lap against fastest lap"),
-    )
-    rows = tuple(
-        Row(
-            (
-                Code(candidate.label),
-                Code(reference.label),
-                Text(_what(found.stage)),
-                ratio_cell(found.ratio, found.interval),
-                verdict_cell(found.verdict),
-                Count(len(found.ratios)),
-                Ratio(found.floor),
-            )
-        )
-        for reference, candidate, found in compared
+    fields: tuple[Field[tuple[Subject, Subject, Comparison]], ...] = (
+        Field("implementation", lambda row: row[1].label, Code),
+        Field("reference", lambda row: row[0].label, Code),
+        Field("what", lambda row: _what(row[2].stage)),
+        Field("speedup", _ratio, numeric=True, hint="median of the ratios of laps, 95 % interval"),
+        Field("verdict", lambda row: verdict_cell(row[2].verdict)),
+        count("pairs", lambda row: len(row[2].ratios)),
+        Field("ratio of minima", lambda row: row[2].floor, Ratio, numeric=True, hint="fastest lap against fastest lap"),
     )
     lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."
-    return Section("speedups", "Speedups", lead, (Table("Speedups.", columns, rows),))
+    return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))
+
+
+def _ratio(row: tuple[Subject, Subject, Comparison]) -> Cell:
+    return ratio_cell(row[2].ratio, row[2].interval)
 
 
 def _rooflines(study: Study) -> Section | None:
     name = study.runs[0].header.machine.device_name
     peaks = device_peaks(name)
-    rows, anomalies = [], []
+    rows, against = [], []
     for subject in study.subjects:
         values = _samples(subject, ATTENTION_KERNEL)
         for cost in subject.settings.costs if values else ():
-            spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
-            dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
             mean = statistics.fmean(values)
-            found = roofline(mean, spent, peaks, subject.settings.dtype, dense=dense)
+            found = of_cost(cost, mean, peaks, subject.settings.dtype)
             effective = found.effective_flops_per_s
             shown: Cell = Missing("it is dense", "-") if effective is None else rate_number(effective / 1e12)
             sparsity = Share(subject.settings.sparsity or 0.0)
             rows.append(Row((Code(subject.label), Time(mean), Number(cost.flops / 1e9, 3), sparsity, *rate_cells(found), shown)))
-            anomalies += [f"ANOMALY, {subject.label}: {found.anomaly}."] if found.anomaly else []
+            against.append((subject.label, found))
     if not rows:
         return None
     columns = (
@@ -214,28 +182,22 @@ def _rooflines(study: Study) -> Section | None:
         *rate_columns(peaks),
         Column("effective TFLOP/s", numeric=True, hint="FLOPs of the dense call / time; above the peak is possible"),
     )
-    blocks = (Table("The kernel against the device.", columns, tuple(rows), (device_note(name, peaks), *anomalies)),)
+    blocks = (Table("The kernel against the device.", columns, tuple(rows), (device_note(name, peaks), *anomaly_notes(against))),)
     return Section("roofline", "Against the device's peaks", "", blocks)
 
 
-def _traced(study: Study) -> Iterator[Section]:
-    """The sections of the trace report, if there are traces."""
-    from strobe.perf.report.trace_page.build import build_trace_report
-    from strobe.perf.report.trace_page.study import load_trace_study
+def trace_files(study: Study) -> dict[str, Path | None]:
+    """The traces of the calls, by the path that the run gives; None for one that is no file of the run folder."""
+    names, run = {subject.name for subject in study.subjects}, study.runs[0]
+    return {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
 
-    names = {subject.name for subject in study.subjects}
-    run = study.runs[0]
-    recorded = {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
-    if not recorded:
-        return
-    there = [path for path in recorded.values() if path is not None]
-    gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in recorded.items() if path is None]
+
+def _traces(study: Study) -> Section | None:
+    """What the sections of the traces are about, if there are traces."""
+    files = trace_files(study)
+    if not files:
+        return None
+    gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in files.items() if path is None]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
-    yield Section(
-        "traces",
-        "What the traces say",
-        lead,
-        (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),),
-    )
-    if there:
-        yield from build_trace_report(load_trace_study(there)).sections
+    blocks = (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),)
+    return Section("traces", "What the traces say", lead, blocks)

@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.structure.attribution import Attributed, attribute_modules, attribute_operators
+from strobe.perf.report.blocks.fields import Field, count, table_of
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
     Block,
+    Cell,
     Code,
-    Column,
-    Count,
-    Number,
     Report,
-    Row,
     Section,
-    Table,
     Text,
     Time,
 )
-from strobe.perf.trace.events import Trace
-
-_COLUMNS = (
-    Column("calls", numeric=True),
-    Column("device", "ms", True, "device work launched while this one was the innermost"),
-    Column("host, self", "ms", True, "on the host, without what it calls"),
-    Column("host", "ms", True, "on the host, with what it calls"),
-)
+from strobe.perf.report.text import bytes_cell
+from strobe.perf.trace.events import MemoryTrack, Trace
 
 
 def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:
@@ -44,7 +35,7 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
     """
     on = ", ".join(options)
     caution = f"Taken with {on}: the profiler slowed the host unevenly. These times rank; they are no measurement."
-    sections = tuple(_section(label, trace, sort_by, top) for label, trace in traces)
+    sections = tuple(Section(f"attribution-{label}", label, "", tuple(_blocks(trace, sort_by, top))) for label, trace in traces)
     return Report(
         v=SCHEMA_VERSION,
         speedups=(),
@@ -56,30 +47,28 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
     )
 
 
-def _section(label: str, trace: Trace, sort_by: str, top: int) -> Section:
-    return Section(f"attribution-{label}", label, "", tuple(_blocks(trace, sort_by, top)))
-
-
 def _blocks(trace: Trace, sort_by: str, top: int) -> Iterator[Block]:
     if not len(trace.device_events) and sort_by == "device":
         sort_by = "self_host"
     for what, rows in (("operator", attribute_operators(trace, sort_by)), ("module", attribute_modules(trace, sort_by))):
         if rows:
-            shown = tuple(_row(row) for row in rows[:top])
-            caption = f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}."
-            yield Table(caption, (Column(what), *_COLUMNS), shown)
+            fields: tuple[Field[Attributed], ...] = (
+                Field(what, lambda row: row.name, Code),
+                count("calls", lambda row: row.calls),
+                Field("device", lambda row: row.device_ns, Time, "ms", hint="work launched while this one was the innermost"),
+                Field("host, self", lambda row: row.self_host_ns, Time, "ms", hint="on the host, without what it calls"),
+                Field("host", lambda row: row.host_ns, Time, "ms", hint="on the host, with what it calls"),
+            )
+            shown = rows[:top]
+            yield table_of(f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}.", fields, shown)
     if trace.memory:
-        peaks = tuple(
-            Row((Code(track.device), *(_mib(values) for values in (track.allocated_bytes, track.reserved_bytes))))
-            for track in trace.memory
+        tracks: tuple[Field[MemoryTrack], ...] = (
+            Field("device", lambda track: track.device, Code),
+            Field("peak allocated", lambda track: track.allocated_bytes, _peak, numeric=True),
+            Field("peak held by the allocator", lambda track: track.reserved_bytes, _peak, numeric=True),
         )
-        columns = (Column("device"), Column("peak allocated", numeric=True), Column("peak held by the allocator", numeric=True))
-        yield Table("Memory.", columns, peaks)
+        yield table_of("Memory.", tracks, trace.memory)
 
 
-def _row(row: Attributed) -> Row:
-    return Row((Code(row.name), Count(row.calls), Time(row.device_ns), Time(row.self_host_ns), Time(row.host_ns)))
-
-
-def _mib(values: Sequence[int]) -> Number | Text:
-    return Number(max(values) / 2**20, 1, "MiB") if any(values) else Text("-", "muted")
+def _peak(values: Sequence[int]) -> Cell:
+    return bytes_cell(max(values), "MiB", 1) if any(values) else Text("-", "muted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
@@ -12,8 +12,10 @@ from strobe.perf.analysis.ledger.answer import ClipAnswer, answer
 from strobe.perf.analysis.ledger.clip import (
     Explained,
     Kind,
+    Timed,
     block_kinds,
     coarsened,
+    cut_clips,
     explain_by_regions,
     explain_by_trace,
     levelled,
@@ -22,7 +24,6 @@ from strobe.perf.analysis.ledger.close import Ledger, clip_ledger
 from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import Latencies, latencies
 from strobe.perf.records.record import Clip
-from strobe.perf.records.store import RunRecords
 from strobe.perf.report.study import Profile, Study, Subject
 
 
@@ -108,8 +109,9 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer
         side = _explained(subject, clips, kinds)
         sides.append(coarsened(side, stages) if stages else side)
     sides = list(levelled(sides[0], sides[1]))
-    whole = [tuple(_end_to_end(run, clips) for clips in (pair.baseline, pair.candidate)) for pair in pairs]
-    ledger = clip_ledger(sides[0], sides[1], [(before, after) for before, after in whole])
+    cut = cut_clips(run, (clip for pair in pairs for clip in (*pair.baseline, *pair.candidate)))
+    whole = [(_took(cut, pair.baseline), _took(cut, pair.candidate)) for pair in pairs]
+    ledger = clip_ledger(sides[0], sides[1], whole)
     return ledger, answer(sides[0], sides[1])
 
 
@@ -130,6 +132,5 @@ def _not_told_apart(subject: Subject) -> frozenset[str]:
     return subject.profile.replays.unlabelled
 
 
-def _end_to_end(run: RunRecords, clips: Sequence[Clip]) -> int:
-    orders = {clip.order for clip in clips}
-    return sum(span.value_ns for span in run.spans if span.name == E2E and span.order in orders)
+def _took(cut: Mapping[int, Timed], clips: Sequence[Clip]) -> int:
+    return sum(cut[clip.order].took_ns for clip in clips)

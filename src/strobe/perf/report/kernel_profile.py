@@ -10,9 +10,13 @@ from typing import Final
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
 from strobe.perf.analysis.device.roofline import roofline
-from strobe.perf.analysis.runs.budget import REST, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.budget import CACHE, FEED_FORWARD, KERNELS, PROJECTIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.measure.stats import outliers, percentile, tail
-from strobe.perf.records.record import Clocks, Machine
+from strobe.perf.records.clocks import Clocks
+from strobe.perf.records.record import Machine
+from strobe.perf.report.blocks.fields import Field, count, share_cell, table_of
+from strobe.perf.report.blocks.roofline import device_note, rate_cells, rate_columns
+from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
@@ -31,7 +35,6 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.sections.roofline import device_note, rate_cells, rate_columns
 
 ISOLATED: Final = "by itself"
 VARIES: Final = 0.02
@@ -69,9 +72,9 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
     sections = (
         _budget(found, what),
         _regions(found),
-        details.section("attention", "Attention", lambda each: "attention" in each.kind),
-        details.section("cache", "Key-value cache", lambda each: "cache" in each.kind),
-        details.section("ffn", "Feed-forward", lambda each: each.kind.startswith("feed")),
+        details.section("attention", "Attention", lambda each: each.kind in (KERNELS, PROJECTIONS)),
+        details.section("cache", "Key-value cache", lambda each: each.kind == CACHE),
+        details.section("ffn", "Feed-forward", lambda each: each.kind == FEED_FORWARD),
         details.section("other", "Norms, residuals, embedding, head", _is_other),
         _decoder(found, what, details),
         _stages(found, what),
@@ -106,11 +109,7 @@ def _doubts(what: Profiled) -> Iterator[str]:
 
 
 def _is_other(each: Operation) -> bool:
-    return not any(word in each.kind for word in ("attention", "cache", "feed"))
-
-
-def _share(part: Fraction, whole: Fraction) -> Cell:
-    return Share(float(part / whole))
+    return each.kind not in (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
 
 
 # --------------------------------------------------------------------------------------------------------------- budget
@@ -125,9 +124,16 @@ def _budget(found: KernelProfile, what: Profiled) -> Section:
         Column("measured"),
     )
     whole = step.mean_ns
-    rows = [Row((Text(kind), Time(float(ns)), _share(ns, whole), Text(ISOLATED, "muted"))) for kind, ns in step.by_kind()]
+    rows = [Row((Text(kind), Time(float(ns)), share_cell(ns, whole), Text(ISOLATED, "muted"))) for kind, ns in step.by_kind()]
     rows.append(
-        Row((Text(_DIFFERENCE), Time(float(step.difference_ns)), _share(step.difference_ns, whole), Text("subtracted", "muted")))
+        Row(
+            (
+                Text(_DIFFERENCE),
+                Time(float(step.difference_ns)),
+                share_cell(step.difference_ns, whole),
+                Text("subtracted", "muted"),
+            )
+        )
     )
     total = (Text("one denoise step"), Time(float(whole)), Share(1.0), Text(f"as it runs, mean of {len(step.times_ns)}"))
     rows.append(Row(total, strong=True))
@@ -172,7 +178,7 @@ def _regions(found: KernelProfile) -> Section:
             for ns in (line.isolated_ns, line.difference_ns)
         ]
         name = Code(line.name) if line.name in NAMES else Text(line.name)
-        rows.append(Row((name, Time(float(line.in_situ_ns)), _share(line.in_situ_ns, whole), *shown)))
+        rows.append(Row((name, Time(float(line.in_situ_ns)), share_cell(line.in_situ_ns, whole), *shown)))
     total = (
         Code(DENOISE_STEP),
         Time(float(whole)),
@@ -229,7 +235,7 @@ class _Details:
         rows = tuple(Row(tuple(self._cells(each, whole, len(rate_columns(self.peaks))))) for each in operations)
         notes = [device_note(self.what.machine.device_name, self.peaks)]
         waiting = [each.name for each in operations if each.waits]
-        if self.what.machine.device.startswith("cuda"):
+        if self.what.machine.on_gpu:
             held = "overwritten before each call" if self.what.cold else "as the call before left them"
             notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
             if waiting:
@@ -242,7 +248,7 @@ class _Details:
         yield Count(each.calls) if each.calls else Missing("no part of it", "-")
         yield from (Time(float(each.mean_ns)), Time(each.p50_ns), Time(end.value, f"{end.label} of {end.n}"))
         if whole is not None:
-            yield from (Time(float(each.step_ns)), _share(each.step_ns, whole))
+            yield from (Time(float(each.step_ns)), share_cell(each.step_ns, whole))
         if each.cost is None:
             yield from (Missing("its cost is not modelled", "-") for _ in range(num_rates))
         else:
@@ -264,7 +270,7 @@ def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section
     table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
     columns = (Column(""), Column("per decode", "ms", True), Column("share", numeric=True))
     lines = (("sum of the modules", decode.isolated_ns), (_DIFFERENCE, decode.difference_ns))
-    rows = [Row((Text(name), Time(float(ns)), _share(ns, decode.mean_ns))) for name, ns in lines]
+    rows = [Row((Text(name), Time(float(ns)), share_cell(ns, decode.mean_ns))) for name, ns in lines]
     rows.append(Row((Code(VAE_DECODE), Time(float(decode.mean_ns)), Share(1.0)), strong=True))
     notes = [
         f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
@@ -276,20 +282,15 @@ def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section
 
 
 def _stages(found: KernelProfile, what: Profiled) -> Section:
-    columns = (
-        Column("stage"),
-        Column("what"),
-        Column("n", numeric=True),
-        Column("mean", "ms", True),
-        Column("p50", "ms", True),
-        Column("slow end", "ms", True, "p99 from 459 samples on, otherwise the largest"),
+    fields: tuple[Field[tuple[str, Sequence[int]]], ...] = (
+        Field("stage", lambda row: row[0], Code),
+        Field("what", lambda row: Text(NAMES[row[0]], "muted")),
+        count("n", lambda row: len(row[1])),
+        Field("mean", lambda row: sum(row[1]) / len(row[1]), Time, "ms"),
+        Field("p50", lambda row: percentile(row[1], 0.5), Time, "ms"),
+        slow_end(lambda row: row[1], "ms", "samples"),
     )
-    rows = []
-    for name, times in ((DENOISE_STEP, found.step.times_ns), *found.stages_ns.items()):
-        end = tail(times)
-        mean = Time(sum(times) / len(times))
-        cells = (Code(name), Text(NAMES[name], "muted"), Count(len(times)), mean, Time(percentile(times, 0.5)))
-        rows.append(Row((*cells, Time(end.value, f"{end.label} of {end.n}"))))
     beside = " The decoder runs beside the commit pass: the stages of a frame block do not add up." if what.overlapped else ""
     note = f"Stages as they run, without timers inside layers.{beside}"
-    return Section("stages", "Stages as they run", "", (Table("Stages.", columns, tuple(rows), (note,)),))
+    rows = [(DENOISE_STEP, found.step.times_ns), *found.stages_ns.items()]
+    return Section("stages", "Stages as they run", "", (table_of("Stages.", fields, rows, notes=(note,)),))

@@ -13,17 +13,13 @@ SCHEMA_VERSION: Final = 1
 Tone = Literal["plain", "good", "bad", "muted"]
 """What a cell or bar tells: nothing in particular, a gain, a cost, or something to read past."""
 
-KindStyle = Literal[
-    "focal", "work1", "work2", "work3", "work4", "gap1", "gap2", "gap3", "gap4", "gap5"
-]  # fmt: skip
+KindStyle = Literal["focal", "work1", "work2", "work3", "work4", "gap1", "gap2", "gap3", "gap4", "gap5"]
 """How a slice of a timeline is drawn: the focal kernel, other work (solid) or a gap (hatched)."""
+GAPS: Final[frozenset[KindStyle]] = frozenset(("gap1", "gap2", "gap3", "gap4", "gap5"))
 
 
 class _Node(msgspec.Struct, frozen=True, tag=str.lower, omit_defaults=True, forbid_unknown_fields=True):
     pass
-
-
-# ---------------------------------------------------------------------------------------------------------------- cells
 
 
 class Text(_Node, frozen=True):
@@ -121,9 +117,6 @@ class Table(_Node, frozen=True):
     collapsed: bool = False
 
 
-# ------------------------------------------------------------------------------------------------------------- pictures
-
-
 class Whisker(_Node, frozen=True):
     """One ratio with its interval: a dot and a line on a logarithmic axis."""
 
@@ -160,21 +153,25 @@ class Waterfall(_Node, frozen=True):
 
 
 class Axis(_Node, frozen=True):
-    """An axis of a plane; values are nanoseconds if `unit` is a unit of time."""
+    """An axis of a plane; values are nanoseconds if `unit` is a unit of time, counts with whole ticks if it is `whole`."""
 
     title: str
     unit: Literal["", "ms", "dB"] = ""
     from_zero: bool = False
+    whole: bool = False
 
 
 class Mark(_Node, frozen=True):
-    """A point. `hollow` points are shown but not part of any average."""
+    """A point; `hollow`: it counts for nothing; `low`, `high`: interval of `x`; `above`: its `y` is infinite (equal pictures)."""
 
     x: float
     y: float
     series: int
     label: str = ""
     hollow: bool = False
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
 
 
 class Level(_Node, frozen=True):

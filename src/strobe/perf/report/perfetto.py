@@ -17,8 +17,8 @@ from strobe.core.files import writing_whole
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.views import BUSY, DeviceView, device_views
-from strobe.perf.analysis.structure.window import Window
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.analysis.window import Window
+from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 

@@ -10,7 +10,8 @@ from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.damage import damage_banners
+from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
@@ -23,7 +24,6 @@ from strobe.perf.report.model import (
     Mark,
     Missing,
     Notes,
-    Number,
     Plane,
     Report,
     Row,
@@ -33,13 +33,11 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.sections.settings import settings_section
 from strobe.perf.report.study import load_study
+from strobe.perf.report.text import bytes_cell, bytes_in
 
 _POINTS: Final = 100
 """Points of a picture; each stands for as many frame blocks."""
-_MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
 _WORDS: Final = {
     "median": "frame block, median",
     "max": "frame block, max",
@@ -100,7 +98,7 @@ def verdict_table(found: Soak) -> Table:
     )
     rows = [_row(each, lambda ns: Time(ns), lambda each: Share(each.growth / each.first), "time") for each in found.times]
     rows += [
-        _row(each, lambda held: Number(held / _GIB, 3, "GiB"), lambda each: Number(each.growth / _MIB, 2, "MiB"), "memory")
+        _row(each, lambda held: bytes_cell(held, "GiB", 3), lambda each: bytes_cell(each.growth, "MiB", 2), "memory")
         for each in found.held
     ]
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
@@ -115,7 +113,7 @@ def verdict_table(found: Soak) -> Table:
 
 
 def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Row:
-    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else Number(each.may_grow / _MIB, 0, "MiB")
+    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
     holds = Text("yes", "good") if each.holds else Text("NO", "bad")
     return Row((Text(_WORDS[each.what]), cell(each.first), cell(each.last), change(each), limit, holds))
 
@@ -143,9 +141,8 @@ def _times(found: Soak) -> Section:
     size = len(buckets[0])
     names = ("median", "max") if size > 1 else ("frame block", "frame block")
     columns = (Column("frame blocks"), Column("median", "ms", True), Column("max", "ms", True))
-    plane = Plane(
-        Axis("frame block"), Axis("length", "ms", True), tuple(marks if size > 1 else marks[::2]), series=names[: 1 + (size > 1)]
-    )
+    shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
+    plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
     to_a_point = f", {size} to a point" if size > 1 else ""
     title = f"Length of a frame block over the stream{to_a_point}, from number {found.settled} on."
     figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
@@ -164,11 +161,11 @@ def _memory(found: Soak) -> Section:
     rows, marks = [], []
     for bucket in buckets:
         most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
-        marks += [Mark(bucket.stop - 1, held / _GIB, number) for number, held in enumerate(most)]
-        rows.append(Row((Text(_span(bucket)), *(Number(held / _GIB, 3, "GiB") for held in most))))
+        marks += [Mark(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
+        rows.append(Row((Text(_span(bucket)), *(bytes_cell(held, "GiB", 3) for held in most))))
     columns = (Column("frame blocks"), *(Column(_WORDS[kind], numeric=True) for kind in kinds))
     series = tuple(_WORDS[kind] for kind in kinds)
-    plane = Plane(Axis("frame block"), Axis("GiB", from_zero=True), tuple(marks), series=series)
+    plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
     most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
     title = f"Memory held after a frame block{most_of}."
     figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))

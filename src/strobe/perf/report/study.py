@@ -6,16 +6,18 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, unknown_choice
 from strobe.core.files import file_inside
+from strobe.perf.analysis.runs.compiled import named
 from strobe.perf.analysis.runs.partition import Partition, partition_of
 from strobe.perf.analysis.runs.replays import Passes, Replays, read_passes, relabelled
-from strobe.perf.analysis.runs.timeline import DeviceTimeline, timeline_of
+from strobe.perf.analysis.runs.timeline import DeviceTimeline, HostTimeline, timeline_of
+from strobe.perf.records.record import LaunchedPasses, Variant
 from strobe.perf.records.record import Trace as TraceRecord
-from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.trace import Trace, read_trace
 
@@ -26,17 +28,18 @@ class Profile:
 
     Args:
         record: what the run says about the file.
+        timeline: of its frame blocks; kernels of graphs have the labels that their passes give them.
+        partition: what owns the time of the frame blocks.
         passes: its passes launched kernel by kernel, the key to the kernels of its graphs; empty: there are none.
         replays: how the kernels of its graphs were labelled; None: it ran no graphs.
-        changed: the file is not the one that was recorded.
     """
 
     record: TraceRecord
     trace: Trace
+    timeline: HostTimeline | DeviceTimeline
     partition: Partition
     passes: Passes
     replays: Replays | None
-    changed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,19 +148,19 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     path = run.folder / record.path
     try:
         path = file_inside(run.folder, record.path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         trace, passes = read_trace(path), _passes(run, name)
         timeline, replays = timeline_of(trace, None), None
         if isinstance(timeline, DeviceTimeline):
             timeline, replays = relabelled(timeline, passes, layers=False)
+            if replays is None and run.variant(name).compile_mode is not None:
+                timeline = named(timeline, passes)
         return Profile(
             record=record,
             trace=trace,
+            timeline=timeline,
             partition=partition_of(timeline),
             passes=passes,
             replays=replays,
-            changed=digest != record.sha256,
         )
     except OSError as error:
         return f"trace {record.path} cannot be read: {error.strerror}"
@@ -166,5 +169,38 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
 
 
 def _passes(run: RunRecords, name: str) -> Passes:
-    records = [record for record in run.passes if record.variant == name]
-    return read_passes(file_inside(run.folder, records[-1].path)) if records else ()
+    """The key to the kernels of a variant's graphs; nothing, if its file is damaged: `damage_of` says so."""
+    record = _passes_record(run, name)
+    return read_passes(run.folder / record.path) if record is not None and _damaged(run, record) is None else ()
+
+
+def _passes_record(run: RunRecords, name: str) -> LaunchedPasses | None:
+    return next((record for record in reversed(run.passes) if record.variant == name), None)
+
+
+def damage_of(run: RunRecords) -> tuple[str, ...]:
+    """What is damaged in a run's records, and in the files that they name and a report reads times from; one sentence each."""
+    found = list(run.damage)
+    for variant in run.variants:
+        traces = [record for record in run.traces if record.variant == variant.name and not record.options]
+        if traces and (why := _damaged(run, traces[-1])) == _CHANGED:
+            found.append(f"{traces[-1].path} {why}; the times of {variant.name} are those of the file that is there")
+        passes = _passes_record(run, variant.name)
+        if passes is not None and (why := _damaged(run, passes)) is not None:
+            found.append(f"{passes.path} {why}; the kernels in the graphs of {variant.name} are not told apart")
+    return tuple(found)
+
+
+_CHANGED: Final = "is not the file that was recorded (its SHA-256 differs)"
+
+
+def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | None:
+    """Why a file is not as it was recorded; None if it is."""
+    try:
+        with file_inside(run.folder, record.path).open("rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except DataError:
+        return "is not opened: it is a link, no plain file, or outside the run folder"
+    return None if same else _CHANGED

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from strobe.core.files import write_whole
+from strobe.core.files import write_together
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Block, Figure, Headlines, Paragraph, Report, Table, encode_report
@@ -59,9 +59,8 @@ def render(report: Report, format: Format) -> str:
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMATS) -> tuple[Path, ...]:
-    """Write `report.html`, `report.md` and `report.json`, or those of them that are named, and return their paths."""
-    chosen = [(folder / f"report.{format}", render(report, format)) for format in FORMATS if format in set(formats)]
-    return tuple(write_whole(path, text) for path, text in chosen)
+    """Write `report.html`, `report.md` and `report.json`, or those of them that are named, all or none; return their paths."""
+    return write_together({folder / f"report.{each}": render(report, each) for each in FORMATS if each in set(formats)})
 
 
 def least_bytes(report: Report) -> int:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from strobe.perf.trace.digits import Integers
 
 BLOCK: Final = 1 << 15
+_DENSE: Final = 16
+"""Integers that lie this densely are told apart by counting, which takes a tenth of the time of sorting or hashing."""
 Ids = npt.NDArray[np.int32]
 
 T = TypeVar("T", bound=Hashable)
@@ -54,6 +56,17 @@ class Interned(Generic[T]):
         return tuple(self._ids)
 
 
+def different(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The different values of integers, ascending."""
+    if not len(values):
+        return np.empty(0, np.int64)
+    low, high = int(values.min()), int(values.max())
+    if high - low < _DENSE * len(values):
+        found: npt.NDArray[np.int64] = np.flatnonzero(np.bincount(values.astype(np.int64) - low)) + low
+        return found
+    return np.unique(values).astype(np.int64, copy=False)
+
+
 def code_for(low: int, high: int) -> str:
     """The type code of the smallest integers that hold both."""
     return next(code for code in "bBhHiq" if np.iinfo(code).min <= low and high <= np.iinfo(code).max)
@@ -69,8 +82,8 @@ def narrow(values: Sequence[int] | npt.NDArray[Any]) -> array[int]:
 
 
 def view(column: array[int]) -> Integers:
-    """The column as numpy sees it, without a copy."""
-    return np.frombuffer(column, np.dtype(column.typecode))
+    """The column as numpy sees it, without a copy; 8-byte integers as `int64`, which numpy does not take `q` for everywhere."""
+    return np.frombuffer(column, np.int64 if column.typecode == "q" else np.dtype(column.typecode))
 
 
 def blank(code: str, count: int) -> array[int]:

@@ -82,10 +82,10 @@ def _plain(text: bytes, count: int) -> tuple[Integers, Flags]:
     whole = lengths - dotted - decimals
     plain &= (whole >= 1) & (whole <= _MAX_WHOLE)
     values = np.zeros(count, np.uint64)
-    for places in np.unique(decimals[plain]).tolist():
-        rows = plain & (decimals == places)
+    for many in np.flatnonzero(np.bincount(decimals[plain])).tolist():
+        rows = plain & (decimals == many)
         digits = columns if rows.all() else columns[:, rows]
-        values[rows] = _horner(digits, int(places)) * np.uint64(10 ** (_MAX_DECIMALS - places))
+        values[rows] = _horner(digits, many) * np.uint64(10 ** (_MAX_DECIMALS - many))
     plain &= values < LIMIT
     return values.astype(np.int64), ~plain
 

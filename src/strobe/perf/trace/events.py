@@ -243,6 +243,43 @@ class OperatorCalls:
     sum_ns: int
 
 
+class OperatorInputs(NamedTuple):
+    """What calls of an operator were given.
+
+    Args:
+        text: the sizes as text, such as `64x32, 32x16`; empty where none were recorded.
+        name: of the operator, where its cost follows from the inputs; else empty.
+        sizes: of each operand, empty for one that is no tensor.
+        types: of each operand as written, such as `c10::BFloat16`.
+        values: of each operand that is a number or a flag, as written; empty texts for the others. Kept with `name` only.
+    """
+
+    text: str
+    name: str = ""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    types: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorFacts:
+    """What the operators of `Trace.ops` say of themselves; all columns but the last have one value for each of them.
+
+    Args:
+        inputs: the distinct inputs.
+        given: position among `inputs`, -1 without recorded inputs.
+        sequence: number that autograd gave to a forward operator and to the backward node that answers it; -1 without one.
+        backward: 1 for an operator that autograd ran on behalf of a forward one.
+        of_event: by device event, the operator that the profiler says launched it; -1 where it names none that is in the trace.
+    """
+
+    inputs: tuple[OperatorInputs, ...]
+    given: array[int]
+    sequence: array[int]
+    backward: array[int]
+    of_event: array[int]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTrack:
     """Memory of one device over time, thinned so that no peak is lost: the largest values in each stretch of time.
@@ -309,6 +346,8 @@ class Trace:
         collectives: what the communication kernels say of themselves, in order of `event`.
         operators: device time of the operators whose cost follows from their inputs; empty unless shapes were asked for, and
             recorded.
+        details: what `ops` say of themselves; `None` unless they were asked for.
+        waits: calls that wait for a device (`cudaStreamSynchronize`), in order of start; empty unless details were asked for.
         memory: one track per device whose allocations were recorded.
         overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
         overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
@@ -333,6 +372,8 @@ class Trace:
     module_paths: Mapping[int, str] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     operators: tuple[OperatorCalls, ...] = ()
+    details: OperatorFacts | None = None
+    waits: HostEvents = field(default_factory=HostEvents.empty)
     memory: tuple[MemoryTrack, ...] = ()
     overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)

@@ -17,8 +17,8 @@ import numpy as np
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.device import Collectives, DeviceTable, Said
 from strobe.perf.trace.digits import Flags, Integers
-from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls
-from strobe.perf.trace.tables import NOTHING, HostTable, Inputs, LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls, OperatorInputs
+from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
@@ -26,18 +26,19 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """The device events and what hangs on them; see `Trace`."""
+    """The device events and what hangs on them; see `Trace`. `operator` numbers each event's operator, if that was kept."""
 
     events: DeviceEvents
     launched: Mapping[str, tuple[int, int]]
     collectives: tuple[Collective, ...]
     module_paths: Mapping[int, str]
     operators: tuple[OperatorCalls, ...]
+    operator: array[int]
 
 
 def host_events(table: HostTable, threads: Threads) -> HostEvents:
     """Freeze host events, in order of start; the table is empty then."""
-    calls = _Calls(table, threads)
+    calls = Calls(table, threads)
     calls.sort()
     return calls.freeze()
 
@@ -80,11 +81,12 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
     return Joined(
-        events=events, launched=launched, collectives=collectives, module_paths=module_paths, operators=tuple(spent.calls())
-    )
+        events=events, launched=launched, collectives=collectives, module_paths=module_paths,
+        operators=tuple(spent.calls()), operator=operator,
+    )  # fmt: skip
 
 
-class _Calls:
+class Calls:
     """Host calls as columns, in any order.
 
     Args:
@@ -124,13 +126,13 @@ def _answer(
     correlation: array[int], launches: LaunchTable, threads: Threads
 ) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
     """The call with the correlation of each device event, or why there is none; the calls that have one; all calls by name."""
-    number, calls = launches.correlation.release(), _Calls(launches, threads)
+    number, calls = launches.correlation.release(), Calls(launches, threads)
     rows = _outermost(number, calls)
     known = view(taken(number, rows))
     del number
     host, answers = blank("i", len(correlation)), np.zeros(len(rows), np.bool_)
     for block in blocks(len(host)):
-        places = _places(known, view(correlation)[block])
+        places = places_of(known, view(correlation)[block])
         view(host)[block] = places
         answers[places[places >= 0]] = True
     del known
@@ -151,7 +153,7 @@ def _answer(
     return host, calls.freeze(), launched
 
 
-def _outermost(number: array[int], calls: _Calls) -> Ids:
+def _outermost(number: array[int], calls: Calls) -> Ids:
     """Places of the calls in order of their correlation, one of each: a driver call inside a runtime call is left out."""
     order = np.argsort(view(number), kind="stable").astype(np.int32)
     fresh = np.ones(len(order), np.bool_)
@@ -164,7 +166,7 @@ def _outermost(number: array[int], calls: _Calls) -> Ids:
     return np.lexsort(keys).astype(np.int32)[fresh]
 
 
-def _places(known: Integers, wanted: Integers) -> Integers:
+def places_of(known: Integers, wanted: Integers) -> Integers:
     """Where each wanted value is in the sorted known ones, or -1."""
     if not len(known):
         return np.full(len(wanted), NOTHING)
@@ -174,7 +176,7 @@ def _places(known: Integers, wanted: Integers) -> Integers:
     return place
 
 
-def _count(calls: _Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, int]]:
+def _count(calls: Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, int]]:
     """By name: the calls, and those without an answer. Calls that never launch anything are left out."""
     total, answered = (np.zeros(len(calls.names), np.int64) for _ in range(2))
     for block in blocks(len(rows)):
@@ -215,7 +217,7 @@ class _Spent:
         devices: of each kind of work.
     """
 
-    def __init__(self, inputs: Sequence[Inputs], devices: Sequence[int]) -> None:
+    def __init__(self, inputs: Sequence[OperatorInputs], devices: Sequence[int]) -> None:
         self._inputs = inputs
         self._devices, slots = np.unique(np.array(devices, np.int64), return_inverse=True)
         self._slot = slots.astype(np.int16)
@@ -235,7 +237,7 @@ class _Spent:
         (operator, work, start, end), (shape, number_of) = events, shapes
         answered = np.full(len(known), NOTHING, np.int16)
         for block in blocks(len(operator)):
-            place = _places(known, operator[block])
+            place = places_of(known, operator[block])
             hit = place >= 0
             kind, slot = kinds[place[hit]], self._slot[work[block][hit]]
             shape[block][hit] = np.array(number_of, shape.dtype)[kind]

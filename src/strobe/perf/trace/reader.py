@@ -16,6 +16,7 @@ from strobe.perf.trace.digits import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
+from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
 from strobe.perf.trace.schema import Batch, Decoder, Group
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
 
@@ -47,7 +48,9 @@ def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def read_trace(path: str | Path, *, ops: bool = True, shapes: bool = False, progress: Report | None = None) -> Trace:
+def read_trace(
+    path: str | Path, *, ops: bool = True, shapes: bool = False, details: bool = False, progress: Report | None = None
+) -> Trace:
     """Read a profiler trace (`.json` or `.json.gz`).
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
@@ -55,26 +58,27 @@ def read_trace(path: str | Path, *, ops: bool = True, shapes: bool = False, prog
     Memory is a constant of some 110 MB plus at most 64 bytes per device event with its launch call (72 if calls last seconds or
     numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call and (with `ops`)
     operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries a
-    module path; each text is stored once.
+    module path; each text is stored once. With `details` an operator has 24 bytes more, a device event 4.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
         shapes: describe a device event by the input sizes of its operator where they were recorded, and add up the time of
             operators whose cost follows from them.
+        details: keep the host operators with what they were given, and the calls that wait for a device.
         progress: called with the bytes read so far, all bytes and the name of the file.
 
     Raises:
         TraceFormatError: the file cannot be opened, is not a trace, or has no readable event.
     """
     path = Path(path)
-    trace = _read(path, ops, shapes, progress)
-    if not ops and not len(trace.device_events):
-        return _read(path, True, shapes, progress)
+    trace = _read(path, _Contents(ops=ops, shapes=shapes, details=details), progress)
+    if not (ops or details) and not len(trace.device_events):
+        return _read(path, _Contents(ops=True, shapes=shapes, details=False), progress)
     return trace
 
 
-def _read(path: Path, ops: bool, shapes: bool, progress: Report | None) -> Trace:
-    contents, state = _Contents(ops, shapes), Progress()
+def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
+    state = Progress()
     try:
         with path.open("rb") as file:
             total = path.stat().st_size
@@ -101,13 +105,15 @@ def _read(path: Path, ops: bool, shapes: bool, progress: Report | None) -> Trace
 class _Contents:
     """What is kept of the events, until `trace` sorts and joins them."""
 
-    def __init__(self, ops: bool, shapes: bool) -> None:
+    def __init__(self, *, ops: bool, shapes: bool, details: bool) -> None:
         self.events = self.lost = self.mended = 0
-        self._keep_ops, self._keep_sizes = ops, shapes
+        self._keep_ops, self._keep_sizes = ops or details, shapes
+        self._details = OperatorTable() if details else None
         wanted = set(Group)
         self._with_ops, self._without_ops = Decoder(wanted), Decoder(wanted - {Group.OP})
-        self._ops, self._ranges, self._modules, self._launches = HostTable(), HostTable(), HostTable(), LaunchTable()
-        self._devices = DeviceTable(linked=shapes)
+        self._ops: HostTable = self._details or HostTable()
+        self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
+        self._devices = DeviceTable(linked=shapes or details)
         self._sizes = OperatorSizes()
         self._memory = MemoryTracks()
         self._overheads: list[HostEvent] = []
@@ -125,6 +131,8 @@ class _Contents:
             if batch.of[group]:
                 self._devices.add(group, self._times(batch.of[group]))
         self._launches.add(self._times(self._launches.worth(batch.of[Group.LAUNCH])))
+        if self._details is not None:
+            self._waits.add(times_of(self._waits.worth(batch.of[Group.LAUNCH])))
         self._ranges.add(self._times(batch.of[Group.RANGE]))
         self._add_modules(batch.of[Group.FRAME])
         self._add_operators(batch.of[Group.OP])
@@ -169,9 +177,14 @@ class _Contents:
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
-        threads = Threads((self._ops, self._ranges, self._modules, self._launches))
+        threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits))
         joined = join(self._devices, self._launches, self._sizes, threads)
         ranges = host_events(self._ranges, threads)
+        ops, details = (
+            (host_events(self._ops, threads), None)
+            if self._details is None
+            else freeze_operators(self._details, threads, joined.operator)
+        )
         rank, world_size = metadata.job(found)
         return Trace(
             path=path,
@@ -182,7 +195,7 @@ class _Contents:
             metadata=metadata.facts(found),
             counts=counts,
             threads=threads.texts,
-            ops=host_events(self._ops, threads),
+            ops=ops,
             regions=tuple(_regions(ranges)),
             ranges=ranges,
             modules=host_events(self._modules, threads),
@@ -190,6 +203,8 @@ class _Contents:
             module_paths=joined.module_paths,
             collectives=joined.collectives,
             operators=joined.operators,
+            details=details,
+            waits=host_events(self._waits, threads),
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),

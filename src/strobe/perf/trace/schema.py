@@ -75,6 +75,8 @@ class DeviceArgs(CommArgs, gc=False):
 class OpArgs(CommArgs, gc=False):
     """Arguments of a host operator."""
 
+    sequence_number: Number = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
     sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NONE)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NONE)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NONE)

@@ -12,6 +12,7 @@ import numpy as np
 
 from strobe.perf.trace.columns import Column, Interned
 from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
+from strobe.perf.trace.events import OperatorInputs
 from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
 
 NOTHING: Final = -1
@@ -122,21 +123,11 @@ class Threads:
         return self._place[self._text[call[1:]]]
 
 
-class Inputs(NamedTuple):
-    """What calls of an operator were given: the sizes as text; all that its cost follows from, if the name is one of `COSTED`."""
-
-    text: str
-    name: str = ""
-    sizes: tuple[tuple[int, ...], ...] = ()
-    types: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-
-
 class OperatorSizes:
     """The inputs of host operators: 8 bytes for each operator that has sizes; each distinct thing is stored once."""
 
     def __init__(self) -> None:
-        self.inputs: Interned[Inputs] = Interned()
+        self.inputs: Interned[OperatorInputs] = Interned()
         self.operator, self.text = Column(), Column()
         self._known: dict[tuple[str | bytes, ...], int] = {}
 
@@ -151,7 +142,7 @@ class OperatorSizes:
                 key = (written, event.name, bytes(event.args.types), bytes(event.args.values))
             known = self._known.get(key)
             if known is None:
-                found = _inputs(event, written)
+                found = inputs_of(event, priced=event.name in COSTED)
                 known = self._known[key] = self.inputs.id_of(found) if found.text else NOTHING
             number = operator_of(event.args)
             if known >= 0 and number >= 0:
@@ -161,17 +152,29 @@ class OperatorSizes:
         self.text.extend(texts)
 
 
-def _inputs(event: Any, sizes: bytes) -> Inputs:
-    """What a call was given."""
+def inputs_of(event: Any, *, priced: bool) -> OperatorInputs:
+    """What a call was given; of one whose cost is not asked for, the sizes as text alone."""
+    sizes = bytes(event.args.sizes)
     text = sizes_text(sizes)
-    if not text or event.name not in COSTED:
-        return Inputs(text)
+    if not text or not priced:
+        return OperatorInputs(text)
+    return OperatorInputs(text, event.name, _shapes(sizes), texts_of(event.args.types), texts_of(event.args.values))
+
+
+def typed_inputs(event: Any) -> OperatorInputs:
+    """What a call was given, without the values of its numbers and flags."""
+    sizes = bytes(event.args.sizes)
+    text = sizes_text(sizes)
+    return OperatorInputs(text, "", _shapes(sizes) if text else (), texts_of(event.args.types))
+
+
+def _shapes(sizes: bytes) -> tuple[tuple[int, ...], ...]:
     operands = [part if isinstance(part, list) else [] for part in msgspec.json.decode(sizes)]
-    shapes = tuple(tuple(part) if all(isinstance(size, int) for size in part) else () for part in operands)
-    return Inputs(text, event.name, shapes, _texts(event.args.types), _texts(event.args.values))
+    return tuple(tuple(part) if all(isinstance(size, int) for size in part) else () for part in operands)
 
 
-def _texts(written: msgspec.Raw) -> tuple[str, ...]:
+def texts_of(written: msgspec.Raw) -> tuple[str, ...]:
+    """The items of a list as texts; none if it is no list."""
     try:
         found = msgspec.json.decode(bytes(written)) if bytes(written) else ()
     except UNREADABLE:

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, write_longlive
-from strobe.core.errors import WeightsError
+from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
-from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, merge
+from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, combined, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights import read_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_lora
@@ -99,17 +99,17 @@ class TestMerging:
     @pytest.mark.parametrize("strength", [1.0, 0.5, -2.0])
     def test_merged_is_the_formula(self, original: Tensors, base: CausalWan, strength: float) -> None:
         model = copy.deepcopy(base)
-        merge(model, lora_of(original), base, strength)
+        merge(model, [lora_of(original).at(strength)], base)
         close(model, by_hand(original, strength))
 
     def test_beside_equals_merged(self, original: Tensors, base: CausalWan) -> None:
         merged, beside = copy.deepcopy(base), copy.deepcopy(base)
-        merge(merged, lora_of(original), base, 0.7)
-        attach(beside, lora_of(original), 0.7)
+        merge(merged, [lora_of(original).at(0.7)], base)
+        attach(beside, [lora_of(original).at(0.7)], base)
         assert sum(isinstance(layer, LoraLinear) for layer in beside.modules()) == 20
         torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
         assert (flow(merged) - flow(base)).abs().max() > 1e-2
-        attach(beside, None)
+        attach(beside, [], base)
         assert torch.equal(flow(beside), flow(base))
 
     def test_swapping_leaves_nothing_behind(self, original: Tensors, base: CausalWan) -> None:
@@ -117,11 +117,11 @@ class TestMerging:
         swapped, once = (copy.deepcopy(base).bfloat16() for _ in range(2))
         addresses = [parameter.data_ptr() for parameter in swapped.parameters()]
         for seed in range(4):
-            merge(swapped, lora_of(original, seed), base, 1.0 + seed)
-        merge(swapped, lora_of(original, 9), base)
-        merge(once, lora_of(original, 9), base)
+            merge(swapped, [lora_of(original, seed).at(1.0 + seed)], base)
+        merge(swapped, [lora_of(original, 9)], base)
+        merge(once, [lora_of(original, 9)], base)
         assert all(torch.equal(a, b) for a, b in zip(swapped.parameters(), once.parameters(), strict=True))
-        merge(swapped, None, base)
+        merge(swapped, [], base)
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(swapped.parameters(), base.parameters(), strict=True))
         assert [parameter.data_ptr() for parameter in swapped.parameters()] == addresses
 
@@ -132,7 +132,7 @@ class TestMerging:
     def test_a_lora_of_another_model(self, original: Tensors, base: CausalWan) -> None:
         lora = lora_of(original)
         wrong = Lora(name="style", weights_hash="", pairs={**lora.pairs, "blocks.7.ffn.0": lora.pairs["blocks.0.ffn.0"]})
-        for use in (lambda: attach(base, wrong), lambda: merge(copy.deepcopy(base), wrong, base)):
+        for use in (lambda: attach(base, [wrong], base), lambda: merge(copy.deepcopy(base), [wrong], base)):
             with pytest.raises(
                 WeightsError, match=r"style does not fit this model: 1 of 21 layers differ; blocks.7.ffn.0 is not there"
             ):
@@ -140,7 +140,7 @@ class TestMerging:
         narrow = LoraPair(down=torch.zeros(4, 40), up=torch.zeros(48, 4))
         wrong = Lora(name="style", weights_hash="", pairs={"blocks.0.ffn.2": narrow})
         with pytest.raises(WeightsError, match=r"blocks.0.ffn.2 is \[48, 128\], the LoRA's is \[48, 40\]; give one that"):
-            attach(base, wrong)
+            attach(base, [wrong], base)
         assert flow(base).isfinite().all()
 
 
@@ -148,5 +148,101 @@ def test_reading_and_merging_a_published_pair(original: Tensors, tmp_path: Path)
     folder = write_longlive(tmp_path, original)
     base = read_checkpoint(folder, WAN).dit
     model = copy.deepcopy(base)
-    merge(model, read_lora(tmp_path / "lora.pt"), base)
+    merge(model, [read_lora(tmp_path / "lora.pt")], base)
     close(model, by_hand(original))
+
+
+class TestOtherFormats:
+    """kohya's names, and full updates of weights, biases, norms and modulations."""
+
+    @pytest.mark.parametrize("layout", ["original", "diffusers"])
+    def test_kohya(self, original: Tensors, tmp_path: Path, layout: str) -> None:
+        spelled, names = {}, {name: theirs.removesuffix(".weight") for name, theirs in pairs(DIFFUSERS_LAYER).items()}
+        for name, (down, up) in lora_tensors(original).items():
+            number, linear = name.split(".", 2)[1:]
+            theirs = f"blocks.{number}.{names[f'{linear}.weight']}" if layout == "diffusers" else name
+            home = "lora_unet_" + theirs.replace(".", "_")
+            spelled |= {f"{home}.lora_down.weight": down, f"{home}.lora_up.weight": up, f"{home}.alpha": torch.tensor(2.0)}
+        for outside in ("head_head", "time_projection_1", "text_embedding_0"):
+            spelled |= {
+                f"lora_unet_{outside}.lora_down.weight": torch.ones(1, 3),
+                f"lora_unet_{outside}.lora_up.weight": torch.ones(2, 1),
+            }
+        save_file(spelled, tmp_path / "kohya.safetensors")
+        lora = read_lora(tmp_path / "kohya.safetensors")
+        assert lora.pairs.keys() == lora_tensors(original).keys() | {"head.head", "time_projection.1", "text_embedding.0"}
+        assert all(pair.scale == 0.5 for name, pair in lora.pairs.items() if name.startswith("blocks."))
+
+    def test_full_updates(self, original: Tensors, base: CausalWan, tmp_path: Path) -> None:
+        spelled = {
+            "blocks.0.self_attn.q.diff": "blocks.0.self_attn.q.weight",
+            "blocks.0.self_attn.q.diff_b": "blocks.0.self_attn.q.bias",
+            "blocks.1.norm3.diff": "blocks.1.norm3.weight",
+            "blocks.1.cross_attn.norm_k.diff": "blocks.1.cross_attn.norm_k.weight",
+            "blocks.1.diff_m": "blocks.1.modulation",
+            "head.diff_m": "head.modulation",
+            "patch_embedding.diff_b": "patch_embedding.bias",
+        }
+        generator = torch.Generator().manual_seed(1)
+        given = {theirs: torch.randn(original[own].shape, generator=generator) for theirs, own in spelled.items()}
+        rank = {"patch_embedding.lora_down.weight": (2, 16, 1, 2, 2), "patch_embedding.lora_up.weight": (48, 2, 1, 1, 1)}
+        given |= {name: torch.randn(shape, generator=generator) for name, shape in rank.items()}
+        save_file({f"diffusion_model.{name}": tensor for name, tensor in given.items()}, tmp_path / "full.safetensors")
+        lora = read_lora(tmp_path / "full.safetensors")
+        assert not lora.pairs and len(lora.diffs) == 8
+        expected = {name: tensor.double() for name, tensor in original.items()}
+        for theirs, own in spelled.items():
+            expected[own] = expected[own] + 0.5 * given[theirs].double()
+        up, down = (given[f"patch_embedding.lora_{half}.weight"].double() for half in ("up", "down"))
+        expected["patch_embedding.weight"] += 0.5 * torch.einsum("or,rcfyx->ocfyx", up.flatten(1), down)
+        merged, beside = copy.deepcopy(base), copy.deepcopy(base)
+        merge(merged, [lora.at(0.5)], base)
+        close(merged, {name: tensor.float() for name, tensor in expected.items()})
+        attach(beside, [lora.at(0.5), lora_of(original)], base)
+        merge(merged, [lora.at(0.5), lora_of(original)], base)
+        torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
+        attach(beside, [], base)
+        assert torch.equal(flow(beside), flow(base))
+
+    def test_what_is_refused(self, original: Tensors, base: CausalWan, tmp_path: Path) -> None:
+        for name, words in (
+            ("blocks.0.ffn.0.dora_scale", "'blocks.0.ffn.0.dora_scale' is none of lora_A"),
+            ("diff", "'diff' is none"),
+        ):
+            save_file({name: torch.ones(4)}, tmp_path / "other.safetensors")
+            with pytest.raises(WeightsError, match=words):
+                read_lora(tmp_path / "other.safetensors")
+        save_file(
+            {"lora_te_text_model.alpha": torch.ones(()), "blocks.0.norm3.diff": torch.ones(3)}, tmp_path / "other.safetensors"
+        )
+        with pytest.raises(WeightsError, match="layer lora_te_text_model has no matching pair"):
+            read_lora(tmp_path / "other.safetensors")
+        save_file({"blocks.0.norm3.diff": torch.ones(3)}, tmp_path / "other.safetensors")
+        with pytest.raises(WeightsError, match=r"1 of 1 layers differ; blocks.0.norm3.weight is \[48\], the LoRA's is \[3\]"):
+            merge(base, [read_lora(tmp_path / "other.safetensors")], base)
+
+
+class TestSeveral:
+    def test_merged_they_add_up(self, original: Tensors, base: CausalWan) -> None:
+        model = copy.deepcopy(base)
+        merge(model, [lora_of(original, 1).at(0.8), lora_of(original, 2)], base)
+        first, second = by_hand(original, 0.8, 1), by_hand(original, 1.0, 2)
+        close(model, {name: first[name] + second[name] - tensor for name, tensor in original.items()})
+
+    def test_beside_they_equal_merged(self, original: Tensors, base: CausalWan) -> None:
+        merged, beside = copy.deepcopy(base), copy.deepcopy(base)
+        loras = [lora_of(original, 1).at(0.8), lora_of(original, 2).at(-0.5)]
+        merge(merged, loras, base)
+        attach(beside, loras, base)
+        torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
+        attach(beside, loras[1:], base)
+        merge(merged, loras[1:], base)
+        torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
+
+    def test_those_of_a_model_stay(self, original: Tensors) -> None:
+        own, style, other = (lora_of(original, seed) for seed in range(3))
+        assert combined([own], [style.at(0.5), other]) == (own, style.at(0.5), other)
+        assert combined([own, style], [other, own.at(0.2)]) == (own.at(0.2), style, other)
+        assert combined([own], []) == (own,) and str(own.at(0.2)) == "lora 0 at 0.2" and str(own) == "lora 0"
+        with pytest.raises(ConfigError, match=r"LoRA lora 1 is given twice \(first as lora 1\); give it once"):
+            combined([own], [style, style.at(0.5)])

@@ -18,7 +18,8 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.comparable.checks import ALLOWABLE, FACTS, SEVERAL, Facts, compare_facts, given_facts
 from strobe.perf.analysis.comparable.records import compare_variants, record_facts
 from strobe.perf.analysis.comparable.traces import common_kernels, trace_facts
-from strobe.perf.records.record import Clocks, Git, Header, Machine, Model, Variant, Workload
+from strobe.perf.records.clocks import Clocks
+from strobe.perf.records.record import Git, Header, Machine, Model, Variant, Workload
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))
@@ -81,7 +82,7 @@ def test_another_kernel_may_take_its_inputs_in_another_layout() -> None:
 def test_a_refusal_says_why_and_what_to_do() -> None:
     found = compare_facts({"device": "A", "model": "Bert"}, {"device": "B", "model": "ViT"})
     assert found.refusal == (
-        "not comparable (model: Bert against ViT; device: A against B); if that is meant, say so: --allow-different model,device"
+        "not comparable (model: Bert against ViT; device: A against B); if that is meant, say so: --allow-different model device"
     )
     assert not compare_facts({"device": "A"}, {"device": "A"}).refusal
 

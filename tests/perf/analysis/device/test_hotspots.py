@@ -7,7 +7,7 @@ import pytest
 from strobe.perf.analysis.device.activity import activity
 from strobe.perf.analysis.device.hotspots import HotRow, hot_table
 from strobe.perf.analysis.device.views import device_views
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 

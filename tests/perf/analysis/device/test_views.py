@@ -18,7 +18,7 @@ from strobe.perf.analysis.device.hotspots import hot_table
 from strobe.perf.analysis.device.launch import launch
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import DeviceView, device_views
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _NAMES = {

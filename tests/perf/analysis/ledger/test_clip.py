@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -21,17 +21,17 @@ from strobe.perf.analysis.ledger.clip import (
     apportion,
     block_kinds,
     coarsened,
+    cut_clips,
     explain_by_regions,
     explain_by_trace,
     levelled,
-    timed_clip,
 )
 from strobe.perf.analysis.ledger.close import clip_ledger
 from strobe.perf.analysis.ledger.parts import MEANING, MISMATCH, NOT_APART, UNTRACED, Part, part_of
 from strobe.perf.analysis.runs.compare import mirrored_pairs
 from strobe.perf.analysis.runs.partition import Partition, Tile
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, TIMED, Label
-from strobe.perf.records.record import Clip, Regions, Variant
+from strobe.perf.records.record import Clip, Regions, Span, Variant
 from strobe.perf.records.store import RunRecords
 
 MakeRun = Callable[..., RunRecords]
@@ -67,16 +67,16 @@ def test_what_is_divided_adds_up_and_is_off_by_less_than_one(total: int, weights
 def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(make_run: MakeRun) -> None:
     run = make_run(took)
     clip = clips_of(run, "turbo")[0]
-    timed = timed_clip(run, clip)
+    (timed,) = cut_clips(run, [clip]).values()
     e2e = next(span.value_ns for span in run.spans if span.order == clip.order and span.name == spans.E2E)
-    assert sum(timed.blocks_ns) + timed.around_ns == e2e
+    assert sum(timed.blocks_ns) + timed.around_ns == timed.took_ns == e2e
     assert timed.blocks_ns[3] == took("turbo", clip.order, 3) + 100  # and the pause until the next one starts
     assert timed.blocks_ns[-1] == took("turbo", clip.order, 11)
     lost = replace(
         run, spans=tuple(span for span in run.spans if (span.order, span.name, span.index) != (clip.order, "frame_block", 4))
     )
     with pytest.raises(DataError, match="lacks its end-to-end region or frame blocks"):
-        timed_clip(lost, clip)
+        cut_clips(lost, [clip])
 
 
 def test_a_block_is_steady_only_where_it_is_for_both(make_run: MakeRun) -> None:
@@ -130,9 +130,8 @@ def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(make_r
     assert found.labels[kernel] == 12 * many * 1_200_000
     steady = found.kinds[Kind.STEADY]
     assert steady[late] == pytest.approx(3 * steady[queued], abs=2)
-    timed = sum(
-        timed_clip(run, clip).blocks_ns[at] for clip in clips_of(run, "turbo") for at in range(12) if kinds[at] == Kind.STEADY
-    )
+    cut = cut_clips(run, clips_of(run, "turbo")).values()
+    timed = sum(clip.blocks_ns[at] for clip in cut for at in range(12) if kinds[at] == Kind.STEADY)
     assert sum(steady.values()) == timed
     assert found.traced_ns == 12 * 5_200_000 and found.timed_ns == pytest.approx(12 * 2_000_000, rel=0.01)
 
@@ -215,6 +214,31 @@ def test_on_a_cpu_every_line_is_timed_in_the_clips_themselves(make_run: MakeRun)
     lines = {line.parts[0]: line for line in said.lines}
     assert lines[Part.ATTENTION_KERNEL].saved_ns == 300_000 and lines[Part.ATTENTION_AROUND].saved_ns == 200_000
     assert not said.traced and 0 < said.disturbed[0] < 0.001
+
+
+class Counted(tuple[Span, ...]):
+    """Spans that count how often they are gone through."""
+
+    __slots__ = ()
+    reads: ClassVar[list[int]] = []
+
+    def __iter__(self) -> Iterator[Span]:
+        self.reads.append(len(self))
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("way", ["regions", "trace"])
+def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(make_run: MakeRun, way: str) -> None:
+    run = with_regions(make_run(took), regions)
+    pairs, kinds = mirrored_pairs(run, "turbo"), block_kinds(run, ["baseline", "turbo"])
+    assert len(pairs) > 1
+    counted = replace(run, spans=Counted(run.spans))
+    Counted.reads.clear()
+    if way == "regions":
+        explain_by_regions(counted, [pair.candidate for pair in pairs], kinds)
+    else:
+        explain_by_trace(counted, [clip for pair in pairs for clip in pair.candidate], kinds, traced({}))
+    assert Counted.reads == [len(run.spans)]
 
 
 def test_regions_that_do_not_fit_into_each_other_are_refused(make_run: MakeRun) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trace_oracle as oracle
+from captures import H200
+from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.ledger.cut import Cut, cut_trace
-from strobe.perf.analysis.ledger.paths import Node, difference, path_times
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.analysis.ledger.paths import Node, difference, idle_times, path_times, path_tree
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 
 def make_trace(modules: bool) -> Trace:
@@ -54,14 +64,73 @@ _TREES = st.dictionaries(st.lists(st.sampled_from("abc"), min_size=1, max_size=3
 @given(_TREES, _TREES, st.integers(1, 4), st.integers(1, 4))
 def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tuple[str, ...], int], n: int, m: int) -> None:
     root = difference(before, n, after, m)
-    assert root.baseline_ns == sum(round(ns / n) for ns in before.values())
-    assert root.candidate_ns == sum(round(ns / m) for ns in after.values())
-    own = {path: (round(before.get(path, 0) / n), round(after.get(path, 0) / m)) for path in before.keys() | after.keys()}
+    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
+    own = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
 
     def check(node: Node, path: tuple[str, ...]) -> None:
         below = [times for each, times in own.items() if each[: len(path)] == path]
         assert (node.baseline_ns, node.candidate_ns) == tuple(map(sum, zip(*below, strict=True))) if below else (0, 0)
+        assert node.own_ns == own.get(path, (0, 0))
         for child in node.children:
             check(child, (*path, child.name))
 
     check(root, ())
+
+
+def test_operators_are_part_of_a_path_if_they_are_asked_for() -> None:
+    ops = [HostEvent("aten::linear", 8, 15, 0), HostEvent("aten::addmm", 9, 12, 0), HostEvent("Layer_0", 9, 12, 0)]
+    trace = replace(make_trace(modules=True), ops=HostEvents.from_rows(ops))
+    found = path_times(trace, cut_trace(trace, "t", Cut()), operators=True)
+    assert found[("Layer", "aten::linear", "aten::addmm", "a")] == 10, "what is a scope already is not one again"
+    assert found[("Layer", "b")] == 20
+
+
+def _raw_path(events: list[dict[str, Any]], call: dict[str, Any], kernel: str) -> tuple[str, ...]:
+    """What is open on the thread of a call when it starts: one event at a time."""
+    at, thread = oracle.span(call)[0], (call["pid"], call["tid"])
+    scopes = [one for one in events if one.get("ph") == "X" and one.get("cat") in ("user_annotation", "cpu_op")]
+    around = []
+    for place, one in enumerate(scopes):
+        start, end = oracle.span(one)
+        if (one["pid"], one["tid"]) == thread and start <= at < end:
+            around.append(
+                (start, -end, one["cat"] == "cpu_op", place, re.sub(r"#[0-9]+$", "", one["name"]).removeprefix("strobe::"))
+            )
+    return (*(name for *_, name in sorted(around)), kernel_name(kernel).group)
+
+
+@pytest.mark.parametrize("name", ["eager", "graph", "pair/traces/sdpa"])
+def test_captures_against_one_event_at_a_time(name: str) -> None:
+    path = H200 / f"{name}.json.gz"
+    trace, (events, _) = read_trace(path, details=True), oracle.load(path)
+    side, facts = cut_trace(trace, name, Cut()), oracle.Facts(events)
+    expected: dict[tuple[str, ...], int] = defaultdict(int)
+    done = 0
+    for one, start, end in sorted(facts.device, key=lambda row: row[1]):
+        call = facts.host(one)
+        assert call is not None
+        for tile in side.tiles:
+            inside = min(end, tile.end_ns) - max(start, tile.start_ns, done)  # of two that overlap the first owns the time
+            if inside > 0:
+                expected[_raw_path(events, call, one["name"])] += inside
+        done = max(done, end)
+    found = path_times(trace, side, operators=True)
+    assert found == dict(expected)
+    assert sum(found.values()) + sum(idle_times(side).values()) == side.total_ns
+
+
+def test_a_tree_adds_up_to_both_sides() -> None:
+    sides = [read_trace(H200 / f"{name}.json.gz", details=True) for name in ("eager", "graph")]
+    chosen = [(trace, cut_trace(trace, "t", Cut())) for trace in sides]
+    tree = path_tree(chosen[0], chosen[1], "step")
+    assert tree is not None and tree.operators
+    per_step = [Fraction(side.total_ns, len(side.tiles)) for _, side in chosen]
+    assert [tree.root.baseline_ns, tree.root.candidate_ns] == per_step and per_step[0].denominator > 1
+    leaves = list(_leaves(tree.root))
+    assert [sum(leaf.baseline_ns for leaf in leaves), sum(leaf.candidate_ns for leaf in leaves)] == per_step
+    assert path_tree(chosen[0], None, "step") is None
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        yield from _leaves(child) if child.children else [child]

@@ -27,15 +27,15 @@ def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
     assert [(row.region, row.name, row.exclusive_ns) for row in table.rows] == [
         ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
     ]  # fmt: skip
-    row = table.rows[1]
-    assert (row.n, row.sum_ns, row.min_ns, row.p50_ns, row.mean_ns, row.max_ns, row.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)
+    mm = table.rows[1].calls
+    assert (mm.n, mm.sum_ns, mm.min_ns, mm.p50_ns, mm.mean_ns, mm.max_ns, mm.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)
     assert kernel_table(_partition(calls, "cuda:0")).kind == "kernel"
 
 
 @pytest.mark.parametrize("n", [1, 2, P99_SAMPLES - 1, P99_SAMPLES, 1000])
 def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
     durations = [(i * 7919) % n for i in range(n)]
-    row = kernel_table(_partition([Call("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0]
+    row = kernel_table(_partition([Call("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
     assert row.p50_ns == statistics.median_low(durations)
     if n < P99_SAMPLES:
         assert row.p99_ns is None

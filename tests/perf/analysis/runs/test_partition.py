@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.partition import Partition, block_slices, partition
-from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label, timeline_of
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace, read_trace
 
 _MAIN, _WORKER = 0, 1
@@ -78,7 +78,7 @@ def test_a_frame_block_by_hand() -> None:
     }  # fmt: skip
     assert result.overlap == (("1/2", OUTSIDE, 3), ("1/2", ("vae_decode",), 35))
     assert str(Label(section, "op")) == "denoise_step / attention: op" and str(Label((), "gap")) == "frame_block: gap"
-    slices = block_slices(_trace(regions, ops), 0)
+    slices = block_slices(timeline_of(_trace(regions, ops), None), 0)
     assert [(s.start_ns, s.end_ns, s.name) for s in slices if s.name] == [
         (31, 33, "aten::sdpa"), (33, 40, "aten::bmm"), (40, 44, "aten::sdpa"), (52, 55, "aten::add"), (95, 98, "aten::mul"),
     ]  # fmt: skip
@@ -134,7 +134,8 @@ def test_every_nanosecond_of_a_cpu_trace(trace: Trace) -> None:
             expected[Label(_innermost(trace, moment), "op" if running else "gap")] += 1
             exclusive.update(op.name for op in running[-1:])
         assert tile.owned == expected
-        assert sum(piece.end_ns - piece.start_ns for piece in block_slices(trace, tile.index)) == tile.end_ns - tile.start_ns
+        slices = block_slices(timeline_of(trace, None), tile.index)
+        assert sum(piece.end_ns - piece.start_ns for piece in slices) == tile.end_ns - tile.start_ns
     owned = Counter[str]()
     for call in result.calls:
         owned[call.name] += call.exclusive_ns
@@ -250,7 +251,7 @@ def test_unknown_block_or_device_is_refused() -> None:
     host = HostEvent("cudaLaunchKernel", 1, 2, _MAIN)
     trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
     with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
-        block_slices(trace, 7)
+        block_slices(timeline_of(trace, None), 7)
     with pytest.raises(DataError, match="cuda:3"):
         partition(trace, device=3)
 

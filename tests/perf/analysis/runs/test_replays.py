@@ -113,8 +113,8 @@ def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, Pass, 
     trace, one, places = made
     timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)
     assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
-    for event, label in timeline.labels.items():
-        assert label.path[-1] == places[trace.device_events.start_ns[event]][-1]
+    for start, path in zip(timeline.work.start.tolist(), timeline.path.tolist(), strict=True):
+        assert timeline.paths[path][-1] == places[start][-1]
 
 
 def test_a_renamed_kernel_has_no_piece_and_many_leave_the_whole_graph_without() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strobe.perf.analysis.structure.collectives import CollectiveKind, communication
 from strobe.perf.analysis.structure.meetings import CLOCK_TOLERANCE_NS, meetings
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvents, Trace
 
 _WORLD = (0, 1, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strobe.perf.analysis.structure.calltree import OUTSIDE, UNLINKED, CallNode, call_trees
 from strobe.perf.analysis.structure.ranges import RangeRow, range_table
 from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, nest, ranges_and_modules, unnumbered
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _RANGES = ("ProfilerStep#1", "ProfilerStep#2", "attention", "nccl:all_reduce")

@@ -13,12 +13,12 @@ import pytest
 
 from artefacts import FA, SECTION, VSA, write_guide, write_trace
 from strobe.perf.analysis.structure.sections import parse_section
+from strobe.perf.report.documents.speedup_document import speedup_document
 from strobe.perf.report.documents.value import to_json
 from strobe.perf.report.html import render_html
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Count, ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
 from strobe.perf.report.speedup_page.build import build_speedup_report
-from strobe.perf.report.speedup_page.document import speedup_document
 from strobe.perf.report.speedup_page.notes import anomalies
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
 

@@ -10,7 +10,7 @@ import pytest
 from layouts import compact, write
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 from strobe.perf.report.write import render
 from synthetic import META, event, kernel
 
@@ -19,12 +19,18 @@ PEAK, BANDWIDTH = 989.5e12, 4.8e12
 
 
 def _page(
-    tmp_path: Path, dims: list[list[int]], us: str, by: str = "shape", meta: dict[str, Any] = H200, dtype: str = "c10::BFloat16"
+    tmp_path: Path,
+    dims: list[list[int]],
+    us: str,
+    by: str = "shape",
+    meta: dict[str, Any] = H200,
+    dtype: str = "c10::BFloat16",
+    details: bool | None = None,
 ) -> str:
     said = {"External id": 1, "Input Dims": dims, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
     events = [event("cpu_op", "aten::mm", "1", "2", **said), kernel("gemm", "10", us, 1, **{"External id": 1})]
     path = write(tmp_path / "t.json", compact([*events, kernel("other", "9000", us, 2)], meta))
-    options = TraceOptions(by=by)  # type: ignore[arg-type]
+    options = TraceOptions(by=by, details=details)  # type: ignore[arg-type]
     return render_markdown(build_trace_report(load_trace_study([path], options)))
 
 
@@ -51,7 +57,7 @@ def test_a_rate_that_cannot_be_is_flagged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("meta", "said"),
-    [(META, "shapes not recorded: capture with record\\_shapes=True"), (H200, "no matrix product or attention of a library")],
+    [(META, "shapes not recorded: capture with record\\_shapes=True"), (H200, "no operator with recorded inputs launched")],
 )
 def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", compact([kernel("mm", "10", "1", 1)], meta))
@@ -59,8 +65,14 @@ def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Pat
     assert "Against the device's peaks" in page and said in page
 
 
-def test_only_where_shapes_are_read(tmp_path: Path) -> None:
-    assert "Against the device" not in _page(tmp_path, [[64, 64], [64, 64]], "1", by="name")
+def test_only_where_details_are_read(tmp_path: Path) -> None:
+    assert "Against the device" in _page(tmp_path, [[64, 64], [64, 64]], "1", by="name")
+    page = _page(tmp_path, [[64, 64], [64, 64]], "1", details=False)
+    assert "Against the device" not in page and "GPU time by operator" not in page
+
+
+def test_the_share_that_is_covered_is_said(tmp_path: Path) -> None:
+    assert "the cost is known of operators that own 50.0 % of the busy time" in _page(tmp_path, [[64, 64], [64, 64]], "1")
 
 
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strobe.perf.report.blocks.boundaries import SECTION_COLUMNS
 from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
-from strobe.perf.report.trace_page.sections import SECTION_COLUMNS, sections_section
-from strobe.perf.report.trace_page.study import TraceOptions, TraceStudy
+from strobe.perf.report.trace_page.sections import sections_section
+from strobe.perf.report.trace_study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
 
 ROWS = [

@@ -29,9 +29,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput
     groups = spec.num_heads // spec.num_kv_heads
     kernel = kernel_of(spec)
     if not kernel:
-        options: dict[str, Any] = (
-            {"enable_gqa": True} if groups > 1 else {}
-        )  # a comparison of symbolic numbers of heads is no bool
+        # A comparison of symbolic numbers of heads is no bool: the argument is a literal.
+        options: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
         out = F.scaled_dot_product_attention(queries, keys, values, scale=spec.softmax_scale, **options)
         return AttentionOutput(out=out.transpose(1, 2), lse=None)
     if groups > 1:

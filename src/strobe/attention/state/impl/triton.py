@@ -16,6 +16,8 @@ from torch import Tensor
 from strobe.attention.sparse.launch import Launcher
 from strobe.attention.types import AttentionOutput
 
+_State = tuple[Tensor, Tensor, Tensor | None]
+"""`(out, lse, rows)` of a part."""
 _ELEMENTS: Final = 4096
 """Elements of each part that a program holds."""
 _MOST: Final = 4
@@ -96,10 +98,12 @@ def _merge_kernel(
 _MERGE: Final = Launcher(_merge_kernel)
 
 
-def merge(
-    states: Sequence[tuple[Tensor, Tensor, Tensor | None]], into: AttentionOutput | None, return_lse: bool
-) -> AttentionOutput:
-    """As `reference.merge`, for states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3."""
+def merge(states: Sequence[_State], into: AttentionOutput | None, return_lse: bool) -> AttentionOutput:
+    """As `reference.merge`, for states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3.
+
+    Over more than 4 states the lse of what is merged so far is rounded once more. Every lse is therefore taken relative to the
+    largest of its row first: float32 rounds 30 by up to 1e-6, and the log of a sum of few weights by 1e-7.
+    """
     first, _, rows = states[0]
     batch, _, heads, width = first.shape
     number = first.shape[1] if rows is None else rows.shape[0]
@@ -109,7 +113,10 @@ def merge(
         into = AttentionOutput(out=out, lse=lse)
     if into.out.numel() == 0:
         return into
-    while len(states) > _MOST:  # what is merged so far is not rounded
+    top = None
+    if len(states) > _MOST:
+        states, top = _relative(states)
+    while len(states) > _MOST:  # outputs merged so far stay float32
         wide = torch.empty((batch, number, heads, width), dtype=torch.float32, device=first.device)
         lse = torch.empty((batch, heads, number), dtype=torch.float32, device=first.device)
         _launch(states[:_MOST], wide, lse)
@@ -118,10 +125,26 @@ def merge(
     _launch(states, target, into.lse)
     if target is not into.out:
         into.out.copy_(target)
+    if top is not None and into.lse is not None:
+        into.lse.add_(top)
     return into
 
 
-def _launch(states: Sequence[tuple[Tensor, Tensor, Tensor | None]], out: Tensor, into_lse: Tensor | None) -> None:
+def _relative(
+    states: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+) -> tuple[list[tuple[Tensor, Tensor, Tensor | None]], Tensor]:
+    """The states with every lse less the largest of its row, and that, [B, H, S]; 0 for a row that is empty in all."""
+    chosen = [lse if rows is None else lse.index_select(2, rows) for _, lse, rows in states]
+    top = torch.stack(chosen).amax(dim=0)
+    top = torch.where(top.isneginf(), torch.zeros_like(top), top)
+    relative = []
+    for (out, lse, rows), its in zip(states, chosen, strict=True):
+        less = its - top
+        relative.append((out, less if rows is None else torch.empty_like(lse).index_copy_(2, rows, less), rows))
+    return relative, top
+
+
+def _launch(states: Sequence[_State], out: Tensor, into_lse: Tensor | None) -> None:
     """Merge at most 4 states."""
     batch, number, heads, width = out.shape
     padded = triton.next_power_of_2(width)

@@ -14,8 +14,8 @@ from strobe.bench.attention.attempt import Attempt
 from strobe.bench.cases.ablate.cells import Cell
 from strobe.bench.cases.ablate.factors import SYNCS, Setup
 from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
+from strobe.bench.runner import VariantError
 from strobe.core.device import synchronize
-from strobe.core.errors import StrobeError
 from strobe.engine.load import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
@@ -72,7 +72,7 @@ class CellCase(StreamCase):
         with Attempt() as attempt:
             found = super().gate(name)
         if attempt.reason:
-            self._fail(name, attempt.reason)
+            self._fail(name, attempt)
         if not found.passed:
             self._write(name)
         return found
@@ -82,14 +82,14 @@ class CellCase(StreamCase):
         with Attempt() as attempt:
             super().prepare(name)
         if attempt.reason:
-            self._fail(name, attempt.reason)
+            self._fail(name, attempt)
 
     def blocks(self, name: str) -> Iterator[object]:
         """Make the clip; the work begins with the prompt."""
         with Attempt() as attempt:
             yield from super().blocks(name)
         if attempt.reason:
-            self._fail(name, attempt.reason)
+            self._fail(name, attempt)
 
     def settings(self, name: str) -> record.Variant:
         """What the variant's configuration resolves to, how cold it started, and what its text encoder holds."""
@@ -111,7 +111,7 @@ class CellCase(StreamCase):
         with Attempt() as attempt:
             yield from super().review(name, folder)
         if attempt.reason:
-            self._fail(name, attempt.reason)
+            self._fail(name, attempt)
 
     def _workload(self) -> record.Workload:
         return msgspec.structs.replace(super()._workload(), batch=self._batch)
@@ -142,7 +142,7 @@ class CellCase(StreamCase):
 
     def _short_clip(self, session: Session, began_ns: int) -> int:
         """Time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
-        session.prompt(self._script.prompt)
+        session.prompt(self._script.prompt, wait=True)
         prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         for _ in session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),)):
             pass
@@ -153,6 +153,6 @@ class CellCase(StreamCase):
         if self.writer is not None and name not in self._written:
             self.writer.append(self.settings(name))
 
-    def _fail(self, name: str, reason: str) -> NoReturn:
+    def _fail(self, name: str, attempt: Attempt) -> NoReturn:
         self._write(name)
-        raise StrobeError(reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
+        raise attempt.error if isinstance(attempt.error, VariantError) else VariantError(name, attempt.reason)

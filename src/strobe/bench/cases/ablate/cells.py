@@ -12,7 +12,7 @@ import torch
 from strobe.bench.cases.ablate.factors import WORKLOAD, Factor, Setup, changed, read_value, value_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import Knobs, ModelDefaults, resolve
-from strobe.perf.report.ablation_page.plan import Kind, PlannedCell
+from strobe.perf.records.plan import Kind, PlannedCell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

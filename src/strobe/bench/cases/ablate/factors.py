@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from strobe.cache.policy import check_window
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.engine import presets
-from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, filled, replace_knobs
 
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
 SYNCS: Final = "syncs"
@@ -99,7 +99,9 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
     timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
     own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
     knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
-    check_window(values.get("window", config.window), max(0, values.get("sink", config.sink)), defaults.frame_block)
+    frames = {name: value for name in ("window", "sink") if (value := values.get(name)) is not None}
+    asked = replace(filled(config, defaults), **frames)
+    check_window(asked.window, max(0, asked.sink), defaults.frame_block)
     held = replace(config, knobs=replace_knobs(config.knobs, **knobs), **values, **timesteps)
     return replace(setup, config=held, **own)
 
@@ -116,7 +118,10 @@ def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     }
     if name in special:
         return _text(special[name]())
-    return _text(getattr(config.knobs if name in _KNOBS else config, name))
+    if name in _KNOBS:
+        return _text(getattr(config.knobs, name))
+    own = filled(config, defaults)
+    return _text(getattr(own if hasattr(own, name) else config, name))
 
 
 def _text(value: object) -> str:

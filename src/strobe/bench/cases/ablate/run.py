@@ -25,8 +25,8 @@ from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import not_written, write_whole
 from strobe.engine.load import Model
+from strobe.perf.records.plan import CELLS, PLAN, Plan, read_plan
 from strobe.perf.records.store import RunWriter, rotate
-from strobe.perf.report.ablation_page.plan import CELLS, PLAN, Plan, read_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

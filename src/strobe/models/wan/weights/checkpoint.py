@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights.files import Part, Source, find_files, read_json, read_source
-from strobe.models.wan.weights.fit import called, check_fit, model_flag
+from strobe.models.wan.weights.fit import called, check_channels, check_fit, model_flag
 from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
+from strobe.models.wan.weights.scales import take_scales
 
 SPELLINGS: Final = {
     "num_layers": ("num_layers",),
@@ -60,27 +59,49 @@ class OpenCheckpoint:
         layout: see `Checkpoint`.
         source: the files.
         spelling: the model's name of a tensor to the file's.
+        scales: the model's name of a tensor in eight bits to the file's name of what it is to be multiplied with.
     """
 
     dit: CausalWan
     layout: Layout
     source: Source
     spelling: Mapping[str, str]
+    scales: Mapping[str, str]
 
-    def read(self, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    @property
+    def copied_bytes(self) -> int:
+        """Main memory that `read` takes when it is told no dtype: for tensors that do not stay in their file."""
+        return sum(4 * self.source.tensors[self.spelling[name]].numel() for name in self.scales)
+
+    def read(self, dtype: torch.dtype | None = None) -> Checkpoint:
         """Read the tensors.
+
+        Args:
+            dtype: of all of them; None: each in the file's own, left on the disk until it is used, but for those in eight bits,
+                which are float32. The files must stay as they are then.
 
         Raises:
             WeightsError: a file cannot be read.
         """
         held = self.source.read()
-        tensors = {name: held[spelled].to(dtype, copy=True) for name, spelled in self.spelling.items()}
+        tensors = {name: self._value(held, name) for name in self.spelling}
+        if dtype is not None:
+            tensors = {name: tensor.to(dtype, copy=True) for name, tensor in tensors.items()}
         with torch.device("meta"):
             dit = CausalWan(self.dit.config)
         dit.load_state_dict(tensors, strict=True, assign=True)
         dit.requires_grad_(False).eval()
         source = self.source
         return Checkpoint(dit=dit, layout=self.layout, part=source.part, files=source.files, weights_hash=source.sha256())
+
+    def _value(self, held: Mapping[str, Tensor], name: str) -> Tensor:
+        """A tensor of the model; of one in eight bits, what it stands for."""
+        tensor = held[self.spelling[name]]
+        if name not in self.scales:
+            return tensor
+        scale = held[self.scales[name]].float()
+        rows = scale.view(-1, *(1,) * (tensor.dim() - 1)) if scale.numel() == tensor.shape[0] else scale.view(())
+        return tensor.float() * rows
 
 
 def read_checkpoint(
@@ -117,65 +138,18 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     names = plain_names(source.tensors)
     if any(".lora_" in name for name in names):
         raise WeightsError(f"{source.where} is a LoRA, not a base model; give the base and add this with --lora")
+    scaled = take_scales(names, source)
     layout = recognise(names, source.where)
     held = {name: source.tensors[spelled] for name, spelled in names.items()}
+    check_channels(held, source.where)
     config = _config(source, held, layout, config)
     with torch.device("meta"):
         dit = CausalWan(config)
     plain = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
     check_fit(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
     spelling = {name: names[spelled] for name, spelled in plain.items()}
-    return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling)
-
-
-def read_lora(path: str | Path) -> Lora:
-    """Read a LoRA: `lora_A` and `lora_B` (or `lora_down` and `lora_up`) by name of the linear layer, in either layout.
-
-    The scale is ``alpha / rank`` where the file has an `alpha`, else 1, as LongLive's has.
-
-    Raises:
-        WeightsError: no such file, damaged, or a layer without its half.
-    """
-    file = Path(path)
-    source = read_source((file,))
-    tensors, names = source.read(), plain_names(source.tensors)
-    halves: dict[str, dict[str, Tensor]] = {}
-    for name, spelled in names.items():
-        found = re.fullmatch(r"(.+)\.(?:(lora_A|lora_down|lora_B|lora_up)(?:\.default)?\.weight|(alpha))", name)
-        if found is None:
-            raise WeightsError(f"{source.where} is no LoRA: {spelled!r} is neither lora_A, lora_B, lora_down, lora_up nor alpha")
-        which = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up"}.get(found[2], "alpha")
-        halves.setdefault(found[1], {})[which] = tensors[spelled]
-    pairs = {_own_name(name): _pair(source, name, half) for name, half in halves.items()}
-    return Lora(name=file.name, weights_hash=source.sha256(), pairs=pairs)
-
-
-def _pair(source: Source, name: str, half: Mapping[str, Tensor]) -> LoraPair:
-    if not {"up", "down"} <= half.keys() or half["up"].dim() != 2 or half["up"].shape[1] != half["down"].shape[0]:
-        shapes = ", ".join(f"{which} {list(tensor.shape)}" for which, tensor in sorted(half.items()))
-        raise WeightsError(f"{source.where}: layer {name} has no matching pair [rank, in] and [out, rank], only {shapes}")
-    rank = half["down"].shape[0]
-    alpha = half["alpha"].item() if "alpha" in half else rank
-    return LoraPair(down=half["down"], up=half["up"], scale=alpha / rank)
-
-
-def _own_name(name: str) -> str:
-    """Our name of a linear layer that may be spelled as diffusers does."""
-    inside = re.fullmatch(r"(blocks\.\d+\.)(.+)", name)
-    before, rest = (inside[1], inside[2]) if inside else ("", name)
-    table = OWN_IN_LAYER if inside else OWN_OUTSIDE
-    return before + table.get(rest, rest)
-
-
-def _table(names: tuple[str, ...], before: str) -> dict[str, str]:
-    return {diffusers_name(before + name).removeprefix(before): name for name in names}
-
-
-ATTENTIONS: Final = tuple(f"{which}_attn.{name}" for which in ("self", "cross") for name in "qkvo")
-OWN_IN_LAYER: Final = _table((*ATTENTIONS, "ffn.0", "ffn.2"), "blocks.0.")
-OWN_OUTSIDE: Final = _table(
-    ("text_embedding.0", "text_embedding.2", "time_embedding.0", "time_embedding.2", "time_projection.1", "head.head"), ""
-)
+    scales = {name: scaled[spelled] for name, spelled in plain.items() if spelled in scaled}
+    return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling, scales=scales)
 
 
 def _config(source: Source, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:

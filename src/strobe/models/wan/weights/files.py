@@ -14,10 +14,13 @@ from torch import Tensor
 
 from strobe.core.errors import WeightsError
 from strobe.models.checkpoint import SAFE, read_file, read_shapes
+from strobe.models.digest import sha256_of
 
 Part = Literal["auto", "generator", "generator_ema"]
 STEM: Final = "diffusion_pytorch_model"
 LORA: Final = "generator_lora"
+KNOWN_PARTS: Final = ("generator_ema", "generator", LORA)
+"""Models in one file that have names of their own, the one to take first."""
 SUFFIXES: Final = (SAFE, ".pt", ".pth")
 SHARD: Final = re.compile(r".+-\d{5}-of-(?!00001)\d{5}\.safetensors")
 """One file of several."""
@@ -56,8 +59,7 @@ class Source:
         whole = hashlib.sha256()
         for file in self.files:
             whole.update(file.name.encode())
-            with file.open("rb") as opened:
-                whole.update(hashlib.file_digest(opened, "sha256").digest())
+            whole.update(sha256_of(file))
         return whole.hexdigest()
 
 
@@ -154,11 +156,32 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 
 def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any], str]:
-    """The model of a file that holds several, and which it was."""
-    parts = [name for name in ("generator_ema", "generator", LORA) if isinstance(loaded.get(name), dict)]
-    if part != "auto" and part not in parts:
-        raise WeightsError(f"{file} has no {part!r}; it has: {', '.join(parts) or 'one model without a name'}")
-    if not parts:
+    """The model of a file that holds several, or one among other things, and which it was."""
+    models = {} if _is_model(loaded) else _models(loaded)
+    if part != "auto" and part not in models:
+        raise WeightsError(f"{file} has no {part!r}; it has: {', '.join(models) or 'one model without a name'}")
+    if not models:
         return loaded, ""
-    taken = parts[0] if part == "auto" else part
-    return loaded[taken], taken
+    known = [name for name in KNOWN_PARTS if name in models]
+    if part == "auto" and not known and len(models) > 1:
+        raise WeightsError(
+            f"{file} holds several models: {', '.join(models)}; keep the one that should run, in a file of its own"
+        )
+    taken: str = next(iter((*known, *models))) if part == "auto" else part
+    return models[taken], taken
+
+
+def _models(loaded: dict[Any, Any], deep: int = 2) -> dict[str, dict[Any, Any]]:
+    """Models by their names in a file, with a dot between those of dictionaries in dictionaries."""
+    found: dict[str, dict[Any, Any]] = {}
+    for name, value in loaded.items():
+        if isinstance(value, dict) and _is_model(value):
+            found[str(name)] = value
+        elif isinstance(value, dict) and deep:
+            found |= {f"{name}.{inner}": model for inner, model in _models(value, deep - 1).items()}
+    return found
+
+
+def _is_model(held: dict[Any, Any]) -> bool:
+    """Whether there are tensors by the names of parameters, which have a dot; those of an optimiser have none."""
+    return any(isinstance(tensor, Tensor) and "." in str(name) for name, tensor in held.items())

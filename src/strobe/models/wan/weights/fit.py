@@ -18,6 +18,31 @@ ROWS: Final = 3
 """Rows of a kind in the table of an error."""
 
 
+OTHER_CHANNELS: Final = {
+    48: "Wan2.2 5B and LongLive 2, whose autoencoder (4x16x16) and frame blocks of eight this engine lacks",
+    36: "image-to-video Wan2.1, whose picture encoder this engine lacks",
+}
+"""Channels of the latents of transformers that are known and cannot run here."""
+
+
+def check_channels(held: Mapping[str, Tensor], where: str) -> None:
+    """Refuse a transformer of another autoencoder's latents.
+
+    Args:
+        held: tensors by their plain names.
+        where: names the checkpoint in the error.
+
+    Raises:
+        WeightsError: it is one that is known and cannot run here; says which and what it needs.
+    """
+    patches = held.get("patch_embedding.weight")
+    channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
+    if channels in OTHER_CHANNELS:
+        raise WeightsError(
+            f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights of Wan2.1's kind"
+        )
+
+
 def called(config: WanConfig) -> str:
     """Name and size of a model, for an error."""
     name = next((name for name, known in SIZES.items() if known == config), "a transformer")

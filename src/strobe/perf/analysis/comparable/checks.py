@@ -119,7 +119,7 @@ class Comparability:
     @property
     def refusal(self) -> str:
         """Why there is no speedup, and what to say if that is meant; empty if the sides are comparable."""
-        names = ",".join(each.name for each in self.obstacles)
+        names = " ".join(each.name for each in self.obstacles)
         because = "; ".join(map(str, self.obstacles))
         return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
 

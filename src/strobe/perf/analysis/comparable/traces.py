@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from strobe.perf.analysis.comparable.checks import Value
+from strobe.perf.analysis.device.intervals import column
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.operator_costs import operator_cost
 from strobe.perf.analysis.device.views import device_work
@@ -159,7 +160,7 @@ def _launch_blocking(trace: Trace) -> bool | None:
     own = np.flatnonzero((host >= 0) & (np.asarray(events.ordinal) == 0) & (np.asarray(events.kind) == 0))
     if len(own) < _ENOUGH:
         return None
-    waited = np.asarray(events.end_ns)[own] <= np.asarray(events.hosts.end_ns)[host[own]]
+    waited = column(events.end_ns)[own] <= column(events.hosts.end_ns)[host[own]]
     return bool(waited.mean() > 0.95)
 
 
@@ -202,7 +203,7 @@ def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
         events = trace.device_events
         chosen = np.flatnonzero(np.isin(np.asarray(events.kind), _COMPUTES))
         sums = np.zeros(len(events.names), np.int64)
-        np.add.at(sums, np.asarray(events.name)[chosen], (np.asarray(events.end_ns) - np.asarray(events.start_ns))[chosen])
+        np.add.at(sums, np.asarray(events.name)[chosen], (column(events.end_ns) - column(events.start_ns))[chosen])
         for name, ns in zip(events.names, sums.tolist(), strict=True):
             if ns:
                 times[kernel_name(name).group] += ns

@@ -16,6 +16,7 @@ from strobe.perf.analysis.device.distribution import distribution
 from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, PROFILER_OVERHEAD
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, claim, column, overlaps, reach
 from strobe.perf.analysis.device.views import BUSY, NONE, DeviceView, Part, Slices
+from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
@@ -139,7 +140,7 @@ def activity(view: DeviceView) -> Activity:
         no_copy.add(part, np.flatnonzero(kind != DEVICE_KINDS.index("memcpy")))
         unlinked.add(part, np.flatnonzero(host < 0))
         stream = part.work.stream
-        for number in np.unique(stream).tolist():
+        for number in different(stream).tolist():
             streams.setdefault(number, _Stream()).add(part, np.flatnonzero(stream == number))
     owned, late_delay_ns = _time_by_class(view)
     return Activity(
@@ -240,7 +241,7 @@ def _overhead(view: DeviceView) -> dict[str, int]:
 def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
     """The time of each class, and the median delay of the launches that end a gap with the host late."""
     total = np.zeros(len(CLASSES), np.int64)
-    begin, delays, last = np.asarray(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
+    begin, delays, last = column(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
         np.add.at(total, _class_of(view, slices), slices.length)
         late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.measure.stats import P99_SAMPLES
+from strobe.perf.measure.stats import p99_place
 from strobe.perf.trace.columns import code_for
 
 Grouped: TypeAlias = tuple[NDArray[np.integer], NDArray[np.integer]]
@@ -93,12 +93,12 @@ def grouped(parts: Callable[[], Iterator[Grouped]], num_groups: int) -> list[Dis
 def _describe(samples: NDArray[np.integer]) -> Distribution:
     """Describe some samples; they are put in ascending order."""
     samples.sort()
-    n = len(samples)
+    n, tail = len(samples), p99_place(len(samples))
     return Distribution(
         n=n,
         sum_ns=int(samples.sum(dtype=np.int64)),
         min_ns=int(samples[0]),
         p50_ns=int(samples[(n + 1) // 2 - 1]),
-        p99_ns=int(samples[(99 * n + 99) // 100 - 1]) if n >= P99_SAMPLES else None,
+        p99_ns=None if tail is None else int(samples[tail]),
         max_ns=int(samples[-1]),
     )

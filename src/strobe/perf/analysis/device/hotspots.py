@@ -15,6 +15,7 @@ from strobe.perf.analysis.device.distribution import Distribution, grouped
 from strobe.perf.analysis.device.intervals import Ints
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import BUSY, DeviceView, Work
+from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
 
@@ -104,8 +105,8 @@ class _Keys:
 
     def __init__(self, view: DeviceView, by: Literal["name", "shape"]) -> None:
         self._events, self._by_shape = view.trace.device_events, by == "shape"
-        used = [np.unique(self._code(part.work)) for part in view.parts()]
-        self._codes = np.unique(np.concatenate(used))
+        used = [different(self._code(part.work)) for part in view.parts()]
+        self._codes = different(np.concatenate(used))
         ids: dict[tuple[str, str, str], int] = {}
         rows, self._names = [], []
         for code in self._codes.tolist():

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.trace.columns import different
+
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -42,8 +44,12 @@ class Owned(NamedTuple):
 
 
 def column(values: array[int]) -> Ints:
-    """A column of a trace as 64-bit integers, without a copy where it has them."""
-    return np.asarray(values).astype(np.int64, copy=False)
+    """A column of a trace as 64-bit integers, without a copy where it has them.
+
+    The type of an array of `q` is not quite `int64`: to a function that only knows `int64`, numpy hands it value by value.
+    """
+    given = np.asarray(values)
+    return given.view(np.int64) if values.typecode == "q" else given.astype(np.int64)
 
 
 def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
@@ -130,7 +136,7 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
     """
     owned: list[Owned] = []
     taken = Intervals(start[:0], end[:0])
-    for level in np.unique(rank).tolist():
+    for level in different(rank).tolist():
         event = np.flatnonzero((rank == level) & (end > start))
         # of equals, the first still open owns: an event owns what those before it do not reach
         free = np.maximum(start[event], reach(start[event], end[event]))

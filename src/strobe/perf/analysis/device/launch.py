@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from strobe.perf.analysis.device.activity import Activity, activity
 from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.device.intervals import Ints
+from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.views import DeviceView, Work
-from strobe.perf.trace.columns import blocks
+from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import NO_CORRELATION, Trace
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
@@ -140,18 +140,16 @@ class _Calls:
     def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
         self._view, self.is_graph = view, is_graph
         self.hosts = view.trace.device_events.hosts
-        self.name, self.begin, self.end = (
-            np.asarray(column) for column in (self.hosts.name, self.hosts.start_ns, self.hosts.end_ns)
-        )
+        self.name, self.begin, self.end = np.asarray(self.hosts.name), column(self.hosts.start_ns), column(self.hosts.end_ns)
         self.num_events = self.num_unlinked = self.num_uncorrelated = 0
-        used = [np.empty(0, np.int32)]
+        used = [np.empty(0, np.int64)]
         for work in self._starting():
             linked = work.host >= 0
             self.num_events += len(linked)
             self.num_unlinked += int((~linked).sum())
             self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
-            used.append(np.unique(work.host[linked]))
-        self._used = np.unique(np.concatenate(used))
+            used.append(different(work.host[linked]))
+        self._used = different(np.concatenate(used))
 
     def _starting(self) -> Iterator[Work]:
         view = self._view
@@ -342,7 +340,7 @@ def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
     spans: dict[int, tuple[int, int, int]] = {}  # by stream: sum of durations, first start, last end
     for _, work in view.work.parts():
         stream, start, end = work.stream, work.start, work.end
-        for number in np.unique(stream).tolist():
+        for number in different(stream).tolist():
             mine = stream == number
             total, first, last = spans.get(number, (0, int(start[mine][0]), int(end[mine][0])))
             spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))

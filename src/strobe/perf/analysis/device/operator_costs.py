@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from strobe.core.costs import AttentionShape, Cost, attention, element_bytes, matmul, parse_dtype
+from strobe.core.costs import AttentionShape, Cost, attention, attention_backward, element_bytes, matmul, parse_dtype
+from strobe.perf.analysis.device.convolution_costs import CONVOLUTIONS, convolution_cost
 from strobe.perf.trace.events import OperatorCalls
 
-_PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+_PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1}
 """Matrix products: the place of the left factor; what stands before it is added."""
+_SCALED: Final = "aten::_scaled_mm"
+_SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
+"""Numbers that torch gives to the dtypes a scaled product may write."""
 
 
 class _Attention(NamedTuple):
@@ -17,21 +24,68 @@ class _Attention(NamedTuple):
 
     tokens: int
     heads: int
-    causal: int
+    causal: int | None
     packed: tuple[int, ...] = ()
     window: tuple[int, ...] = ()
+    first: int = 0
+    backward: bool = False
 
 
 _ATTENTIONS: Final = {
     "aten::_flash_attention_forward": _Attention(1, 2, 8, packed=(3, 4), window=(11, 12)),
+    "aten::_flash_attention_backward": _Attention(1, 2, 11, packed=(6, 7), window=(15, 16), first=1, backward=True),
     "aten::_efficient_attention_forward": _Attention(1, 2, 9, packed=(4, 5)),
+    "aten::_efficient_attention_backward": _Attention(1, 2, 14, packed=(6, 7), first=1, backward=True),
     "aten::_scaled_dot_product_cudnn_attention": _Attention(2, 1, 6),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
+    "aten::_cudnn_attention_forward": _Attention(2, 1, 10, packed=(4, 5)),
+    "aten::_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
+    "flash_attn::_flash_attn_forward": _Attention(1, 2, 5, window=(6, 7)),
+    "flash_attn::_flash_attn_backward": _Attention(1, 2, 11, window=(12, 13), first=1, backward=True),
+    "strobe::fa4_forward": _Attention(1, 2, None),
+    "strobe::fa4_backward": _Attention(1, 2, None, first=2, backward=True),
+}
+
+
+class _Sparse(NamedTuple):
+    """Where our block-sparse attention has what: the block's length, the uniform count, and the sizes of ragged blocks."""
+
+    first: int
+    block: int
+    selected: int
+    ragged: tuple[int, int]
+    backward: bool
+
+
+_SPARSE: Final = {
+    "strobe::block_sparse_forward": _Sparse(0, 7, 9, (5, 6), backward=False),
+    "strobe::block_sparse_backward": _Sparse(2, 11, 13, (9, 10), backward=True),
 }
 _DENSE: Final = ("False", "0")
 _CAUSAL: Final = ("True", "1", "2")
 _MOST_ELEMENTS: Final = 1 << 62
 """A tensor with more has no number for its last one."""
 _NO_WINDOW: Final = ("", "-1", "None")
+
+_FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_\w+")
+"""What PyTorch's compiler calls its pointwise and reduction kernels: their operands are everything they read and write."""
+_POINTWISE: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "pow", "neg", "exp", "sqrt", "rsqrt", "abs", "clamp_min",
+        "clamp", "gelu", "silu", "silu_", "relu", "relu_", "tanh", "sigmoid", "sin", "cos", "gelu_backward", "silu_backward",
+        "tanh_backward", "threshold_backward", "sigmoid_backward", "_softmax", "_log_softmax", "_softmax_backward_data",
+        "addcmul", "addcdiv", "lerp", "where",
+    )
+)  # fmt: skip
+"""Every operand is read, and a result as large as they are together (broadcast) is written."""
+_NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_group_norm"})
+"""Every operand is read, and a result as large as the first one is written."""
+_COPIES: Final = frozenset({"aten::copy_"})
+_FILLS: Final = frozenset({"aten::fill_", "aten::zero_"})
+_REDUCTIONS: Final = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::argmax", "aten::prod"})
+_ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "bool": 1}
+"""Of types that no matrix product has."""
 
 
 class OperatorCost(NamedTuple):
@@ -44,17 +98,40 @@ class OperatorCost(NamedTuple):
 def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
     """Return what one of the calls costs, or why that is not known.
 
-    A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet. Causal
-    attention over equally many queries and keys computes half of the pairs and the diagonal.
+    A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet, its
+    gradients `10 D`. Causal attention over equally many queries and keys computes half of the pairs and the diagonal. Elementwise
+    work has no FLOPs that a matrix peak is about: every operand is moved once.
     """
-    first = _PRODUCTS.get(calls.name, 0)
     if any(size < 0 for sizes in calls.sizes for size in sizes) or any(math.prod(one) > _MOST_ELEMENTS for one in calls.sizes):
         return "its sizes are not those of tensors"
+    if calls.name in _POINTWISE | _NORMS | _COPIES | _FILLS | _REDUCTIONS or _FUSED.fullmatch(calls.name):
+        return _elementwise(calls)
+    first = _first(calls.name)
+    if first is None:
+        return "what it computes is not known"
     dtype = parse_dtype(calls.types[first]) if len(calls.types) > first else None
     if dtype is None:
         return "its dtype is not recorded or not known"
-    found = _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
+    found = _of_kind(calls, first, dtype)
     return found if isinstance(found, str) else OperatorCost(found, dtype)
+
+
+def _first(name: str) -> int | None:
+    """The place of the operand that has the dtype of the products; `None` for an operator that is not known."""
+    if name == _SCALED or name in CONVOLUTIONS:
+        return 0
+    known = _ATTENTIONS.get(name) or _SPARSE.get(name)
+    return known.first if known is not None else _PRODUCTS.get(name)
+
+
+def _of_kind(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
+    if calls.name == _SCALED:
+        return _scaled(calls, dtype)
+    if calls.name in CONVOLUTIONS:
+        return convolution_cost(calls.name, calls.sizes, calls.values, dtype)
+    if calls.name in _SPARSE:
+        return _sparse(calls, _SPARSE[calls.name], dtype)
+    return _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
 
 
 def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
@@ -66,27 +143,115 @@ def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
     return matmul(m, k, n, dtype=dtype, batch=math.prod(batch)) + Cost(read_bytes=added)
 
 
+def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
+    """A product of eight-bit numbers with scales, written in the dtype that was asked for."""
+    product = _product(calls, 0, dtype)
+    if isinstance(product, str):
+        return product
+    wanted = calls.values[6] if len(calls.values) > 6 else "?"
+    out = _SCALED_OUT.get(wanted) if wanted not in ("", "None") else dtype
+    if out is None:
+        return "the dtype that it writes is not recorded"
+    others = sum(_bytes_of(calls, place) or 0 for place in range(2, min(5, len(calls.sizes))))
+    written = product.write_bytes // element_bytes(dtype) * element_bytes(out)
+    return replace(product, read_bytes=product.read_bytes + others, write_bytes=written)
+
+
 def _attention(calls: OperatorCalls, dtype: str) -> Cost | str:
-    places, sizes = _ATTENTIONS[calls.name], calls.sizes
-    if len(sizes) < 3 or {len(size) for size in sizes[:3]} != {4} or sizes[1] != sizes[2] or sizes[0][3] != sizes[1][3]:
+    places, sizes, values = _ATTENTIONS[calls.name], calls.sizes, calls.values
+    shape = _attention_shape(sizes[places.first : places.first + 3], places.tokens, places.heads)
+    if shape is None:
         return "its sizes are no attention of one head size"
     if any(sizes[place] for place in places.packed if place < len(sizes)):
         return "sequences of different lengths are packed together"
-    if any(calls.values[place] not in _NO_WINDOW for place in places.window if place < len(calls.values)):
+    if any(values[place] not in _NO_WINDOW for place in places.window if place < len(values)):
         return "it attends to a window"
-    causal = calls.values[places.causal] if len(calls.values) > places.causal else ""
+    cost = attention_backward if places.backward else attention
+    causal = "False" if places.causal is None else values[places.causal] if len(values) > places.causal else ""
     if causal not in (*_DENSE, *_CAUSAL):
         return "whether it is causal is not recorded"
-    shape = AttentionShape(
-        q_tokens=sizes[0][places.tokens],
-        kv_tokens=sizes[1][places.tokens],
-        num_heads=sizes[0][places.heads],
-        num_kv_heads=sizes[1][places.heads],
+    if causal in _DENSE:
+        return cost(shape, dtype=dtype)
+    if shape.q_tokens != shape.kv_tokens:
+        return "it is causal over unequal numbers of queries and keys"
+    return cost(shape, dtype=dtype, pairs=shape.batch * shape.num_heads * shape.q_tokens * (shape.q_tokens + 1) // 2)
+
+
+def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) -> AttentionShape | None:
+    if len(sizes) < 3 or {len(size) for size in sizes} != {4} or sizes[1] != sizes[2] or sizes[0][3] != sizes[1][3]:
+        return None
+    return AttentionShape(
+        q_tokens=sizes[0][tokens],
+        kv_tokens=sizes[1][tokens],
+        num_heads=sizes[0][heads],
+        num_kv_heads=sizes[1][heads],
         head_dim=sizes[0][3],
         batch=sizes[0][0],
     )
-    if causal in _DENSE:
-        return attention(shape, dtype=dtype)
-    if shape.q_tokens != shape.kv_tokens:
-        return "it is causal over unequal numbers of queries and keys"
-    return attention(shape, dtype=dtype, pairs=shape.batch * shape.num_heads * shape.q_tokens * (shape.q_tokens + 1) // 2)
+
+
+def _sparse(calls: OperatorCalls, places: _Sparse, dtype: str) -> Cost | str:
+    shape = _attention_shape(calls.sizes[places.first : places.first + 3], 1, 2)
+    if shape is None:
+        return "its sizes are no attention of one head size"
+    if any(calls.sizes[place] for place in places.ragged if place < len(calls.sizes)):
+        return "its blocks are not all full, and how full is not recorded"
+    words = [calls.values[place] if place < len(calls.values) else "" for place in (places.block, places.selected)]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        return "how many blocks each query attends to is not recorded"
+    block, count = map(int, words)
+    pairs = shape.batch * shape.num_heads * shape.q_tokens * block * count
+    if pairs > shape.pairs:
+        return "its blocks are more than a dense call has"
+    return (attention_backward if places.backward else attention)(shape, dtype=dtype, pairs=pairs)
+
+
+def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
+    """The bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
+    if not calls.sizes[place]:
+        return 0
+    kind = calls.types[place] if place < len(calls.types) else ""
+    known = parse_dtype(kind)
+    size = element_bytes(known) if known is not None else _ELEMENT_BYTES.get(kind)
+    return None if size is None else math.prod(calls.sizes[place]) * size
+
+
+def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
+    moved = list(_operands(calls))
+    if not moved:
+        return "its sizes are not recorded"
+    if None in moved:
+        return "its dtype is not recorded or not known"
+    places = [place for place, size in enumerate(calls.sizes) if size]
+    dtype = parse_dtype(calls.types[places[0]]) or calls.types[places[0]]
+    given = [each for each in moved if each is not None]
+    if calls.name in _COPIES and len(given) == 2:
+        return OperatorCost(Cost(write_bytes=given[0], read_bytes=given[1]), dtype)
+    if calls.name in _FILLS:
+        return OperatorCost(Cost(write_bytes=given[0]), dtype)
+    if calls.name in _NORMS:
+        return OperatorCost(Cost(read_bytes=sum(given), write_bytes=given[0]), dtype)
+    if calls.name in _REDUCTIONS or calls.name not in _POINTWISE:  # of a fused kernel's operands some are written
+        return OperatorCost(Cost(read_bytes=given[0] if calls.name in _REDUCTIONS else sum(given)), dtype)
+    shape = _broadcast([calls.sizes[place] for place in places])
+    if shape is None:
+        return "its sizes do not fit together"
+    sizes = (each // math.prod(calls.sizes[place]) for each, place in zip(given, places, strict=True) if each)
+    element = max(sizes, default=0)
+    return OperatorCost(Cost(read_bytes=sum(given), write_bytes=math.prod(shape) * element), dtype)
+
+
+def _operands(calls: OperatorCalls) -> Iterator[int | None]:
+    return (_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size)
+
+
+def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The size that all of them have together; `None` if two do not fit."""
+    rank = max(map(len, sizes))
+    found = []
+    for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):
+        wide = {length for length in axis if length != 1}
+        if len(wide) > 1:
+            return None
+        found.append(wide.pop() if wide else 1)
+    return tuple(found)

@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.idle import overhead_intervals, split_gaps
-from strobe.perf.analysis.device.intervals import Intervals, Ints, Owned, claim, complement
-from strobe.perf.trace.columns import blocks
+from strobe.perf.analysis.device.intervals import Intervals, Ints, Owned, claim, column, complement
+from strobe.perf.analysis.window import Window
+from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
-
-if TYPE_CHECKING:
-    from strobe.perf.analysis.structure.window import Window
 
 PRIORITY: Final = ("kernel", "memset", "comm", "memcpy")
 """Where events of several kinds overlap, the first of these owns the time."""
@@ -121,12 +119,12 @@ class Work:
     @property
     def start(self) -> Ints:
         """Nanoseconds."""
-        return np.asarray(self.events.start_ns)[self.rows]
+        return column(self.events.start_ns)[self.rows]
 
     @property
     def end(self) -> Ints:
         """Nanoseconds."""
-        return np.asarray(self.events.end_ns)[self.rows]
+        return column(self.events.end_ns)[self.rows]
 
     @property
     def device(self) -> NDArray[np.integer]:
@@ -198,7 +196,7 @@ class Work:
         host = np.where(known, self.host[waiting], NONE) if len(self) else waiting
         linked = host >= 0
         launch = np.zeros(len(gaps.start), np.int64)
-        launch[linked] = np.asarray(trace.device_events.hosts.start_ns)[host[linked]]
+        launch[linked] = column(trace.device_events.hosts.start_ns)[host[linked]]
         if len(launch) and gaps.start[0] == opening:
             launch[0] = max(launch[0], opening)
         first = np.zeros(len(gaps.start), np.bool_)
@@ -231,7 +229,7 @@ def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
 def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) -> Ints:
     """The events that may own time after a moment: of equal rank, an earlier one that ends no sooner leaves a later one none."""
     kept = []
-    for level in np.unique(rank).tolist():
+    for level in different(rank).tolist():
         own = np.flatnonzero((rank == level) & (end > moment))
         kept.append(own[end[own] > np.maximum(moment, np.maximum.accumulate(np.append(moment, end[own]))[:-1])])
     return which[np.sort(np.concatenate(kept))] if kept else which[:0]
@@ -375,7 +373,7 @@ def device_work(trace: Trace) -> Iterator[tuple[int, Work]]:
         sum_ns = sum(np.subtract(part.end, part.start, dtype=np.float64).sum() for _, part in everything.parts())
         if max(reach_ns, sum_ns) >= _LIMIT_NS:
             raise DataError(f"{trace.path}: its times reach over more than 146 years; they are not in microseconds")
-    devices = np.unique(of_device)
+    devices = different(of_device)
     if len(devices) == 1:
         yield int(devices[0]), everything
         return

@@ -13,7 +13,7 @@ Frame blocks are accounted for by kind, since the clock of a GPU at its power li
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -177,14 +177,22 @@ class Timed:
     blocks_ns: tuple[int, ...]
     around_ns: int
 
+    @property
+    def took_ns(self) -> int:
+        """End to end."""
+        return sum(self.blocks_ns) + self.around_ns
 
-def timed_clip(run: RunRecords, clip: Clip) -> Timed:
-    """Cut a timed clip at the starts of its frame blocks; the last lasts until its own end.
+
+def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, Timed]:
+    """Cut timed clips at the starts of their frame blocks, of which the last lasts until its own end; by the clips' order.
 
     Raises:
         DataError: a clip without an end-to-end region, or that lacks frame blocks.
     """
-    return _timed(clip, [span for span in run.spans if span.order == clip.order])
+    of_clip: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in run.spans:
+        of_clip[span.order].append(span)
+    return {clip.order: _timed(clip, of_clip[clip.order]) for clip in clips}
 
 
 def _timed(clip: Clip, mine: Sequence[Span]) -> Timed:
@@ -214,13 +222,14 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
     by_kind: defaultdict[Kind, Counter[Label]] = defaultdict(Counter)
     calls: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     units, marking = [], 0
+    cut = cut_clips(run, (clip for clips in pairs for clip in clips))
     for clips in pairs:
         unit: Counter[Label] = Counter()
         for clip in clips:
             line = lines.get(clip.order)
             if line is None:
                 raise DataError(f"clip {clip.clip} of {clip.variant!r} added up no regions; measure it again")
-            timed = timed_clip(run, clip)
+            timed = cut[clip.order]
             own = _own_times(line, timed, calls)
             for index, labels in enumerate(own):
                 by_kind[kinds[index]].update(labels)
@@ -273,10 +282,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Kin
     """
     if not clips:
         raise DataError("no timed clips: time the variant before its account is made")
-    of_clip: defaultdict[int, list[Span]] = defaultdict(list)
-    for span in run.spans:
-        of_clip[span.order].append(span)
-    timed = [_timed(clip, of_clip[clip.order]) for clip in clips]
+    timed = list(cut_clips(run, clips).values())
     tiles = {tile.index: tile for tile in traced.tiles}
     by_kind: dict[Kind, Labels] = {}
     for kind in dict.fromkeys(kinds):

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
 from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, Work, device_work
+from strobe.perf.analysis.device.owners import ACTIVITIES, Pieces, device_pieces, sums, tile_of
+from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work, device_work
 from strobe.perf.analysis.runs.partition import Tile
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
@@ -33,10 +33,9 @@ PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
 FOCAL_NAME: Final = "focal kernel"
 """The focal kernels of both sides are one name, so that they are compared with each other."""
 _PLACES: Final = ("focal", "section", "step")
-_ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
 OTHER_KERNELS: Final = Label(("step",), "kernel")
 """The label of kernels that are neither focal nor of a section."""
-LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in _ACTIVITIES)
+LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in ACTIVITIES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,17 +59,6 @@ class Cut:
             raise ConfigError(f"priority {', '.join(self.priority)}: name each of {', '.join(PRIORITY)} once")
 
 
-class Pieces(NamedTuple):
-    """Columns of slices in order that tile each tile: its number, the label (a position in `LABELS`), and the position of the
-    event that owns the slice among the trace's device events, -1 for a gap."""
-
-    start: Ints
-    end: Ints
-    tile: Ints
-    label: Ints
-    event: Ints
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedSide:
     """One device of one trace, cut into steps and labels.
@@ -87,7 +75,7 @@ class TracedSide:
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
         sections: those of the counted calls; `None` if none were asked for.
-        pieces: what tiles the tiles.
+        pieces: what tiles the tiles; labels count into `LABELS`, events into the trace's device events.
     """
 
     label: str
@@ -171,8 +159,8 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
     device, work = own
     steps = next(found for found in find_steps(trace, cut.steps) if found.device == device)
     tiles = _tiles(work, steps)
-    within = _tile_of(work.start, tiles)
-    counted = _tile_of(work.start, _left_out(steps)) < 0
+    within = tile_of(work.start, tiles)
+    counted = tile_of(work.start, _left_out(steps)) < 0
     sections = None if cut.section is None else sections_of(trace, device, work, cut.section, counted)
     member = np.zeros(len(work), np.bool_)
     areas = Intervals(tiles.start[:0], tiles.end[:0])
@@ -182,7 +170,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
         bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
         areas = union(bounds[:, 0], bounds[:, 1])
     pieces = _pieces(trace, work, _Marks(focal, member & ~focal), areas, tiles, cut.priority)
-    owned, exclusive = _sums(pieces, work, tiles)
+    owned, exclusive = sums(pieces, tiles, LABELS, len(work))
     inside = np.flatnonzero((within >= 0) | (exclusive > 0))
     calls: dict[str, tuple[int, int]] = {}
     for (name, is_focal), ns in zip(_names(trace, work, focal, inside), exclusive[inside].tolist(), strict=True):
@@ -204,7 +192,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
         focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
         counted=tuple((work.end - work.start)[focal & counted].tolist()),
         sections=sections,
-        pieces=pieces._replace(event=np.where(pieces.event >= 0, work.position[pieces.event], -1)),
+        pieces=pieces._replace(event=np.where(pieces.event == NONE, NONE, work.position[pieces.event])),
     )
 
 
@@ -231,14 +219,6 @@ def _left_out(steps: Steps | NoSteps) -> Intervals:
     return Intervals(bounds[:, 0], bounds[:, 1])
 
 
-def _tile_of(moments: Ints, tiles: Intervals) -> Ints:
-    """Which tile each moment lies in; -1 for none."""
-    if not len(tiles.start):
-        return np.full(len(moments), -1)
-    place = np.searchsorted(tiles.start, moments, "right") - 1
-    return np.where((place >= 0) & (moments < tiles.end[place]), place, -1)
-
-
 def _names(trace: Trace, work: Work, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
     names = trace.device_events.names
     return [(names[name], own) for name, own in zip(work.name[chosen].tolist(), focal[chosen].tolist(), strict=True)]
@@ -257,34 +237,24 @@ def _pieces(trace: Trace, work: Work, marks: _Marks, areas: Intervals, tiles: In
     rank = np.where(marks.section, priority.index("section"), of_kind[work.kind])
     rank = np.where(marks.focal, priority.index("focal"), rank)
     begin, stop = int(work.start[0]), int(work.end.max())
-    slices = work.tile(trace, rank, begin, stop)
-    whole = Intervals(slices.start, slices.end)
-    found = overlaps(whole, areas), overlaps(whole, complement(areas, begin, stop))
-    inside = np.repeat(np.array([True, False]), [len(part.a) for part in found])
-    which = np.concatenate([part.a for part in found])
-    busy = slices.cause[which] == BUSY
-    owner = np.where(busy, slices.event[which], -1)
-    activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause[which])
+    slices, inside = _split(work.tile(trace, rank, begin, stop), areas, complement(areas, begin, stop))
+    busy = slices.cause == BUSY
+    owner = np.where(busy, slices.event, NONE)
     in_section = inside & (~busy | marks.section[owner])
     place = np.where(busy & marks.focal[owner], 0, np.where(in_section, 1, 2))
-    label = place * len(_ACTIVITIES) + activity
-    shared = overlaps(Intervals(*(np.concatenate(columns) for columns in zip(*(part[2:] for part in found), strict=True))), tiles)
-    order = np.argsort(shared.start, kind="stable")
-    columns = (shared.start, shared.end, shared.b, label[shared.a], owner[shared.a])
-    return Pieces(*(column[order] for column in columns))
+    return device_pieces(work, slices, place, tiles)
 
 
-def _sums(pieces: Pieces, work: Work, tiles: Intervals) -> tuple[list[Counter[Label]], Ints]:
-    """Time of each label in each tile, and of each event in all of them."""
-    length = pieces.end - pieces.start
-    total = np.zeros((len(tiles.start), len(LABELS)), np.int64)
-    np.add.at(total, (pieces.tile, pieces.label), length)
-    exclusive = np.zeros(len(work), np.int64)
-    runs = pieces.event >= 0
-    np.add.at(exclusive, pieces.event[runs], length[runs])
-    assert (total.sum(axis=1) == tiles.end - tiles.start).all(), "a tile does not add up"
-    owned = [Counter({label: ns for label, ns in zip(LABELS, row, strict=True) if ns}) for row in total.tolist()]
-    return owned, exclusive
+def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices, NDArray[np.bool_]]:
+    """Cut slices at the edges of areas, and say which of the pieces lie in one."""
+    found = [overlaps(Intervals(slices.start, slices.end), part) for part in (areas, outside)]
+    which, start, end = (
+        np.concatenate(columns) for columns in zip(*((part.a, part.start, part.end) for part in found), strict=True)
+    )
+    order = np.argsort(start, kind="stable")
+    inside = np.repeat(np.array([True, False]), [len(part.a) for part in found])[order]
+    which = which[order]
+    return Slices(start[order], end[order], slices.event[which], slices.cause[which]), inside
 
 
 def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:

@@ -11,6 +11,7 @@ from typing import Final
 from strobe.core import spans
 from strobe.perf.analysis.device.idle import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, UNLINKED
 from strobe.perf.analysis.device.kernel_kinds import KernelKind
+from strobe.perf.analysis.runs.compiled import KINDS
 from strobe.perf.analysis.runs.replays import UNMATCHED
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
 
@@ -80,6 +81,7 @@ _WAITING: Final = frozenset({HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD})
 _OF_KIND: Final = {
     KernelKind.ATTENTION: Part.OTHER_ATTENTION, KernelKind.MATRIX: Part.MATRIX, KernelKind.OTHER: Part.OTHER_KERNELS,
 }  # fmt: skip
+_COMPILED: Final = {name: _OF_KIND[kind] for kind, name in KINDS.items()}
 _PASSES: Final = frozenset({spans.DENOISE_STEP, spans.COMMIT, spans.RECACHE})
 _DECODING: Final = frozenset({spans.VAE_DECODE, spans.DECODE_WAIT})
 _REST: Final = frozenset({spans.DRAW, spans.TEXT, spans.TEXT_KV, spans.KV_OPEN, spans.KV_SINK})
@@ -130,6 +132,8 @@ def _by_path(path: tuple[str, ...]) -> Part:
     names = frozenset(path)
     if path[0] in _DECODING:
         return Part.DECODING
+    if path[-1] in _COMPILED:
+        return _COMPILED[path[-1]]
     if spans.ATTENTION_KERNEL in names:
         return Part.ATTENTION_KERNEL
     if path[-1] in _NORMS:

@@ -23,16 +23,13 @@ from strobe.core.spans import (
     OUTPUT_PROJECTION,
 )
 from strobe.perf.analysis.runs.partition import Partition, partition_of
-from strobe.perf.analysis.runs.replays import Passes, Replays, relabelled
+from strobe.perf.analysis.runs.replays import Passes, Replays, layer_of, relabelled
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
     DeviceTimeline,
     HostTimeline,
     Path,
-    clip,
-    layer_of,
-    region_paths,
     timeline_of,
 )
 from strobe.perf.measure.stats import percentile
@@ -205,7 +202,7 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
     """
     timeline, replays = timeline_of(trace, None, layers=True), None
-    calls = _entered(trace)
+    calls = _entered(timeline)
     if isinstance(timeline, DeviceTimeline):
         timeline, replays = relabelled(timeline, passes, layers=True)
         if replays is not None:
@@ -243,12 +240,12 @@ def _taken_apart(
     )
 
 
-def _entered(trace: Trace) -> Counter[Path]:
+def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
     """How often each region was entered inside the frame blocks, by path."""
-    blocks = sorted((region.start_ns, region.end_ns) for region in trace.regions if region.name == FRAME_BLOCK)
+    blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
-    for region, path in region_paths(trace, layers=True):
+    for region, path in timeline.regions:
         position = bisect_right(starts, region.start_ns) - 1
         if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
             found[path] += 1
@@ -260,7 +257,7 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
     lengths: defaultdict[tuple[Place, Place], list[int]] = defaultdict(list)
     causes: defaultdict[tuple[Place, Place], Counter[str]] = defaultdict(Counter)
     before, waited = Place(FRAME_BLOCK, ()), Counter[str]()
-    for _, piece in clip(timeline.slices(), timeline.windows):
+    for piece in timeline.slices():
         if not piece.label.busy:
             waited[piece.label.activity] += piece.end_ns - piece.start_ns
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from strobe.core.costs import Cost
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
@@ -20,6 +20,21 @@ REST: Final = "rest of the step"
 def mean(times_ns: Sequence[int]) -> Fraction:
     """Return the exact mean."""
     return Fraction(sum(times_ns), len(times_ns))
+
+
+BudgetLine = Literal[
+    "attention kernels", "attention projections", "feed-forward", "key-value cache", "norms, modulation, RoPE",
+    "gated residuals", "embedding, head, schedule", "decoder",
+]  # fmt: skip
+"""Lines of a denoise step's budget."""
+KERNELS: Final = "attention kernels"
+PROJECTIONS: Final = "attention projections"
+FEED_FORWARD: Final = "feed-forward"
+CACHE: Final = "key-value cache"
+NORMS: Final = "norms, modulation, RoPE"
+RESIDUALS: Final = "gated residuals"
+EDGES: Final = "embedding, head, schedule"
+DECODER: Final = "decoder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +54,7 @@ class Operation:
 
     name: str
     what: str
-    kind: str
+    kind: BudgetLine
     inside: str
     calls: int
     times_ns: tuple[int, ...]

@@ -11,7 +11,7 @@ from typing import Final
 from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import timed_clips
-from strobe.perf.analysis.runs.steady import Exclusion, SteadyState, find_steady
+from strobe.perf.analysis.steady import Exclusion, SteadyState, find_steady
 from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
 from strobe.perf.records.record import Span, Workload
 from strobe.perf.records.store import RunRecords
@@ -108,6 +108,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     """
     work = run.header.workload
     timed = {clip.order for clip in timed_clips(run) if clip.variant == variant}
+    if work is not None and work.unit == "denoise step":
+        raise DataError(f"run {run.header.run} holds forward passes over a whole clip, which is no stream: it has no latencies")
     if work is None or not timed:
         raise DataError(f"run {run.header.run} has no finished timed clip of {variant!r}; latencies need one")
     by_clip: dict[int, list[Span]] = {order: [] for order in timed}

@@ -21,7 +21,7 @@ from strobe.perf.analysis.runs.log_rounds import (
     stage_rounds,
     start_up,
 )
-from strobe.perf.analysis.runs.steady import find_steady
+from strobe.perf.analysis.steady import find_steady
 from strobe.perf.logs.series import Log, Series
 from strobe.perf.logs.units import Resolved, resolve_units, short
 from strobe.perf.measure.stats import percentile

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Final
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.steady import FEWEST, find_steady
+from strobe.perf.analysis.steady import FEWEST, find_steady
 from strobe.perf.logs.series import Log, Series
 from strobe.perf.logs.units import Constraint, Resolved, resolve_units, short
 from strobe.perf.logs.vocabulary import Unit

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.timeline import Call, DeviceTimeline, HostTimeline, Label, Overlap, Slice, clip, timeline_of
+from strobe.perf.analysis.device.owners import sums
+from strobe.perf.analysis.runs.timeline import Call, DeviceTimeline, HostTimeline, Label, Overlap, Slice, bounds, timeline_of
 from strobe.perf.trace.events import Trace
 
 
@@ -74,14 +75,7 @@ def partition(trace: Trace, *, device: int | None = None) -> Partition:
 
 def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     """Cut a timeline into its frame blocks and labels."""
-    owned: list[Counter[Label]] = [Counter() for _ in timeline.windows]
-    exclusive: Counter[int] = Counter()
-    for position, piece in clip(timeline.slices(), timeline.windows):
-        owned[position][piece.label] += piece.end_ns - piece.start_ns
-        if piece.event is not None:
-            exclusive[piece.event] += piece.end_ns - piece.start_ns
-    for window, labels in zip(timeline.windows, owned, strict=True):
-        assert labels.total() == window.end_ns - window.start_ns, f"frame block {window.block} does not add up"
+    owned, exclusive = sums(timeline.pieces(), bounds(timeline.windows), timeline.labels, timeline.num_events)
     return Partition(
         device=timeline.device,
         tiles=tuple(
@@ -93,15 +87,13 @@ def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     )
 
 
-def block_slices(trace: Trace, index: int, *, device: int | None = None) -> tuple[Slice, ...]:
-    """Return the timeline of one frame block; the slices tile it.
+def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[Slice, ...]:
+    """Return the part of a timeline that one frame block is; the slices tile it.
 
     Raises:
-        DataError: the trace does not hold that frame block.
+        DataError: the timeline does not hold that frame block.
     """
-    timeline = timeline_of(trace, device)
-    window = [window for window in timeline.windows if window.block == index]
-    if not window:
-        held = ", ".join(str(window.block) for window in timeline.windows)
-        raise DataError(f"{trace.path}: no frame block {index}; the trace holds {held}")
-    return tuple(piece for _, piece in clip(timeline.slices(), window))
+    held = [window.block for window in timeline.windows]
+    if index not in held:
+        raise DataError(f"{timeline.trace.path}: no frame block {index}; the trace holds {', '.join(map(str, held))}")
+    return tuple(timeline.slices(held.index(index)))

@@ -9,6 +9,7 @@ stream is laid over what the longer ones have left of the pass.
 from __future__ import annotations
 
 import gzip
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,20 +20,13 @@ from pathlib import Path as FilePath
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.core.spans import DIT_FORWARD
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.runs.timeline import (
-    NOT_LINKED,
-    OUTSIDE,
-    DeviceTimeline,
-    Label,
-    Path,
-    region_paths,
-    timeline_of,
-    without_layers,
-)
+from strobe.perf.analysis.device.views import Work
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Path, timeline_of
 from strobe.perf.trace.events import Region, Trace
 
 LEAST: Final = Fraction(9, 10)
@@ -40,6 +34,20 @@ LEAST: Final = Fraction(9, 10)
 UNMATCHED: Final = "in no piece of the pass without graphs"
 _FEWEST: Final = 2
 """Events of one launch call that make it a graph."""
+
+
+_LAYER: Final = re.compile(r"layer (\d+)")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of a layer in a path, from 0; None: the name is a region's."""
+    found = _LAYER.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def without_layers(path: Path) -> Path:
+    """The same path in whichever layer."""
+    return tuple(name for name in path if layer_of(name) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,21 +143,22 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     of_stage: defaultdict[Path, list[Pass]] = defaultdict(list)
     for one in passes:
         of_stage[one.stage,].append(one)
-    labels, entered = dict(timeline.labels), Counter[Path]()
+    path, entered = timeline.path.copy(), Counter[Path]()
+    numbers = {text: number for number, text in enumerate(timeline.paths)}
     attributed, matched, best = 0, 0, Fraction(0)
     unlabelled: set[str] = set()
     known: dict[tuple[Path, _Streams], _Match] = {}
     for launch in launches:
-        stage = timeline.labels[launch[0]].path[:1]
+        stage = timeline.paths[timeline.path[launch[0]]][:1]
         if stage not in of_stage:
             unlabelled.update(stage)
             continue
-        events, streams = _streams(timeline.trace, launch)
+        rows, streams = _streams(timeline, launch)
         if (stage, streams) not in known:
             known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=lambda match: match.share)
         found = known[stage, streams]
         if found.share < 1 and len(streams) > 1:
-            starts = _starts(timeline.trace, events, streams)
+            starts = _starts(timeline.work, rows, streams)
             walks = (_walked(streams, starts, one) for one in of_stage[stage])
             found = max((found, *walks), key=lambda match: match.share)
         best = max(best, found.share)
@@ -157,9 +166,9 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
             unlabelled.update(stage)
             continue
         attributed += 1
-        for event, place in zip(events, found.places, strict=True):
-            path = (*stage, UNMATCHED) if place is None else found.of.paths[place]
-            labels[event] = Label(path if layers else without_layers(path), timeline.labels[event].activity)
+        for row, place in zip(rows, found.places, strict=True):
+            text = (*stage, UNMATCHED) if place is None else found.of.paths[place]
+            path[row] = numbers.setdefault(text if layers else without_layers(text), len(numbers))
             matched += place is not None
         entered += found.entered
     replays = Replays(
@@ -171,7 +180,7 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
         entered=entered,
         unlabelled=frozenset(unlabelled),
     )
-    return replace(timeline, labels=labels), replays
+    return replace(timeline, paths=tuple(numbers), path=path), replays
 
 
 def _reason(no_passes: bool, left: int, best: Fraction) -> str:
@@ -186,20 +195,22 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
 
 
 def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
-    """Device events of each graph launch inside the frame blocks, in order of start."""
-    events = timeline.trace.device_events
+    """Events of the device that each graph launch inside the frame blocks launched, in order of start."""
+    work = timeline.work
+    unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
+    inside = (work.start >= timeline.windows[0].start_ns) & (work.start < timeline.windows[-1].end_ns)
+    rows = np.flatnonzero((work.host >= 0) & inside & ~unstaged[timeline.path])
+    ordinal = work.ordinal
     of_call: defaultdict[int, list[int]] = defaultdict(list)
-    first, last = timeline.windows[0].start_ns, timeline.windows[-1].end_ns
-    for event, label in timeline.labels.items():
-        host = events.host[event]
-        if host >= 0 and label.path not in ((), OUTSIDE, NOT_LINKED) and first <= events.start_ns[event] < last:
-            of_call[host].append(event)
-    return [sorted(found, key=lambda event: events.ordinal[event]) for found in of_call.values() if len(found) >= _FEWEST]
+    for row, host in zip(rows.tolist(), work.host[rows].tolist(), strict=True):
+        of_call[host].append(row)
+    return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
 
 
-def _name(trace: Trace, event: int) -> str:
-    events = trace.device_events
-    return kernel_name(events.names[events.name[event]]).group
+def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+    """Names of the kernels of some events, without what tells two of one source apart."""
+    names, own = timeline.trace.device_events.names, timeline.work.name
+    return tuple(kernel_name(names[own[row]]).group for row in rows)
 
 
 def passes_of(trace: Trace) -> Passes:
@@ -207,38 +218,38 @@ def passes_of(trace: Trace) -> Passes:
     timeline = timeline_of(trace, None, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
-    stages = [(region, path) for region, path in region_paths(trace, layers=True) if len(path) == 1 and path != OUTSIDE]
+    stages = [(region, path) for region, path in timeline.regions if len(path) == 1 and path != OUTSIDE]
     on_thread: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for number, (region, _) in enumerate(stages):
         on_thread[region.thread].append((region.start_ns, region.end_ns, number))
     for found in on_thread.values():
         found.sort()
-    events, launched = trace.device_events, defaultdict[int, list[tuple[int, int]]](list)
-    for event in timeline.labels:
-        if events.host[event] < 0:
+    hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
+    for row, host in enumerate(timeline.work.host.tolist()):
+        if host < 0:
             continue
-        call = events.hosts[events.host[event]]
+        call = hosts[host]
         around = on_thread[call.thread]
         at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
         if at >= 0 and call.start_ns < around[at][1]:
-            launched[around[at][2]].append((call.start_ns, event))
+            launched[around[at][2]].append((call.start_ns, row))
     passes: dict[tuple[str, tuple[str, ...]], Pass] = {}
     for number, calls in sorted(launched.items()):
         region, path = stages[number]
-        order = [event for _, event in sorted(calls)]
-        names = tuple(_name(trace, event) for event in order)
+        order = [row for _, row in sorted(calls)]
+        names = names_of(timeline, order)
         if (path[0], names) not in passes:
-            paths = tuple(timeline.labels[event].path for event in order)
-            entered = tuple(sorted(_inside(trace, region).items()))
+            paths = tuple(timeline.paths[timeline.path[row]] for row in order)
+            entered = tuple(sorted(_inside(timeline, region).items()))
             passes[path[0], names] = Pass(stage=path[0], names=names, paths=paths, entered=entered)
     return tuple(passes.values())
 
 
-def _inside(trace: Trace, around: Region) -> Counter[Path]:
+def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
     """Regions inside a stage, by path."""
     return Counter(
         path
-        for region, path in region_paths(trace, layers=True)
+        for region, path in timeline.regions
         if region.thread == around.thread
         and around.start_ns <= region.start_ns < around.end_ns
         and len(path) > 1
@@ -246,21 +257,21 @@ def _inside(trace: Trace, around: Region) -> Counter[Path]:
     )
 
 
-def _streams(trace: Trace, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     """The events of a replay, and their names, stream by stream."""
+    stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
-    for event in launch:
-        found[trace.device_events.stream[event]].append(event)
+    for row in launch:
+        found[int(stream[row])].append(row)
     streams = sorted(found.values(), key=len, reverse=True)
-    names = tuple(tuple(_name(trace, event) for event in events) for events in streams)
-    return [event for events in streams for event in events], names
+    return [row for rows in streams for row in rows], tuple(names_of(timeline, rows) for rows in streams)
 
 
-def _starts(trace: Trace, events: Sequence[int], streams: _Streams) -> list[list[int]]:
+def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
     """When each kernel of a replay started, stream by stream."""
     found, at = [], 0
     for names in streams:
-        found.append([trace.device_events.start_ns[event] for event in events[at : at + len(names)]])
+        found.append(work.start[rows[at : at + len(names)]].tolist())
         at += len(names)
     return found
 

@@ -7,23 +7,22 @@ where nothing runs, why not.
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DIT_FORWARD, E2E, FRAME_BLOCK
-from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.analysis.device.views import BUSY as RUNS
-from strobe.perf.analysis.device.views import NONE, device_work
-from strobe.perf.analysis.runs.sweep import Span, sweep
-from strobe.perf.trace.events import Region, Trace
+from strobe.perf.analysis.device.intervals import Intervals, Ints, column
+from strobe.perf.analysis.device.owners import ACTIVITIES, Pieces, cut_at, device_pieces, tile_of
+from strobe.perf.analysis.device.views import NONE, Work, device_work
+from strobe.perf.analysis.structure.scopes import NOWHERE, Nesting, nest
+from strobe.perf.trace.events import DEVICE_KINDS, HostEvent, HostEvents, Region, Trace
 
 OP: Final = "op"
 GAP: Final = "gap"
@@ -35,6 +34,7 @@ OUTSIDE: Final = ("outside spans",)
 NOT_LINKED: Final = ("launched before the trace",)
 Path: TypeAlias = tuple[str, ...]
 _PRIORITY: Final = {KERNEL: 2, "memset": 3, "comm": 4, "memcpy": 5}
+_LATE: Final = 1 << 62
 
 
 class Label(NamedTuple):
@@ -98,84 +98,70 @@ class Window(NamedTuple):
     end_ns: int
 
 
-class _Paths:
-    """The path of our spans on each thread at each moment; with `layers` the number of the layer is part of it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionPaths:
+    """Our regions with their paths, and whose path is open on a thread at a moment.
 
-    def __init__(self, regions: Iterable[Region], *, layers: bool) -> None:
-        self._steps: dict[int, tuple[list[int], list[tuple[str, ...]]]] = {}
-        for thread, nested in _by_thread(regions).items():
-            paths = nested_paths(nested, layers=layers)
-            # the span that starts last is the innermost
-            spans = [Span(region.start_ns, region.end_ns, (-i,), i) for i, region in enumerate(nested)]
-            end = max(region.end_ns for region in nested)
-            bounds, values = [], []
-            for left, _, owner in sweep(spans, nested[0].start_ns, end):
-                bounds.append(left)
-                values.append(OUTSIDE if owner is None else paths[owner])
-            self._steps[thread] = ([*bounds, end], [*values, OUTSIDE])
+    Args:
+        regions: of the trace.
+        texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
+        of: the path of each region, a position in `texts`.
+        nesting: how the regions contain each other.
+    """
 
-    def at(self, thread: int, moment: int) -> tuple[str, ...]:
-        """The path that is open on the thread at that moment."""
-        bounds, values = self._steps.get(thread, ([], []))
-        position = bisect_right(bounds, moment) - 1
-        return values[position] if position >= 0 else OUTSIDE
+    regions: Sequence[Region]
+    texts: tuple[Path, ...]
+    of: Ints
+    nesting: Nesting
 
-    def bounds(self, thread: int) -> Sequence[int]:
-        """The moments at which the path of the thread changes."""
-        return self._steps.get(thread, ([], []))[0]
+    def at(self, thread: int, moments: Ints) -> Ints:
+        """The path that is open on the thread at each moment."""
+        return self._path_of(self.nesting.at(thread, moments))
 
+    def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
+        """The path that each of some launch calls starts in; `NOT_LINKED` for a negative number, which is no call."""
+        return np.where(host < 0, 1, self._path_of(self.nesting.of_calls(hosts, host)))
 
-def _by_thread(regions: Iterable[Region]) -> dict[int, list[Region]]:
-    found: dict[int, list[Region]] = {}
-    for region in regions:
-        found.setdefault(region.thread, []).append(region)
-    return found
+    def _path_of(self, region: Ints) -> Ints:
+        return np.append(self.of, 0)[region]  # NOWHERE is the last position
 
-
-def region_paths(trace: Trace, *, layers: bool) -> Iterator[tuple[Region, Path]]:
-    """Yield every region with its path, thread by thread."""
-    for nested in _by_thread(trace.regions).values():
-        yield from zip(nested, nested_paths(nested, layers=layers), strict=True)
+    def __iter__(self) -> Iterator[tuple[Region, Path]]:
+        """Yield every region with its path, thread by thread."""
+        on_thread: dict[int, list[int]] = {}
+        for position, region in enumerate(self.regions):
+            on_thread.setdefault(region.thread, []).append(position)
+        for positions in on_thread.values():
+            for position in positions:
+                yield self.regions[position], self.texts[self.of[position]]
 
 
-def nested_paths(regions: Sequence[Region], *, layers: bool) -> list[tuple[str, ...]]:
-    """Path of each span of one thread; the spans are in order of start.
+def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
+    """Find the path of each region; the regions are in order of start.
 
     Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
+
+    Args:
+        layers: a path names the layer too, `layer 3` right behind `dit_forward`.
     """
-    paths: list[tuple[str, ...]] = []
-    enclosing: list[int] = []
+    rows = (HostEvent(region.name, region.start_ns, region.end_ns, region.thread) for region in regions)
+    nesting = nest(HostEvents.from_rows(rows))
+    paths: list[Path] = []
     begun: Counter[int] = Counter()
-    for position, region in enumerate(regions):
-        while enclosing and regions[enclosing[-1]].end_ns <= region.start_ns:
-            enclosing.pop()
-        above = paths[enclosing[-1]] if enclosing else OUTSIDE
+    for region, parent in zip(regions, nesting.parent.tolist(), strict=True):
+        above = OUTSIDE if parent == NOWHERE else paths[parent]
         if region.name == FRAME_BLOCK:
-            path: tuple[str, ...] = ()
+            path: Path = ()
         elif region.name == E2E:
             path = OUTSIDE
         else:
             path = (*(above if above != OUTSIDE else ()), region.name)
-        if layers and enclosing and regions[enclosing[-1]].name == DIT_FORWARD:
-            begun[enclosing[-1]] += region.name == ATTENTION
-            path = (*path[:-1], f"layer {max(0, begun[enclosing[-1]] - 1)}", region.name)
+        if layers and parent != NOWHERE and regions[parent].name == DIT_FORWARD:
+            begun[parent] += region.name == ATTENTION
+            path = (*path[:-1], f"layer {max(0, begun[parent] - 1)}", region.name)
         paths.append(path)
-        enclosing.append(position)
-    return paths
-
-
-_LAYER: Final = re.compile(r"layer (\d+)")
-
-
-def layer_of(name: str) -> int | None:
-    """The number of a layer in a path, from 0; None: the name is a region's."""
-    found = _LAYER.fullmatch(name)
-    return None if found is None else int(found[1])
-
-
-def without_layers(path: Path) -> Path:
-    """The same path in whichever layer."""
-    return tuple(name for name in path if layer_of(name) is None)
+    numbers: dict[Path, int] = {OUTSIDE: 0, NOT_LINKED: 1}
+    of = np.array([numbers.setdefault(path, len(numbers)) for path in paths], np.int64)
+    return RegionPaths(regions=regions, texts=tuple(numbers), of=of, nesting=nesting)
 
 
 def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
@@ -197,8 +183,10 @@ def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> Ho
         raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
     starts = [region.start_ns for region in blocks]
     windows = _tiles(indices, starts, [region.end_ns for region in blocks])
-    host = HostTimeline(trace=trace, paths=_Paths(trace.regions, layers=layers), windows=windows, thread=threads.pop())
-    return _device_timeline(host, device) if len(trace.device_events) else host
+    regions, thread = region_paths(trace.regions, layers=layers), threads.pop()
+    if len(trace.device_events):
+        return _device_timeline(trace, regions, windows, thread, device)
+    return HostTimeline(trace=trace, regions=regions, windows=windows, thread=thread, operators=nest(trace.ops))
 
 
 def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> tuple[Window, ...]:
@@ -213,144 +201,199 @@ def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -
     return tuple(windows)
 
 
+def bounds(windows: Sequence[Window]) -> Intervals:
+    """The frame blocks as columns."""
+    columns = np.array([window[1:] for window in windows], np.int64)
+    return Intervals(columns[:, 0], columns[:, 1])
+
+
+_HOST_ACTIVITIES: Final = (GAP, OP)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostTimeline:
-    """The thread that runs the frame blocks; every other thread is beside it."""
+    """The thread that runs the frame blocks; every other thread is beside it. `operators` says how they call each other."""
 
     trace: Trace
-    paths: _Paths
+    regions: RegionPaths
     windows: tuple[Window, ...]
     thread: int
+    operators: Nesting
 
     @property
     def device(self) -> str:
         """`cpu`."""
         return "cpu"
 
-    def slices(self) -> Iterator[Slice]:
-        """Tile the timeline from the first frame block to the last."""
-        return self._thread_slices(self.thread)
+    @property
+    def num_events(self) -> int:
+        """Operators."""
+        return len(self.trace.ops)
 
-    def _thread_slices(self, thread: int) -> Iterator[Slice]:
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What the numbers of labels stand for."""
+        return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
+
+    def pieces(self) -> Pieces:
+        """Tile the frame blocks; events are operators."""
+        return self._of_thread(self.thread)
+
+    def _of_thread(self, thread: int) -> Pieces:
+        tiles = bounds(self.windows)
+        begin, stop = int(tiles.start[0]), int(tiles.end[-1])
+        none = tiles.start[:0]
+        changes = [nesting.bounds.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
+        edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
+        edges = edges[(edges >= begin) & (edges <= stop)]
+        start, end = edges[:-1], edges[1:]
+        operator = self.operators.at(thread, start)
+        label = len(_HOST_ACTIVITIES) * self.regions.at(thread, start) + (operator != NOWHERE)
+        return cut_at(Pieces(start, end, np.zeros_like(start), label, operator), tiles)
+
+    def slices(self, window: int | None = None) -> Iterator[Slice]:
+        """Yield the slices that tile the frame blocks in order, or one of them by its position."""
         ops = self.trace.ops
-        # of two operators that run, the one that started last is the inner one
-        spans = (Span(ops.start_ns[i], ops.end_ns[i], (-i,), i) for i in range(len(ops)) if ops.thread[i] == thread)
-        cuts = self.paths.bounds(thread)
-        for left, right, owner in sweep(spans, self.windows[0].start_ns, self.windows[-1].end_ns, cuts):
-            label = Label(self.paths.at(thread, left), GAP if owner is None else OP)
-            yield Slice(left, right, label, None if owner is None else ops.names[ops.name[owner]], owner)
+        for start, end, label, operator in _rows(self.pieces(), self.labels, window):
+            if operator == NONE:
+                yield Slice(start, end, label, None, None)
+            else:
+                yield Slice(start, end, label, ops.names[ops.name[operator]], operator)
 
-    def calls(self, exclusive: Mapping[int, int]) -> Iterator[Call]:
+    def calls(self, exclusive: Ints) -> Iterator[Call]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
-        for i, op in enumerate(self.trace.ops):
-            if op.thread == self.thread and (i in exclusive or _in_window(op.start_ns, self.windows)):
-                label = Label(self.paths.at(op.thread, op.start_ns), OP)
-                yield Call(op.name, label, op.start_ns, op.end_ns - op.start_ns, exclusive.get(i, 0))
+        ops = self.trace.ops
+        start, mine = column(ops.start_ns), column(ops.thread) == self.thread
+        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, bounds(self.windows)) != NONE)))
+        paths = self.regions.at(self.thread, start[chosen]).tolist()
+        for i, path in zip(chosen.tolist(), paths, strict=True):
+            op = ops[i]
+            label = Label(self.regions.texts[path], OP)
+            yield Call(op.name, label, op.start_ns, op.end_ns - op.start_ns, int(exclusive[i]))
 
     def overlap(self) -> Iterator[Overlap]:
         """Yield what the other threads did during the frame blocks."""
+        labels = self.labels
         for thread in sorted(set(self.trace.ops.thread) - {self.thread}):
-            busy: Counter[tuple[str, ...]] = Counter()
-            for _, piece in clip(self._thread_slices(thread), self.windows):
-                if piece.event is not None:
-                    busy[piece.label.path] += piece.end_ns - piece.start_ns
+            busy: Counter[Path] = Counter()
+            for start, end, label, operator in _rows(self._of_thread(thread), labels, None):
+                if operator != NONE:
+                    busy[label.path] += end - start
             for path, busy_ns in sorted(busy.items()):
                 yield Overlap(self.trace.threads[thread], path, busy_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceTimeline:
-    """One device. `labels` gives what each of its events would own, by position in the trace's device events."""
+    """One device.
+
+    Args:
+        work: its events.
+        paths: of regions, all different.
+        path: of each of its events, where it was launched, a position in `paths`.
+    """
 
     trace: Trace
+    regions: RegionPaths
     windows: tuple[Window, ...]
     number: int
-    labels: Mapping[int, Label]
+    work: Work
+    paths: tuple[Path, ...]
+    path: Ints
 
     @property
     def device(self) -> str:
         """`cuda:N`."""
         return f"cuda:{self.number}"
 
-    def slices(self) -> Iterator[Slice]:
-        """Tile the timeline from the first frame block to the last; a gap carries the path of the event that ends it."""
-        events = self.trace.device_events
-        work = dict(device_work(self.trace))[self.number]
-        rank = np.array([_priority(label) for label in self.labels.values()], np.int8)
-        tiled = work.tile(self.trace, rank, self.windows[0].start_ns, self.windows[-1].end_ns)
-        position = work.position.tolist()
-        for start, end, found, cause in zip(*(column.tolist() for column in tiled), strict=True):
-            if cause == RUNS:
-                event = position[found]
-                yield Slice(start, end, self.labels[event], events.names[events.name[event]], event)
-            else:
-                path = NOT_LINKED if found == NONE else self.labels[position[found]].path
-                yield Slice(start, end, Label(path, CAUSES[cause]), None, None)
+    @property
+    def num_events(self) -> int:
+        """Events of the device."""
+        return len(self.work)
 
-    def calls(self, exclusive: Mapping[int, int]) -> Iterator[Call]:
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What the numbers of labels stand for."""
+        return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
+
+    def pieces(self) -> Pieces:
+        """Tile the frame blocks; events count into the device's. A gap has the path of the event that ends it."""
+        tiles = bounds(self.windows)
+        slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
+        place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
+        return device_pieces(self.work, slices, place, tiles)
+
+    def _rank(self) -> NDArray[np.integer]:
+        """Where events overlap: attention kernel, attention section, other compute, memset, communication, memory copy."""
+        of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
+        of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
+        attention = np.array([ATTENTION in path for path in self.paths])
+        first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
+        return np.where(first, of_path[self.path], of_kind[self.work.kind])
+
+    def slices(self, window: int | None = None) -> Iterator[Slice]:
+        """Yield the slices that tile the frame blocks in order, or one of them by its position."""
+        events, position = self.trace.device_events, self.work.position.tolist()
+        for start, end, label, row in _rows(self.pieces(), self.labels, window):
+            if row == NONE:
+                yield Slice(start, end, label, None, None)
+            else:
+                yield Slice(start, end, label, events.names[events.name[position[row]]], position[row])
+
+    def calls(self, exclusive: Ints) -> Iterator[Call]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
-        for i, label in self.labels.items():
-            event = self.trace.device_events[i]
-            if i in exclusive or _in_window(event.start_ns, self.windows):
-                yield Call(event.name, label, event.start_ns, event.end_ns - event.start_ns, exclusive.get(i, 0))
+        chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, bounds(self.windows)) != NONE))
+        own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
+        label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
+        rows = zip(own.name.tolist(), label, own.start.tolist(), own.end.tolist(), exclusive[chosen].tolist(), strict=True)
+        for name, number, start, end, owned in rows:
+            yield Call(names[name], labels[number], start, end - start, owned)
 
     def overlap(self) -> Iterator[Overlap]:
         """Nothing: the device's timeline owns what every stream did."""
         return iter(())
 
 
-def _device_timeline(host: HostTimeline, number: int | None) -> DeviceTimeline:
+def _rows(pieces: Pieces, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
+    """Start, end, label and event of each piece, of all windows or of one."""
+    some = slice(None) if window is None else pieces.tile == window
+    start, end, _, number, event = (values[some].tolist() for values in pieces)
+    return zip(start, end, map(labels.__getitem__, number), event, strict=True)
+
+
+def _device_timeline(
+    trace: Trace, regions: RegionPaths, windows: Sequence[Window], thread: int, number: int | None
+) -> DeviceTimeline:
     """Move the frame blocks from the host to a device: each starts with the first device event it launched."""
-    trace, starts = host.trace, [window.start_ns for window in host.windows]
-    launched: dict[int, list[list[tuple[int, int]]]] = {}
-    for event in trace.device_events:
-        if event.host is None or event.host.thread != host.thread or not _in_window(event.host.start_ns, host.windows):
-            continue
-        block = bisect_right(starts, event.host.start_ns) - 1
-        launched.setdefault(event.device, [[] for _ in starts])[block].append((event.start_ns, event.end_ns))
-    if number is None and launched:
-        number = max(launched, key=lambda device: (sum(map(len, launched[device])), -device))
-    if number is None or number not in launched:
+    events, host = trace.device_events, np.asarray(trace.device_events.host)
+    launched = np.flatnonzero(host >= 0)
+    block = tile_of(column(events.hosts.start_ns)[host[launched]], bounds(windows))
+    inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == thread)
+    launched, block = launched[inside], block[inside]
+    device = np.asarray(events.device)[launched]
+    devices, counts = np.unique(device, return_counts=True)
+    if number is None and len(devices):
+        number = int(devices[np.argmax(counts)])
+    if number is None or number not in devices:
         where = "any device" if number is None else f"cuda:{number}"
         raise DataError(f"{trace.path}: the frame blocks launched no work on {where}")
-    indices = [window.block for window in host.windows]
-    idle = [index for index, work in zip(indices, launched[number], strict=True) if not work]
+    own, block = launched[device == number], block[device == number]
+    indices = [window.block for window in windows]
+    first, last = np.full(len(indices), _LATE), np.full(len(indices), -_LATE)
+    np.minimum.at(first, block, column(events.start_ns)[own])
+    np.maximum.at(last, block, column(events.end_ns)[own])
+    idle = [index for index, start in zip(indices, first.tolist(), strict=True) if start == _LATE]
     if idle:
         raise DataError(f"{trace.path}: frame blocks {idle} launched no work on cuda:{number}; trace whole frame blocks")
-    device_starts = list(accumulate((min(work)[0] for work in launched[number]), max))
     # a frame block may be overtaken by the one before: then it is empty, never negative
-    device_ends = [max(start, *(end for _, end in work)) for start, work in zip(device_starts, launched[number], strict=True)]
-    labels = {
-        i: Label(NOT_LINKED if event.host is None else host.paths.at(event.host.thread, event.host.start_ns), event.kind)
-        for i, event in enumerate(trace.device_events)
-        if event.device == number
-    }
-    windows = _tiles(indices, device_starts, device_ends)
-    return DeviceTimeline(trace=trace, windows=windows, number=number, labels=labels)
-
-
-def _priority(label: Label) -> int:
-    """Where events overlap: attention kernel, attention section, other compute, memset, communication, memory copy."""
-    if label.activity == KERNEL and ATTENTION in label.path:
-        return 0 if ATTENTION_KERNEL in label.path else 1
-    return _PRIORITY[label.activity]
-
-
-def _in_window(moment: int, windows: Sequence[Window]) -> bool:
-    position = bisect_right(windows, moment, key=lambda window: window.start_ns) - 1
-    return position >= 0 and moment < windows[position].end_ns
-
-
-def clip(slices: Iterable[Slice], windows: Sequence[Window]) -> Iterator[tuple[int, Slice]]:
-    """Yield the parts of the slices that lie in the windows, each with the position of its window. Both are in order."""
-    first = 0
-    for piece in slices:
-        while first < len(windows) and windows[first].end_ns <= piece.start_ns:
-            first += 1
-        for position in range(first, len(windows)):
-            window = windows[position]
-            if window.start_ns >= piece.end_ns:
-                break
-            start, end = max(piece.start_ns, window.start_ns), min(piece.end_ns, window.end_ns)
-            if start < end:
-                yield position, piece._replace(start_ns=start, end_ns=end)
+    starts = np.maximum.accumulate(first)
+    work = dict(device_work(trace))[number]
+    return DeviceTimeline(
+        trace=trace,
+        regions=regions,
+        windows=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
+        number=number,
+        work=work,
+        paths=regions.texts,
+        path=regions.of_calls(events.hosts, work.host),
+    )

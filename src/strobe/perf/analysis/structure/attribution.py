@@ -11,8 +11,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from strobe.core.errors import unknown_choice
-from strobe.perf.analysis.device.operators import operators
 from strobe.perf.analysis.device.views import device_work
+from strobe.perf.analysis.structure.operators import operators
 from strobe.perf.analysis.structure.scopes import NOWHERE, Cuts, launched_in, nest
 from strobe.perf.trace.events import HostEvents, Trace
 

@@ -21,7 +21,7 @@ from strobe.perf.analysis.structure.scopes import (
     totals,
     unnumbered,
 )
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 OUTSIDE: Final = "outside ranges and modules"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, overlaps, union
 from strobe.perf.analysis.device.views import Work, device_work, parts_of
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
 
 _ELEMENT_BYTES: Final = {

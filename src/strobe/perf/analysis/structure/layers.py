@@ -30,7 +30,7 @@ from strobe.perf.analysis.structure.scopes import (
     unnumbered,
 )
 from strobe.perf.analysis.structure.steps import Steps, device_steps
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 FEWEST: Final = 3

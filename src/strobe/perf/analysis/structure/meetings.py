@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.device.intervals import Ints
 from strobe.perf.analysis.structure.collectives import CollectiveKind, Member, members
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 CLOCK_TOLERANCE_NS: Final = 10_000

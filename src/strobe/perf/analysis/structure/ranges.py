@@ -28,7 +28,7 @@ from strobe.perf.analysis.structure.scopes import (
     nest,
     totals,
 )
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import HostEvents, Trace
 
 Kind = Literal["range", "module", "graph module"]

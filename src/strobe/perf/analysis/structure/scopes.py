@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
 from strobe.perf.analysis.device.views import Part, Work, parts_of
+from strobe.perf.analysis.window import Window
+from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
-
-if TYPE_CHECKING:
-    from strobe.perf.analysis.structure.window import Window
 
 NOWHERE: Final = -1
 """The scope of what was launched in none."""
@@ -25,6 +24,7 @@ ROOT: Final = 0
 WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
 """The kinds that count as kernels: not copies and memsets."""
 
+_IS_WORK: Final = np.isin(np.arange(len(DEVICE_KINDS)), WORK).astype(np.int64)
 _LATE: Final = 1 << 62
 NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
 """A name with a number: `ProfilerStep#3`, `Linear_12`, `step 7`."""
@@ -45,18 +45,35 @@ def base_of(name: str) -> str:
 
 def ranges_and_modules(trace: Trace) -> HostEvents:
     """Ranges and modules together, in order of start, an enclosing one before what it encloses."""
-    parts = (trace.ranges, trace.modules)
-    columns = [[column(values) for values in (part.name, part.start_ns, part.end_ns, part.thread)] for part in parts]
-    columns[1][0] = columns[1][0] + len(trace.ranges.names)
-    name, start, end, thread = (np.concatenate(pair) for pair in zip(*columns, strict=True))
+    return together(trace.ranges, trace.modules)
+
+
+def together(*parts: HostEvents) -> HostEvents:
+    """Scopes of several kinds, in order of start, an enclosing one before what it encloses; of equal ones the earlier kind."""
+    columns, names = [], list[str]()
+    for part in parts:
+        name, *others = (column(values) for values in (part.name, part.start_ns, part.end_ns, part.thread))
+        columns.append([name + len(names), *others])
+        names += part.names
+    name, start, end, thread = (np.concatenate(each) for each in zip(*columns, strict=True))
     order = np.lexsort((-end, start))
     return HostEvents(
-        names=(*trace.ranges.names, *trace.modules.names),
+        names=tuple(names),
         name=array("i", name[order].astype(np.int32).tobytes()),
         start_ns=array("q", start[order].tobytes()),
         end_ns=array("q", end[order].tobytes()),
         thread=array("i", thread[order].astype(np.int32).tobytes()),
     )
+
+
+def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
+    """The scopes that have none of these names."""
+    kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
+    columns = ((values, column(values)[kept]) for values in (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread))
+    name, start, end, thread = (
+        array(old.typecode, new.astype(np.dtype(old.typecode)).tobytes()) for old, new in columns
+    )  # fmt: skip
+    return HostEvents(names=scopes.names, name=name, start_ns=start, end_ns=end, thread=thread)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +130,8 @@ class Cuts:
     def place(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
         """Return the segment that each of some launch calls starts in."""
         found = np.full(len(host), self.num - 1, np.int64)
-        thread, start = np.asarray(hosts.thread)[host], np.asarray(hosts.start_ns)[host]
-        for number in np.unique(thread).tolist():
+        thread, start = np.asarray(hosts.thread)[host], column(hosts.start_ns)[host]
+        for number in different(thread).tolist():
             if number in self.moments:
                 mine = thread == number
                 found[mine] = self.first[number] + np.searchsorted(self.moments[number], start[mine], "right")
@@ -142,11 +159,16 @@ class Launched:
 
     def add(self, part: Part, segment: Ints) -> None:
         """Count events, each in its segment."""
-        np.add.at(self.events, segment, 1)
-        np.add.at(self.kernels, segment, np.isin(part.work.kind, WORK).astype(np.int64))
-        np.add.at(self.sum_ns, segment, part.length)
-        np.minimum.at(self.start, segment, part.start)
-        np.maximum.at(self.end, segment, part.end)
+        if not len(segment):
+            return
+        order = np.argsort(segment, kind="stable")
+        heads = np.flatnonzero(np.diff(segment[order], prepend=NOWHERE))
+        own = segment[order[heads]]
+        self.events[own] += np.diff(heads, append=len(order))
+        self.kernels[own] += np.add.reduceat(_IS_WORK[part.work.kind[order]], heads)
+        self.sum_ns[own] += np.add.reduceat(part.length[order], heads)
+        self.start[own] = np.minimum(self.start[own], np.minimum.reduceat(part.start[order], heads))
+        self.end[own] = np.maximum(self.end[own], np.maximum.reduceat(part.end[order], heads))
 
     def bounds(self, first: Ints, last: Ints) -> tuple[Ints, Ints]:
         """Return the first start and the last end in each stretch `[first, last)`, which holds some event."""
@@ -269,8 +291,8 @@ class Nesting:
         """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
         owner = np.full(len(host), NOWHERE, np.int64)
         known = np.flatnonzero(host >= 0)
-        thread, start = np.asarray(hosts.thread)[host[known]], np.asarray(hosts.start_ns)[host[known]]
-        for number in np.unique(thread).tolist():
+        thread, start = np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]]
+        for number in different(thread).tolist():
             mine = thread == number
             owner[known[mine]] = self.at(number, start[mine])
         return owner

@@ -13,20 +13,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, reach, union
+from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, reach, union
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.structure.scopes import device_times
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
-
-if TYPE_CHECKING:
-    from strobe.perf.analysis.structure.window import Window
 
 Source = Literal["kind", "name", "range", "module"]
 Moment = Literal["start", "end"]
@@ -307,7 +305,7 @@ def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Interval
     _, times = device_times(trace, work.at(events), scopes, chosen)
     if edge.source != "module":
         return times
-    start, end = np.asarray(trace.device_events.start_ns), np.asarray(trace.device_events.end_ns)
+    start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
     members = _graph_calls(edge, trace, work.position[events])
     more = np.array([(int(start[each].min()), int(end[each].max())) for each in members], np.int64).reshape(-1, 2)
     return Intervals(np.concatenate((times.start, more[:, 0])), np.concatenate((times.end, more[:, 1])))

@@ -17,7 +17,7 @@ import numpy as np
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, counts_before, overlaps, reach
 from strobe.perf.analysis.device.views import Work, device_work
-from strobe.perf.analysis.runs.steady import SteadyState, find_steady
+from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.periods import Period, Repetitions, repetitions
 from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, Cuts, Launched, before, launched_in, linked, nest
 from strobe.perf.analysis.structure.sections import pattern
@@ -268,7 +268,7 @@ class _Anywhere:
         self.first, self.last = cuts.within(thread, begin, stop)
         self.launched = Launched(cuts.num)
         for part in linked(work, None):
-            launch_ns = np.asarray(hosts.start_ns)[part.work.host]
+            launch_ns = column(hosts.start_ns)[part.work.host]
             self.launched.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
 
     def end_of(self, place: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
@@ -15,6 +14,7 @@ from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.views import all_work
 from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.steps import NoSteps, find_steps, names_step
+from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import HostEvents, Trace
 
 _UNITS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -26,18 +26,6 @@ _FORMS: Final = (
 )
 _OFFERED: Final = 8
 _COMPARED: Final = 2_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """The time `[start_ns, end_ns)` of a device, or of the host in a trace without device events, in the trace's own nanoseconds.
-
-    `label` says how it was chosen.
-    """
-
-    start_ns: int
-    end_ns: int
-    label: str
 
 
 def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: int | None = None) -> Window:

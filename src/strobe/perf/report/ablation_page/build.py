@@ -6,27 +6,31 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from strobe.perf.records.plan import Plan, read_plan
 from strobe.perf.report.ablation_page import tables
 from strobe.perf.report.ablation_page.cells import CellRun, measured, read_cells
 from strobe.perf.report.ablation_page.effort import SCALE
 from strobe.perf.report.ablation_page.front import RULE, Point, advise
-from strobe.perf.report.ablation_page.plan import Plan, read_plan
-from strobe.perf.report.log_page.build import log_banners, log_sections, speedups
-from strobe.perf.report.log_page.decide import decide
-from strobe.perf.report.log_page.entries import METRIC, read_entries
+from strobe.perf.report.blocks.answer import change_sections
+from strobe.perf.report.blocks.log.decide import decide
+from strobe.perf.report.blocks.log.entries import METRIC, Entry, read_entries
+from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
     Block,
+    Cell,
     Column,
     Count,
     Fact,
     Figure,
     Mark,
+    Missing,
     Notes,
     Number,
     Paragraph,
     Plane,
+    Ratio,
     Report,
     Row,
     Section,
@@ -47,7 +51,8 @@ def ablation_report(folder: Path) -> Report:
     entries = read_entries(places)
     decided = [(entry, decide(entry, entries)) for entry in entries]
     left = len(plan.cells) - len(cells)
-    sections = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))
+    first, others = change_sections([cell.finding for cell in cells if cell.finding is not None])
+    shown = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))
     return Report(
         v=SCHEMA_VERSION,
         speedups=tuple(speedups(entries)),
@@ -60,7 +65,7 @@ def ablation_report(folder: Path) -> Report:
             Fact("not yet measured", Count(left)),
         ),
         banners=log_banners(entries, folder),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(section for section in (first, *shown, others) if section is not None),
     )
 
 
@@ -75,8 +80,28 @@ def _points(cells: Sequence[CellRun], plan: Plan) -> tuple[Point, ...]:
             found.setdefault(plan.base, Point(label=plan.base, speed=1.0, score=base.score))
         if entry.speed is not None and entry.score is not None:
             label = ", ".join(f"{name}={value}" for name, value in cell.planned.changes.items())
-            found[label] = Point(label=label, speed=entry.speed, score=entry.score)
+            found[label] = Point(label=label, speed=entry.speed, score=entry.score, measured=_measured(entry))
     return tuple(found.values())
+
+
+def _measured(entry: Entry) -> Ratio:
+    """The speedup as it was measured, proven or not."""
+    if isinstance(entry.e2e, str):
+        return Ratio(entry.ratio or 1.0)
+    interval = entry.e2e.interval
+    return Ratio(entry.e2e.ratio) if interval is None else Ratio(entry.e2e.ratio, interval.low, interval.high)
+
+
+def _score(point: Point) -> Cell:
+    return Missing("the frames equal the reference's", "equal") if point.score == float("inf") else Number(point.score, 2)
+
+
+def _mark(point: Point, number: int) -> Mark:
+    """A point at what was measured; hollow, with its interval, where that is not proven."""
+    ratio, equal = point.measured, point.score == float("inf")
+    unproven = point.speed != ratio.value
+    low, high = (ratio.low, ratio.high) if unproven else (None, None)
+    return Mark(ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal)
 
 
 def _front(cells: Sequence[CellRun], plan: Plan) -> Section:
@@ -86,13 +111,20 @@ def _front(cells: Sequence[CellRun], plan: Plan) -> Section:
         text = "No recommendation: quality was measured of fewer than two settings of one clip; there is nothing to weigh."
         return Section("sweet-spot", "Sweet spot", "", (Paragraph(text),))
     blocks: list[Block] = [tables.advice_table(advice)]
-    drawn = [point for point in points if point.score != float("inf")]
-    if len(drawn) >= 2:
-        marks = tuple(Mark(point.speed, point.score, number, point.label) for number, point in enumerate(drawn))
-        rows = tuple(Row((Text(point.label), Number(point.speed, 3, "x"), Number(point.score, 2))) for point in drawn)
-        head = (Column("setting"), Column("speedup", numeric=True), Column(f"{METRIC} (dB)", numeric=True))
+    if any(point.score != float("inf") for point in points):
+        marks = tuple(_mark(point, number) for number, point in enumerate(points))
+        rows = tuple(Row((Text(point.label), point.measured, Number(point.speed, 3, "x"), _score(point))) for point in points)
+        head = (
+            Column("setting"),
+            Column("measured", numeric=True),
+            Column("counts as", numeric=True),
+            Column(f"{METRIC} (dB)", numeric=True),
+        )
         plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), marks)
-        title = f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up."
+        title = (
+            f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up. Hollow, with "
+            "its interval: a difference that is not proven. An arrow at the upper edge: the frames equal the reference's."
+        )
         blocks.append(Figure(title, "One point per setting; the table says the same.", plane, Table("The points.", head, rows)))
     notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
     return Section("sweet-spot", "Sweet spot", "", (*blocks, Notes(notes)))

@@ -12,9 +12,9 @@ from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval
 from strobe.perf.records.packed import records_in
-from strobe.perf.report.ablation_page.plan import CELLS, Plan, PlannedCell
+from strobe.perf.records.plan import CELLS, Plan, PlannedCell
+from strobe.perf.report.blocks.log.entries import Entry, read_entries
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.log_page.entries import Entry, read_entries
 from strobe.perf.report.study import load_study
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from strobe.perf.report.model import Ratio
 
 BEST: Final = 60.0
 """dB from which pictures count as equal: a mean error of a quarter of an 8-bit step."""
@@ -19,11 +21,17 @@ RULE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A setting: speedup over the base, quality in dB (infinite: the reference's own pictures)."""
+    """A setting: speedup over the base, quality in dB (infinite: the reference's own pictures).
+
+    Args:
+        speed: what counts; 1 where the interval does not prove a difference.
+        measured: what was measured, and its interval.
+    """
 
     label: str
     speed: float
     score: float
+    measured: Ratio = field(default_factory=lambda: Ratio(1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,15 +7,14 @@ from typing import Final
 
 from strobe.perf.analysis.ledger.close import Line
 from strobe.perf.measure.stats import Interval, Verdict
+from strobe.perf.records.plan import Plan
 from strobe.perf.report.ablation_page.cells import CellRun
 from strobe.perf.report.ablation_page.effort import effort
 from strobe.perf.report.ablation_page.front import Advice
-from strobe.perf.report.ablation_page.plan import Plan
-from strobe.perf.report.log_page.entries import METRIC, Entry
+from strobe.perf.report.blocks.log.entries import METRIC, Entry
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.model import Cell, Column, Count, Missing, Number, Row, Share, Table, Text, Time, Tone
-from strobe.perf.report.sections.headline import ratio_cell, verdict_cell
-
-_GIB: Final = 1 << 30
+from strobe.perf.report.text import bytes_cell
 
 
 def _block(entry: Entry | None, reason: str) -> Cell:
@@ -126,9 +125,9 @@ def _batch_row(batch: int, entry: Entry | None, one: Entry | None, reason: str) 
         own = found.pixel_fps / batch
         each, plays = Number(own, 2), Text("yes", "good") if own >= work.fps else Text(f"no, {work.fps} asked for", "muted")
     peak, least = (None if side is None else side.peak_bytes for side in (entry, one))
-    held = Missing(reason, "-") if peak is None else Number(peak / _GIB, 2, "GiB")
+    held = Missing(reason, "-") if peak is None else bytes_cell(peak, "GiB", 2)
     if peak is not None and least is not None and batch > 1:
-        more = Number((peak - least) / (batch - 1) / _GIB, 3, "GiB")
+        more = bytes_cell((peak - least) / (batch - 1), "GiB", 3)
     times = (_block(entry, reason), _max(entry, reason), switched, ratio)
     return Row((Count(batch), *times, _fps(entry), each, plays, held, more))
 

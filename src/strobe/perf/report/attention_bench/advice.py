@@ -8,9 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.attention_bench.cells import CellRun, Entry, Speedup, read_cells, speedup
-from strobe.perf.report.attention_bench.names import APPROXIMATION, COSINE, PEAK, RECALL, TEMPORARY
-from strobe.perf.report.attention_bench.tables import MEGA, SERIALISED
+from strobe.perf.analysis.runs.grid import Speedup, speedup
+from strobe.perf.records.grids import COSINE, PEAK, RECALL, TEMPORARY
+from strobe.perf.report.attention_bench.cells import CellRun, Entry, read_cells
+from strobe.perf.report.attention_bench.tables import SERIALISED
+from strobe.perf.report.blocks.ratios import ratio_cell
+from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
@@ -29,9 +32,8 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.sections.headline import ratio_cell
-from strobe.perf.report.sections.settings import settings_section
 from strobe.perf.report.study import load_study
+from strobe.perf.report.text import bytes_cell
 
 KEPT: Final = 0.7
 """Least share of full attention's mass that advice on memory and speed keeps: what selects nothing is the fastest of all."""
@@ -76,7 +78,7 @@ class Setting:
     def words(self) -> str:
         """How to ask for it."""
         tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
-        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.name.partition(':')[2]}"
+        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
 
 
 def advice_report(folder: Path) -> Report:
@@ -85,9 +87,8 @@ def advice_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells = read_cells(folder)
-    groups = groupby(cells, key=lambda cell: cell.shape)
-    sections = [_section(shape, tuple(_settings(tuple(own)))) for shape, own in groups]
+    cells = read_cells(folder).cells
+    sections = [_section(shape, settings) for shape, settings in _by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
     return Report(
@@ -105,14 +106,24 @@ def advice_report(folder: Path) -> Report:
     )
 
 
+def advice_tables(cells: Sequence[CellRun]) -> tuple[Table, ...]:
+    """Choose the tables of the page that a terminal shows: what to take for each scenario."""
+    return tuple(_advice(shape, settings) for shape, settings in _by_shape(cells) if settings)
+
+
+def _by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
+    for shape, own in groupby(cells, key=lambda cell: cell.grid.shape):
+        yield shape, tuple(_settings(tuple(own)))
+
+
 def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
     """The fastest whole operator of each forward cell: from raster order if that was measured."""
     for cell in cells:
-        whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.name.startswith("peer:")]
-        raster = [entry for entry in whole if entry.name.startswith("raster:")]
+        whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
+        raster = [entry for entry in whole if entry.group == "raster"]
         entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
         recall = None if entry is None else entry.number(RECALL)
-        if cell.direction != "forward" or entry is None or recall is None or entry.variant is None:
+        if cell.grid.direction != "forward" or entry is None or recall is None or entry.variant is None:
             continue
         density = 1 - (entry.variant.sparsity or 0.0)
         compared = cell.reference is not None and not cell.serialised
@@ -169,25 +180,24 @@ _COLUMNS: Final = (
 def _row(setting: Setting) -> tuple[Cell, ...]:
     entry = setting.entry
     fine = next((each for each in setting.cell.measured if each.kind == "fine"), None)
-    cosine = None if fine is None else fine.number(COSINE, APPROXIMATION)
+    cosine = None if fine is None else fine.number(COSINE, against="dense")
     return (
         Code(setting.words),
-        Count(setting.cell.block),
+        Count(setting.cell.grid.block),
         Count(entry.size("blocks_per_row")),
         Count(setting.keys),
         Share(setting.density),
         Time(entry.median_ns),
         _NONE if setting.found is None else ratio_cell(setting.found.ratio, setting.found.interval),
-        _NONE if setting.temporary_bytes is None else Number(setting.temporary_bytes / MEGA, 1, "MB"),
-        _NONE if setting.peak_bytes is None else Number(setting.peak_bytes / MEGA, 1, "MB"),
+        _NONE if setting.temporary_bytes is None else bytes_cell(setting.temporary_bytes, "MB", 1),
+        _NONE if setting.peak_bytes is None else bytes_cell(setting.peak_bytes, "MB", 1),
         Share(setting.recall),
         _NONE if cosine is None else Number(cosine, 4),
     )
 
 
-def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
-    if not settings:
-        return None
+def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
+    """One row for each scenario."""
     chosen = []
     for scenario, (setting, rule) in choose(settings).items():
         if setting is None:
@@ -195,13 +205,18 @@ def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
             chosen.append(Row((Text(scenario), *empty, Text(rule))))
         else:
             chosen.append(Row((Text(scenario), *_row(setting), Text(rule))))
-    advice = Table(f"{shape}: advice.", (Column("scenario"), *_COLUMNS, Column("rule")), tuple(chosen))
+    return Table(f"{shape}: advice.", (Column("scenario"), *_COLUMNS, Column("rule")), tuple(chosen))
+
+
+def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
+    if not settings:
+        return None
     rows = []
     for setting in settings:
-        remark = GUIDE.get((setting.cell.budget, setting.cell.block), "")
+        remark = GUIDE.get((setting.cell.grid.budget, setting.cell.grid.block), "")
         rows.append(Row((*_row(setting), Text(remark))))
     everything = Table(f"{shape}: everything measured.", (*_COLUMNS, Column("remark")), tuple(rows), sortable=True)
-    return Section(f"advice-{shape}".replace(".", "-"), shape, "", (advice, everything))
+    return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 
 
 def _how() -> Section:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-import msgspec
-
-from strobe.perf.report.attention_bench.cells import CellRun, read_cells, speedup
+from strobe.perf.analysis.runs.grid import speedup
+from strobe.perf.report.attention_bench.cells import CellRun, read_cells
 from strobe.perf.report.attention_bench.pictures import memory, rates, speedups, stage_bars, stage_table
 from strobe.perf.report.attention_bench.tables import SERIALISED, absent_table, gradient_table, precision_table, speed_table
-from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Count, Fact, Report, Section, Speedup, Text
-from strobe.perf.report.sections.headline import ratio_cell
-from strobe.perf.report.sections.settings import banners, settings_section
+from strobe.perf.report.blocks.damage import unread_banners
+from strobe.perf.report.blocks.ratios import ratio_cell
+from strobe.perf.report.blocks.settings import banners, settings_section
+from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Count, Fact, Report, Section, Speedup, Table, Text
 from strobe.perf.report.study import load_study
 
 _LEAD = (
@@ -29,7 +29,8 @@ def bench_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells = read_cells(folder)
+    found = read_cells(folder)
+    cells = found.cells
     study = load_study([cell.run.folder for cell in cells], into=folder)
     machine = cells[0].run.header.machine
     sections = [*_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
@@ -44,37 +45,39 @@ def bench_report(folder: Path) -> Report:
         facts=(
             Fact("cells", Count(len(cells))),
             Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
-            Fact("timing", Text(_COLD if machine.device.startswith("cuda") else "host clock around each call")),
+            Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
         ),
-        banners=(*((stop,) if serialised else ()), *map(gathered, banners(study))),
+        banners=(*((stop,) if serialised else ()), *unread_banners(found.unread), *banners(study, gather=True)),
         sections=(*(section for section in sections if section is not None), environment),
     )
 
 
-def gathered(banner: Banner) -> Banner:
-    """The same remark on many cells as one line; what is said of one cell, or of no cell by name, as it is."""
-    cells: dict[str, list[str]] = {}
-    for item in banner.items:
-        name, _, remark = item.partition(": ")
-        cells.setdefault(remark or name, []).append(item)
-    items = (own[0] if len(own) == 1 else f"{len(own)} cells: {remark}" for remark, own in cells.items())
-    return msgspec.structs.replace(banner, items=tuple(items))
+def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
+    """Choose the tables of the page that a terminal shows: speed of each shape and direction, and what has no number."""
+    found = [speed_table(own, title) for title, own in _by_shape(cells) if any(cell.measured for cell in own)]
+    absent = absent_table(cells)
+    return [*found, *((absent,) if absent else ())]
 
 
 def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
     """A section for every shape and direction."""
-    for (shape, direction), group in groupby(cells, key=lambda cell: (cell.shape, cell.direction)):
-        own = tuple(group)
-        title = f"{shape}, {direction}"
+    for title, own in _by_shape(cells):
         blocks: list[Block] = []
-        for block in dict.fromkeys(cell.block for cell in own):
-            same = [cell for cell in own if cell.block == block]
+        for block in dict.fromkeys(cell.grid.block for cell in own):
+            same = [cell for cell in own if cell.grid.block == block]
             blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
         gradients = gradient_table(own, title)
         if any(cell.measured for cell in own):
             blocks.append(speed_table(own, title))
         blocks += [precision_table(own, title), *((gradients,) if gradients else ())]
-        yield Section(f"{shape}-{direction}".replace(".", "-"), title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
+        name = f"{own[0].grid.shape}-{own[0].grid.direction}".replace(".", "-")
+        yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
+
+
+def _by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
+    """Cells of one shape and direction, under their title."""
+    for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
+        yield f"{shape}, {direction}", tuple(group)
 
 
 def _sizes(cells: Sequence[CellRun]) -> str:
@@ -105,7 +108,7 @@ def _memory(cells: Sequence[CellRun]) -> Section:
         "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of "
         "output; whatever grows with blocks squared shows here."
     )
-    found = (memory([cell for cell in cells if cell.direction == direction]) for direction in ("forward", "backward"))
+    found = (memory([cell for cell in cells if cell.grid.direction == direction]) for direction in ("forward", "backward"))
     return Section("memory", "Memory", lead, tuple(figure for figure in found if figure is not None))
 
 

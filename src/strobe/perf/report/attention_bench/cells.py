@@ -2,71 +2,52 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import timed_clips
-from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
-from strobe.perf.records.record import Gate, Quality, Variant
-from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.attention_bench.names import CELLS, HOST, MATMUL, STAGE, WHOLE
-
-Kind = Literal["dense", "fine", "whole"]
+from strobe.perf.analysis.runs.grid import Grid, names_in, outcome_of, read_grid
+from strobe.perf.records.grids import HOST, MATMUL, STAGE, WHOLE, AttentionCell, Work
+from strobe.perf.records.store import RunRecords
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Entry:
+class Entry(grid.Contestant):
     """One contestant of one cell.
 
     Args:
-        reason: why it has no number; empty if it has.
-        rounds: by palindrome: the times of its calls, ns.
         hosts_ns: until each call returned to its caller.
         stages: of a whole operator and of all of it in the same calls, median ns by name.
-        numbers: the quality lines.
     """
 
-    name: str
-    reason: str
-    variant: Variant | None
-    gate: Gate | None
-    rounds: dict[int, tuple[int, ...]]
     hosts_ns: tuple[int, ...]
     stages: dict[str, int]
-    numbers: tuple[Quality, ...]
 
     @property
-    def kind(self) -> Kind:
-        """What it computes; by what its records say, since a peer's name does not."""
-        if self.variant is None or not self.variant.costs:
-            return "dense" if self.name.startswith("dense:") else "fine" if self.name.startswith("fine:") else "whole"
-        (cost,) = self.variant.costs
-        if cost.span == ATTENTION:
-            return "whole"
-        return "dense" if cost.dense_flops is None else "fine"
-
-    @cached_property
-    def times_ns(self) -> tuple[int, ...]:
-        """All timed calls."""
-        return tuple(value for values in self.rounds.values() for value in values)
+    def kind(self) -> Work | None:
+        """What it computes; None if it was never built."""
+        settings = None if self.variant is None else self.variant.contestant
+        return None if settings is None else settings.work
 
     @property
-    def median_ns(self) -> float:
-        """Median call."""
-        return statistics.median(self.times_ns)
+    def impl(self) -> str:
+        """Implementation, as a call names it."""
+        settings = None if self.variant is None else self.variant.contestant
+        return "" if settings is None else settings.impl
 
     @property
-    def interval(self) -> Interval | None:
-        """Bootstrap interval of the median; None with fewer than 30 calls, where it would be too narrow."""
-        return bootstrap_interval(statistics.median, self.times_ns, derived=False)
+    def group(self) -> str:
+        """`dense`, `fine`, `tiled` or `raster`; `peer` of what is not ours."""
+        settings = None if self.variant is None else self.variant.contestant
+        if settings is None or settings.peer:
+            return "peer"
+        return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
 
     @property
     def flops(self) -> int:
@@ -82,10 +63,10 @@ class Entry:
         """A size of the call; 0 if it never ran."""
         return 0 if self.variant is None else self.variant.sizes.get(name, 0)
 
-    def number(self, metric: str, reference: str = "", what: str = "") -> float | None:
-        """A quality number, by the start of its reference and of its definition."""
+    def number(self, metric: str, *, against: str | None = None, tensor: str = "") -> float | None:
+        """Return a quality number: the first of a metric, of what it is held against and of a tensor, where they are given."""
         for line in self.numbers:
-            if line.metric == metric and line.reference.startswith(reference) and line.definition.startswith(what):
+            if line.metric == metric and against in (None, line.against) and tensor in ("", line.tensor):
                 return line.value
         return None
 
@@ -101,10 +82,7 @@ class CellRun:
     """One cell that was measured."""
 
     run: RunRecords
-    shape: str
-    budget: str
-    block: int
-    direction: str
+    grid: AttentionCell
     entries: tuple[Entry, ...]
 
     @property
@@ -146,64 +124,27 @@ class CellRun:
         return max(found, default=0.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speedup:
-    """Time of the reference / time of an entry, in the same run."""
-
-    ratio: float
-    interval: Interval | None
-    verdict: Verdict
-
-
-def speedup(reference: Entry, entry: Entry) -> Speedup:
-    """Compare two contestants palindrome by palindrome: the ratio of a palindrome is that of the means of its calls."""
-    ratios, deltas = [], []
-    for number in sorted(reference.rounds.keys() & entry.rounds.keys()):
-        ours, theirs = statistics.fmean(entry.rounds[number]), statistics.fmean(reference.rounds[number])
-        ratios.append(theirs / ours)
-        deltas.append(theirs - ours)
-    ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
-    return Speedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
-
-
-def read_cells(folder: Path) -> tuple[CellRun, ...]:
+def read_cells(folder: Path) -> Grid[CellRun]:
     """Read every cell of a run that has records, also one that was cut short.
 
     Raises:
         DataError: the folder holds none.
     """
-    try:
-        folders = (path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())
-        places = sorted(path for path in folders if path.name.count("_") == 3)
-    except OSError as error:
-        raise DataError(f"no cells at {folder / CELLS}: {error.strerror}; give a folder of `strobe bench attention`") from error
-    found = []
-    for place in places:
-        if "." in place.name.rpartition("_")[2]:
-            continue  # an attempt that was cut short and measured again
-        try:
-            found.append(_cell(read_run(place)))
-        except DataError:
-            continue
-    if not found:
-        raise DataError(f"no cell in {folder / CELLS} has records; run `strobe bench attention --out {folder}`")
-    return tuple(sorted(found, key=lambda cell: (cell.shape, cell.direction != "forward", cell.block, cell.sparsity)))
+    found = read_grid(folder, "attention", _cell, "strobe bench attention")
+    return Grid(cells=tuple(sorted(found.cells, key=_place)), unread=found.unread)
+
+
+def _place(cell: CellRun) -> tuple[str, bool, int, float]:
+    return cell.grid.shape, cell.grid.backward, cell.grid.block, cell.sparsity
 
 
 def _cell(run: RunRecords) -> CellRun:
-    shape, budget, block, direction = run.folder.name.split("_")
-    names = dict.fromkeys((*run.header.order, *(variant.name for variant in run.variants)))
-    return CellRun(
-        run=run,
-        shape=shape,
-        budget=budget,
-        block=int(block.removeprefix("b")),
-        direction=direction,
-        entries=tuple(_entries(run, names)),
-    )
+    if run.cell is None:
+        raise DataError(f"{run.folder} does not say which cell of the grid it is: its line `attentioncell` is not there")
+    return CellRun(run=run, grid=run.cell, entries=tuple(_entries(run, names_in(run))))
 
 
-def _entries(run: RunRecords, names: Iterable[str]) -> Iterable[Entry]:
+def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[Entry]:
     clips = {clip.order: clip for clip in timed_clips(run)}
     rounds: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     hosts: dict[str, list[int]] = defaultdict(list)
@@ -211,30 +152,22 @@ def _entries(run: RunRecords, names: Iterable[str]) -> Iterable[Entry]:
     for span in run.spans:
         if span.order not in clips:
             continue
-        if span.name.startswith(STAGE):
-            stages[span.variant][span.name.removeprefix(STAGE)] = span.value_ns
+        if span.name == STAGE:
+            stages[span.variant][span.part] = span.value_ns
         elif span.name == HOST:
             hosts[span.variant].append(span.value_ns)
         elif span.palindrome is not None and span.name in (ATTENTION, ATTENTION_KERNEL, MATMUL):
             rounds[span.variant][span.palindrome].append(span.value_ns)
     for name in names:
-        gate = next((line for line in run.gates if line.variant == name), None)
+        outcome, reason = outcome_of(run, name, timed=bool(rounds[name]))
         yield Entry(
             name=name,
-            reason=_reason(run, name, gate, bool(rounds[name])),
+            outcome=outcome,
+            reason=reason,
             variant=next((variant for variant in run.variants if variant.name == name), None),
-            gate=gate,
+            gate=next((line for line in run.gates if line.variant == name), None),
             rounds={number: tuple(values) for number, values in rounds[name].items()},
             hosts_ns=tuple(hosts[name]),
             stages=stages[name],
             numbers=tuple(line for line in run.quality if line.variant == name),
         )
-
-
-def _reason(run: RunRecords, name: str, gate: Gate | None, timed: bool) -> str:
-    cause = next((line.cause for line in run.excluded if line.variant == name and line.span == "clip"), "")
-    if cause:
-        return cause
-    if gate is not None and not gate.passed:
-        return f"red gate: {gate.detail}; {gate.rule}"
-    return "" if timed else f"not reached: {run.end.message or run.end.status if run.end else 'the cell was cut short'}"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from strobe.core.spans import NAMES
-from strobe.perf.report.attention_bench.cells import CellRun, Entry, Speedup, speedup
-from strobe.perf.report.attention_bench.names import TEMPORARY, WHOLE
-from strobe.perf.report.attention_bench.tables import MEGA, entries, memory_table
+from strobe.perf.analysis.runs.grid import Speedup, speedup
+from strobe.perf.records.grids import TEMPORARY, WHOLE
+from strobe.perf.report.attention_bench.cells import CellRun, Entry
+from strobe.perf.report.attention_bench.tables import entries, memory_table
 from strobe.perf.report.model import (
     Axis,
     Bar,
@@ -30,6 +31,7 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
+from strobe.perf.report.text import bytes_in
 
 _NONE = Missing("not measured here", "-")
 
@@ -43,7 +45,7 @@ def against_sparsity(
     """
     named: dict[str, list[tuple[float, float]]] = {}
     for cell, entry in entries(cells):
-        found = value(cell, entry) if group in ("", _group(entry)) else None
+        found = value(cell, entry) if group in ("", entry.group) else None
         if found is not None:
             named.setdefault(entry.name, []).append((cell.sparsity, found))
     if not named:
@@ -59,7 +61,7 @@ def against_sparsity(
         rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
     first = cells[0]
     whose = f" of {group}" if group else ""
-    title = f"{what}{whose}: {first.shape}, {first.direction}, blocks of {first.block}"
+    title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
     return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
 
 
@@ -95,15 +97,10 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     def value(_: CellRun, entry: Entry) -> float:
         return entry.flops / entry.median_ns / 1e3
 
-    for group in dict.fromkeys(_group(entry) for _, entry in entries(cells)):
+    for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
         figure = against_sparsity(cells, "useful TFLOP/s", "", value, group)
         if figure is not None:
             yield figure
-
-
-def _group(entry: Entry) -> str:
-    """`fine` of `fine:cudnn`."""
-    return entry.name.partition(":")[0]
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
@@ -112,7 +109,7 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
     for _, entry in entries(cells):
         found = entry.number(TEMPORARY)
         if found is not None and entry.kind != "dense":
-            named.setdefault(_group(entry), []).append((entry.size("selected_blocks"), found / MEGA))
+            named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
     if not named:
         return None
     names = tuple(named)
@@ -120,7 +117,7 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
     picture = Plane(
         x=Axis("selected blocks", from_zero=True), y=Axis("temporary memory, MB", from_zero=True), marks=marks, series=names
     )
-    title = f"Temporary memory against the number of selected blocks: {cells[0].direction}"
+    title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
     return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
 
 
@@ -129,7 +126,7 @@ def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
     largest: dict[tuple[str, int], CellRun] = {}
     for cell in cells:
         if any(WHOLE in entry.stages for entry in cell.measured):
-            key = (cell.shape, cell.block)
+            key = (cell.grid.shape, cell.grid.block)
             largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
     for cell in largest.values():
         for entry in cell.measured:

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from strobe.perf.report.attention_bench.cells import CellRun, Entry, speedup
-from strobe.perf.report.attention_bench.names import (
-    APPROXIMATION,
+from strobe.perf.analysis.runs.grid import Outcome, speedup
+from strobe.perf.records.grids import (
     COSINE,
     L1,
     LSE,
@@ -17,21 +16,21 @@ from strobe.perf.report.attention_bench.names import (
     RECALL,
     RMSE,
     SAVED,
-    SELECTION,
     TEMPORARY,
 )
+from strobe.perf.report.attention_bench.cells import CellRun, Entry
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.blocks.roofline import rate_number
 from strobe.perf.report.model import Cell, Code, Column, Count, Missing, Number, Row, Share, Table, Text, Time
-from strobe.perf.report.sections.headline import ratio_cell, verdict_cell
-from strobe.perf.report.sections.roofline import rate_number
+from strobe.perf.report.text import bytes_cell
 
-MEGA: Final = 1e6
 _NONE: Final = Missing("not measured here", "-")
 SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
 
 
 def head(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
     """What identifies a row."""
-    return Text(cell.budget), Count(cell.block), Code(entry.name)
+    return Text(cell.grid.budget), Count(cell.grid.block), Code(entry.name)
 
 
 HEAD: Final = (
@@ -125,9 +124,9 @@ def _ratio(cell: CellRun, entry: Entry) -> tuple[Cell, Cell]:
 
 def precision_table(cells: Sequence[CellRun], title: str) -> Table:
     """Both precisions: against the same selection, and against full dense attention."""
-    labels = (("sel.", SELECTION), ("dense", APPROXIMATION))
+    labels = (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention"))
     columns = [*HEAD, Column("gate")]
-    for short, label in labels:
+    for short, _, label in labels:
         columns += [
             Column(f"cosine, {short}", numeric=True, hint=f"similarity to {label}"),
             Column(f"L1, {short}", numeric=True, hint=f"relative error to {label}"),
@@ -141,8 +140,8 @@ def precision_table(cells: Sequence[CellRun], title: str) -> Table:
             if entry.gate is None:
                 continue
             gate = Text("green", "good") if entry.gate.passed else Text("RED", "bad", entry.gate.detail)
-            numbers = [_value(entry, metric, label) for _, label in labels for metric in (COSINE, L1, RMSE, LSE)]
-            rows.append(Row((*head(cell, entry), gate, *numbers, _value(entry, RECALL, ""))))
+            numbers = [_value(entry, metric, against) for _, against, _ in labels for metric in (COSINE, L1, RMSE, LSE)]
+            rows.append(Row((*head(cell, entry), gate, *numbers, _value(entry, RECALL, None))))
     notes = [
         "sel.: the kernel's own error, against float32 (float64 for float32 tensors) on the selection that it used. "
         "dense: the approximation, against full attention of the same queries; no kernel can repair it.",
@@ -153,8 +152,8 @@ def precision_table(cells: Sequence[CellRun], title: str) -> Table:
     return Table(f"{title}: precision.", tuple(columns), tuple(rows), tuple(notes), sortable=True)
 
 
-def _value(entry: Entry, metric: str, reference: str) -> Cell:
-    value = entry.number(metric, reference, "out" if metric in (COSINE, L1, RMSE) else "")
+def _value(entry: Entry, metric: str, against: str | None) -> Cell:
+    value = entry.number(metric, against=against, tensor="out" if metric in (COSINE, L1, RMSE) else "")
     return _NONE if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
 
 
@@ -166,7 +165,11 @@ def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     rows = []
     for cell in cells:
         for entry in cell.entries:
-            found = [entry.number(metric, SELECTION, which) for which in ("dq", "dk", "dv") for metric in (COSINE, L1, RMSE)]
+            found = [
+                entry.number(metric, against="selection", tensor=which)
+                for which in ("dq", "dk", "dv")
+                for metric in (COSINE, L1, RMSE)
+            ]
             if any(value is not None for value in found):
                 shown = (_NONE if value is None else Text(f"{value:.6g}") for value in found)
                 rows.append(Row((*head(cell, entry), *shown)))
@@ -196,19 +199,19 @@ def memory_table(cells: Sequence[CellRun]) -> Table:
 
 def _megabytes(entry: Entry, metric: str) -> Cell:
     value = entry.number(metric)
-    return _NONE if value is None else Number(value / MEGA, 1, "MB")
+    return _NONE if value is None else bytes_cell(value, "MB", 1)
 
 
 def absent_table(cells: Sequence[CellRun]) -> Table | None:
     """Who has no number, and why; cells with the same reason in one row."""
     columns = (Column("contestant"), Column("why it has no number"), Column("cells", numeric=True), Column("which"))
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str, Outcome], list[str]] = {}
     for cell in cells:
         for entry in cell.contestants:
             if entry.reason:
-                found.setdefault((entry.name, entry.reason), []).append(cell.name)
+                found.setdefault((entry.name, entry.reason, entry.outcome), []).append(cell.name)
     rows = []
-    for (name, reason), names in found.items():
+    for (name, reason, outcome), names in found.items():
         which = Text("all") if len(names) == len(cells) else Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
-        rows.append(Row((Code(name), Text(reason, "plain" if reason.startswith("refused") else "bad"), Count(len(names)), which)))
+        rows.append(Row((Code(name), Text(reason, "plain" if outcome == "refused" else "bad"), Count(len(names)), which)))
     return Table("Entries without a number.", columns, tuple(rows)) if rows else None

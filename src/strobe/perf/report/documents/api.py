@@ -14,12 +14,12 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.documents.runs import RunDocument, run_document
 from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.documents.speedup_document import speedup_document
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.report.documents.trace_tables import trace_document
-from strobe.perf.report.speedup_page.document import speedup_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
 from strobe.perf.report.study import only_pair
-from strobe.perf.report.trace_page.study import TraceOptions, load_trace_study
+from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 
 Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One path, or several."""
@@ -33,6 +33,7 @@ def read_trace(
     window: str | None = None,
     steps: str | None = None,
     sections: Sequence[str] = (),
+    details: bool | None = None,
 ) -> TraceDocument:
     """Read profiler traces and say where their time went.
 
@@ -41,6 +42,7 @@ def read_trace(
     trace.devices[0].busy_ns
     pandas.DataFrame(trace.rows())  # every kernel
     trace.rows("idle")  # why the device was idle
+    trace.rows("operator_times")  # GPU time by operator, input sizes and dtype
     ```
 
     Args:
@@ -49,12 +51,14 @@ def read_trace(
         window: the part that is analysed: a range or module (`ProfilerStep#3`), steps (`3..7`) or a time (`100ms..200ms`).
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
         sections: device time around a focal event, such as `memcpy:end -> flash_fwd -> gather:end`.
+        details: read every operator and synchronisation too, for the tables of operators and the critical path; by default for
+            files of up to 16 MB as they lie on disk.
 
     Raises:
         DataError: a file that is no trace, or holds no such window.
         ConfigError: a window, step or section that is not written as one.
     """
-    options = TraceOptions(by=by, window=window, steps=steps, sections=tuple(sections))
+    options = TraceOptions(by=by, window=window, steps=steps, sections=tuple(sections), details=details)
     return trace_document(load_trace_study(_listed(paths), options))
 
 

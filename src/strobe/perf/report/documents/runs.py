@@ -98,6 +98,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     runs: Annotated[tuple[str, ...], Meta(description="run folders")]
     comparable: Annotated[dict[str, bool], Meta(description="by candidate: nothing differs that must not")]
     obstacles: Annotated[dict[str, str], Meta(description="why a candidate is not comparable, for those that are not")]
+    absent: Annotated[dict[str, str], Meta(description="variants that could not run on the machine, and why")]
     speedups: Annotated[tuple[RatioRow, ...], Meta(description="by candidate and level; none for one that is not comparable")]
     quality: Annotated[tuple[QualityRow, ...], Meta(description="scores of the frames against the reference's")]
     accounts: Annotated[tuple[AccountRow, ...], Meta(description="by candidate: how much of the time and saving has a name")]
@@ -128,6 +129,7 @@ def run_document(
         runs=tuple(str(run.folder) for run in runs),
         comparable={name: not refusal for name, refusal in refusals.items()},
         obstacles={name: refusal for name, refusal in refusals.items() if refusal},
+        absent={each.variant: each.reason for run in runs for each in run.header.absent},
         speedups=tuple(
             RatioRow(
                 candidate=each.candidate,

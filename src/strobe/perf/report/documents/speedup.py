@@ -184,11 +184,31 @@ class SidesPart(Part, frozen=True, kw_only=True):
     candidate: Annotated[SidePart, Meta(description="what is measured")]
 
 
+class NodePart(Part, frozen=True, kw_only=True):
+    """One node of the tree of modules, operators and kernels: what one unit takes in it and below it."""
+
+    path: Annotated[tuple[str, ...], Meta(description="names from the outermost on; `idle` stands above the causes of idle time")]
+    baseline_ns: Exact
+    candidate_ns: Exact
+    saved_ns: Exact
+    leaf: Annotated[bool, Meta(description="nothing lies below it: a kernel or a cause; the leaves add up to the unit")]
+
+
+class TreePart(Part, frozen=True, kw_only=True):
+    """Both sides by path."""
+
+    unit: Annotated[str, Meta(description="what the times are of: step, call or window")]
+    operators: Annotated[bool, Meta(description="operators are part of the paths; false if a file was too large to read them")]
+    baseline_ns: Exact
+    candidate_ns: Exact
+    nodes: Annotated[tuple[NodePart, ...], Meta(description="every node below the root, each before those below it")]
+
+
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """How much faster the candidate is, at which level, and where the rest went.
 
     `rows()` are the lines of the ledgers as numbers; `rows("parts")` is the answer, and `rows("levels")`, `rows("kernels")` and
-    `rows("facts")` are the others.
+    `rows("facts")` are the others, `rows("tree")` is the time by module, operator and kernel.
     """
 
     MAIN: ClassVar[str] = "lines"
@@ -205,6 +225,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     call_ledger: Annotated[LedgerPart | None, Meta(description="from one kernel to the stage; null without a level of both")]
     ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="of the traces: of the slowest ranks, then of every rank")]
     answer: Annotated[AnswerPart, Meta(description="where the saving comes from, in a few lines")]
+    tree: Annotated[TreePart | None, Meta(description="by module, operator and kernel; null unless both sides were traced")]
     contradictions: Annotated[tuple[str, ...], Meta(description="figures that cannot all be right; they are among the anomalies")]
     anomalies: Annotated[tuple[str, ...], Meta(description="what cannot be right, or should not be believed without a look")]
     sides: Annotated[SidesPart, Meta(description="what was read and found of each")]
@@ -213,7 +234,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.
 
         Args:
-            table: lines, parts, levels, kernels or facts; by default the lines of the ledgers.
+            table: lines, parts, levels, kernels, facts or tree; by default the lines of the ledgers.
 
         Raises:
             ConfigError: there is no such table.
@@ -224,6 +245,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
             "levels": self._levels,
             "kernels": self._kernels,
             "facts": self._facts,
+            "tree": self._tree,
         }
         chosen = table or self.MAIN
         if chosen not in tables:
@@ -291,6 +313,22 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
             }
             for ledger in self.ledgers
             for kernel in ledger.kernels
+        ]
+
+    def _tree(self) -> list[dict[str, Any]]:
+        tree = self.tree
+        return [
+            {
+                "unit": tree.unit,
+                "path": " / ".join(node.path),
+                "depth": len(node.path),
+                "leaf": node.leaf,
+                "baseline_ns": _number(node.baseline_ns),
+                "candidate_ns": _number(node.candidate_ns),
+                "saved_ns": _number(node.saved_ns),
+            }
+            for node in (() if tree is None else tree.nodes)
+            if tree is not None
         ]
 
     def _facts(self) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from strobe.perf.report.documents.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
+from strobe.perf.report.documents.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorTimeRow
 from strobe.perf.report.documents.value import Count, DeviceNumber, Document, Part, TraceLabel
 
 
@@ -203,6 +205,22 @@ class MemoryRow(Part, frozen=True, kw_only=True):
     end_allocated_bytes: Annotated[int, Meta(description="handed out at the end")]
 
 
+class QueueRow(Part, frozen=True, kw_only=True):
+    """The queue of a device or stream: events whose launch call has started and that have not started themselves."""
+
+    trace: TraceLabel
+    device: DeviceNumber
+    stream: Annotated[int | None, Meta(description="number of the stream; null: all of the device together")]
+    span_ns: Annotated[int, Meta(description="length of the window")]
+    empty_ns: Annotated[int, Meta(description="time with a length of 0")]
+    longest: Annotated[int, Meta(description="largest length")]
+    median: Annotated[int, Meta(description="over time: the length that it has for half of the time at most")]
+    mean: Annotated[float, Meta(description="over time")]
+    queued_events: Annotated[int, Meta(description="events that waited in it")]
+    waited_ns: Annotated[int, Meta(description="their waits together")]
+    unlinked_events: Annotated[int, Meta(description="events launched before the trace: not counted")]
+
+
 class TraceDocument(Document, frozen=True, kw_only=True):
     """Where the time of profiler traces went.
 
@@ -210,7 +228,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     """
 
     MAIN: ClassVar[str] = "kernels"
-    SHOWN: ClassVar[tuple[str, ...]] = ("devices", "idle", "kernels")
+    SHOWN: ClassVar[tuple[str, ...]] = ("devices", "idle", "kernels", "operator_times", "what_if")
 
     files: Annotated[tuple[TraceFile, ...], Meta(description="what was read, in the order of ranks and paths")]
     skipped: Annotated[tuple[str, ...], Meta(description="files in the folders that are no traces, each with the reason")]
@@ -227,6 +245,16 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     sections: Annotated[tuple[SectionRow, ...], Meta(description="sections that were asked for")]
     collectives: Annotated[tuple[CollectiveRow, ...], Meta(description="communication by kind")]
     operators: Annotated[tuple[OperatorRow, ...], Meta(description="operators of traces without device events")]
+    operator_times: Annotated[
+        tuple[OperatorTimeRow, ...], Meta(description="device time by operator, inputs and pass; needs operators to be read")
+    ]
+    operator_kernels: Annotated[tuple[OperatorKernelRow, ...], Meta(description="the kernels of each of these rows")]
+    operator_callers: Annotated[tuple[OperatorCallerRow, ...], Meta(description="the callers of each of these rows")]
+    operator_rates: Annotated[tuple[OperatorRateRow, ...], Meta(description="operators against the device's peaks")]
+    critical_paths: Annotated[tuple[CriticalPathRow, ...], Meta(description="the critical path of each trace; needs details")]
+    critical_path_parts: Annotated[tuple[PathPartRow, ...], Meta(description="what each path consists of; adds up to it")]
+    what_if: Annotated[tuple[WhatIfRow, ...], Meta(description="each path if some of its work took no time")]
+    queues: Annotated[tuple[QueueRow, ...], Meta(description="work that waits in front of devices and streams")]
     memory: Annotated[tuple[MemoryRow, ...], Meta(description="memory of the devices")]
     metadata: Annotated[dict[str, dict[str, str]], Meta(description="by trace: further facts that it states, as text")]
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device.memory import memory_use
-from strobe.perf.analysis.device.operators import operators
+from strobe.perf.analysis.device.queue import Queue
 from strobe.perf.analysis.structure.collectives import communication
-from strobe.perf.analysis.structure.ranges import range_table
-from strobe.perf.analysis.structure.scopes import unnumbered
+from strobe.perf.analysis.structure.memory import memory_use
+from strobe.perf.analysis.structure.operators import operators
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 from strobe.perf.report.documents import trace as rows
-from strobe.perf.report.trace_page.seen import Seen, seen_devices, seen_steps
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.documents.critical_path import critical_path_tables
+from strobe.perf.report.documents.operator_tables import operator_tables
+from strobe.perf.report.trace_page.seen import Seen, seen_devices, seen_queues, seen_ranges, seen_steps
+from strobe.perf.report.trace_study import TraceStudy
 
 
 def trace_document(study: TraceStudy) -> rows.TraceDocument:
@@ -44,6 +44,9 @@ def trace_document(study: TraceStudy) -> rows.TraceDocument:
         sections=tuple(_sections(study)),
         collectives=tuple(_collectives(study)),
         operators=tuple(_operators(study)),
+        queues=tuple(row for one, found in seen_queues(study) for row in _queues(_label(study, one), one.view.device, found)),
+        **operator_tables(study)._asdict(),
+        **critical_path_tables(study)._asdict(),
         memory=tuple(_memory(study)),
         metadata={label: dict(trace.metadata) for label, trace in zip(study.labels, study.traces, strict=True)},
     )
@@ -190,9 +193,8 @@ def _steps(label: str, found: Steps) -> Iterator[rows.StepRow]:
 
 
 def _ranges(study: TraceStudy) -> Iterator[rows.RangeRow]:
-    for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
-        bare = replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules))
-        for found in range_table(bare, window):
+    for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
+        for found in of_trace:
             for row in found.rows:
                 yield rows.RangeRow(
                     trace=label,
@@ -254,6 +256,23 @@ def _operators(study: TraceStudy) -> Iterator[rows.OperatorRow]:
                 p50_ns=row.calls.p50_ns,
                 max_ns=row.calls.max_ns,
             )
+
+
+def _queues(label: str, device: int, found: Sequence[Queue]) -> Iterator[rows.QueueRow]:
+    for queue in found:
+        yield rows.QueueRow(
+            trace=label,
+            device=device,
+            stream=queue.stream,
+            span_ns=queue.span_ns,
+            empty_ns=queue.empty_ns,
+            longest=queue.longest,
+            median=queue.median,
+            mean=queue.mean,
+            queued_events=queue.queued,
+            waited_ns=queue.total_ns,
+            unlinked_events=queue.unlinked,
+        )
 
 
 def _memory(study: TraceStudy) -> Iterator[rows.MemoryRow]:

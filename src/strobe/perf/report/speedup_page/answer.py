@@ -11,6 +11,8 @@ from strobe.perf.analysis.ledger.parts import NAMELESS, trace_part
 from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelName
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.report.blocks.answer import ANSWER, explained, limit, line_name, part_cells, rest_words
+from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -25,8 +27,6 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.sections.answer import ANSWER, explained, limit, line_name, part_cells, rest_words
-from strobe.perf.report.sections.ledger import Drop, waterfall
 from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 from strobe.perf.report.text import significant

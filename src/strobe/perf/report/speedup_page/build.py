@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from strobe.perf.report.extract import StageLog, TimerLog, attention_section, input_file, inputs_section, stages_section
+from strobe.perf.report.blocks.logs import TimerLog, attention_section, input_file, inputs_section, stages_section
 from strobe.perf.report.model import SCHEMA_VERSION, Fact, Number, Paragraph, Report, Section
 from strobe.perf.report.speedup_page.answer import answer_section
 from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
@@ -67,7 +67,7 @@ def _stages(study: SpeedupStudy) -> Section:
         timings = side.side.timings
         rounds = tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str))
         if rounds:
-            logs.append(StageLog(label=side.request.name, rounds=rounds))
+            logs.append((side.request.name, rounds))
     if logs:
         return stages_section(logs)
     reasons = (f"{side.request.name}: {side.side.timings.stage}" for side in study.sides)

@@ -9,7 +9,7 @@ from pathlib import Path
 from strobe.core.errors import DataError
 from strobe.core.files import write_whole, writing_whole
 from strobe.core.printable import clean_lines
-from strobe.perf.report.extract import input_file
+from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import distribution
+from strobe.perf.report.blocks.boundaries import SECTION_COLUMNS, distribution_cells, section_cells, section_notes
 from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
-from strobe.perf.report.trace_page.sections import SECTION_COLUMNS, distribution_cells, section_cells, section_notes
 
 
 def kernels_section(study: SpeedupStudy) -> Section:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Final
 
 from strobe.perf.analysis.device.idle import IDLE
@@ -12,10 +11,12 @@ from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
+from strobe.perf.report.blocks.effects import effect_fields
+from strobe.perf.report.blocks.fields import table_of
+from strobe.perf.report.blocks.waterfall import INTERVAL, Drop, interval_cell, waterfall, whisker_words
 from strobe.perf.report.model import (
     Block,
     Cell,
-    Code,
     Column,
     Count,
     ExactTime,
@@ -29,7 +30,6 @@ from strobe.perf.report.model import (
     Table,
     Text,
 )
-from strobe.perf.report.sections.ledger import INTERVAL, Drop, interval_cell, waterfall, whisker_words
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, loud_units, ms
 from strobe.perf.report.speedup_page.study import NO_TRACE, SpeedupStudy
 
@@ -194,34 +194,14 @@ def _effects(account: Account) -> Block:
     effects = account.ledger.effects
     if not effects:
         return Paragraph("No kernels in the compared time.")
-    columns = (
-        Column("kernel"),
-        Column("calls, baseline", numeric=True, hint="in one unit"),
-        Column("calls, candidate", numeric=True),
-        Column("saved", "ms", True, "of exclusive time"),
-        Column("by fewer calls", "ms", True),
-        Column("by faster calls", "ms", True),
+    fields = effect_fields(
+        ("kernel", "baseline", "candidate"),
+        lambda calls: Number(float(account.per_unit(calls)), 1),
+        lambda ns: ExactTime(round(account.per_unit(ns))),
     )
-
-    def row(name: Cell, calls: tuple[int, int], sums: tuple[Fraction, ...], *, strong: bool = False) -> Row:
-        counts = (Number(float(account.per_unit(count)), 1) for count in calls)
-        return Row((name, *counts, *(ExactTime(round(account.per_unit(ns))) for ns in sums)), strong)
-
-    rows = [
-        row(Code(e.name), (e.baseline_calls, e.candidate_calls), (Fraction(e.saved_ns), e.calls_effect_ns, e.speed_effect_ns))
-        for e in effects[:MAX_EFFECTS]
-    ]
-    rest = effects[MAX_EFFECTS:]
-    if rest:
-        sums = (
-            Fraction(sum(e.saved_ns for e in rest)),
-            sum((e.calls_effect_ns for e in rest), Fraction(0)),
-            sum((e.speed_effect_ns for e in rest), Fraction(0)),
-        )
-        counts = sum(e.baseline_calls for e in rest), sum(e.candidate_calls for e in rest)
-        rows.append(row(Text(f"{len(rest)} more"), counts, sums, strong=True))
     notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
-    return Table("What each kernel saved, by fewer calls and by faster calls.", columns, tuple(rows), notes, collapsed=True)
+    caption = "What each kernel saved, by fewer calls and by faster calls."
+    return table_of(caption, fields, effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
 
 
 def _ranks(study: SpeedupStudy) -> Table:

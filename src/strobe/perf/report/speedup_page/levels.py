@@ -9,7 +9,8 @@ from typing import Final
 from strobe.perf.analysis.ledger.close import Level
 from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure
 from strobe.perf.analysis.ledger.traces import Account
-from strobe.perf.report.extract import unit_notes
+from strobe.perf.report.blocks.logs import unit_notes
+from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -30,7 +31,6 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.sections.ledger import Drop, waterfall
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 
 LEVEL_TITLES: Final = {

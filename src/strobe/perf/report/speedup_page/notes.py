@@ -8,7 +8,7 @@ from fractions import Fraction
 from strobe.perf.analysis.ledger.close import DILATION
 from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
-from strobe.perf.report.extract import unit_notes
+from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.model import Notes, Section
 from strobe.perf.report.speedup_page.levels import ms
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -11,29 +11,25 @@ import numpy as np
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.ledger.cut import LABELS, TracedSide
-from strobe.perf.analysis.ledger.paths import Node, difference, path_times
+from strobe.perf.analysis.ledger.paths import IDLE, Node
 from strobe.perf.analysis.runs.timeline import Label
-from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
+from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.model import (
     Block,
-    Cell,
     Code,
     Column,
-    Count,
-    ExactTime,
     Figure,
     Flame,
     Frame,
     Kind,
-    Missing,
     Paragraph,
     Row,
     Section,
     Table,
     Text,
-    Timeline,
 )
 from strobe.perf.report.speedup_page.study import SpeedupStudy
+from strobe.perf.report.speedup_page.tree import UNITS, saving_cells, tree_table
 from strobe.perf.trace import Trace
 
 MAX_PATHS: Final = 40
@@ -64,7 +60,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
-    figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, _sums(lanes, picture))
+    figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, class_table(lanes, picture))
     lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
     return Section("timeline", "One step, before and after", lead, (figure,))
 
@@ -98,57 +94,46 @@ def kind_of(label: Label) -> Kind:
     return _WORK["step", "memcpy" if activity == "memset" else activity]
 
 
-def _sums(lanes: Sequence[LaneSlices], picture: Timeline) -> Table:
-    sums: list[Counter[Kind]] = [Counter() for _ in lanes]
-    for own, lane in zip(sums, lanes, strict=True):
-        for piece in lane.pieces:
-            own[piece.kind] += piece.end_ns - piece.start_ns
-    rows = [Row((Text(kind.label), *(_sum(own[kind]) for own in sums))) for kind in picture.kinds]
-    rows.append(Row((Text("the step"), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True))
-    rows.append(Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))))
-    columns = (Column("class"), *(Column(lane.label, "ms", True) for lane in lanes))
-    return Table("Time of the step by class; every nanosecond is in one class.", columns, tuple(rows))
-
-
-def _sum(ns: int) -> Cell:
-    return ExactTime(ns) if ns else Missing("", "-")
-
-
 # ----------------------------------------------------------------------------------------------------------------- flame
 
 
 def flame_section(study: SpeedupStudy) -> Section | None:
-    """The difference by range, module and kernel; `None` unless both sides were traced."""
-    if study.baseline.chosen is None or study.candidate.chosen is None or not study.accounts:
+    """The difference by range, module, operator and kernel; `None` unless both sides were traced."""
+    tree = study.tree
+    busy = None if tree is None else _busy(tree.root)
+    if tree is None or busy is None or not busy.children:
         return None
-    account = study.accounts[0][1]
-    unit = "step" if account.unit in ("stage", "step") else account.unit
-    trees = []
-    for side in (study.baseline.chosen, study.candidate.chosen):
-        per = side[1].num_focal if unit == "call" else len(side[1].tiles)
-        trees.append((path_times(*side), per))
-    root = difference(*trees[0], *trees[1])
-    words = {"step": "one step", "call": "one focal call", "window": "the traced window"}[unit]
-    if not root.children:
-        return None
-    table, lead = (
-        _paths(root),
-        (
-            f"Device time of {words} that each range and module owns, by the launch of the kernel: exclusive, so that it adds "
-            "up. A range that only one side has is new or gone; sides with different code share few names."
-        ),
+    words = UNITS[tree.unit]
+    lead = (
+        f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
+        "kernel. Exclusive, so that it adds up; the table of nodes has the idle time too, by its cause. A name that only one "
+        "side has is new or gone; sides with different code share few names."
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
-    figure: Block = Figure(
-        title, "Differential flame graph; the table lists the largest changes.", Flame(_frame(root), True), table
-    )
-    if not any(child.children for child in root.children):
-        figure = Paragraph("No ranges or modules were recorded on either side: there is no path to draw.")
-    return Section("flame", "The difference by path", lead, (figure,))
+    alt = "Differential flame graph; the table lists the largest changes."
+    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy)), tree_table(tree)]
+    if not any(child.children for child in busy.children):
+        blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+    return Section("flame", "The difference by path", lead, tuple(blocks))
+
+
+def _busy(root: Node) -> Node:
+    """The tree without its idle time."""
+    working = tuple(child for child in root.children if child.name != IDLE)
+    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
+    return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
 
 
 def _frame(node: Node) -> Frame:
-    return Frame(node.name, node.baseline_ns, node.candidate_ns, tuple(map(_frame, node.children)))
+    """Rounded where nothing lies below, so that a frame is what the frames above it are together."""
+    children = tuple(map(_frame, node.children))
+    own = node.own_ns
+    return Frame(
+        node.name,
+        round(own[0]) + sum(child.baseline_ns for child in children),
+        round(own[1]) + sum(child.candidate_ns for child in children),
+        children,
+    )
 
 
 def _paths(root: Node) -> Table:
@@ -162,13 +147,14 @@ def _paths(root: Node) -> Table:
     rows = []
     for path, node in found[:MAX_PATHS]:
         b, c = node.baseline_ns, node.candidate_ns
-        rows.append(Row((Code(" / ".join(path)), ExactTime(b), ExactTime(c), ExactTime(b - c))))
+        rows.append(Row((Code(" / ".join(path)), *saving_cells(b, c))))
     rest = found[MAX_PATHS:]
     if rest:
-        b, c = sum(node.baseline_ns for _, node in rest), sum(node.candidate_ns for _, node in rest)
-        rows.append(Row((Text(f"{len(rest)} more"), ExactTime(b), ExactTime(c), ExactTime(b - c))))
+        b = sum((node.baseline_ns for _, node in rest), Fraction(0))
+        c = sum((node.candidate_ns for _, node in rest), Fraction(0))
+        rows.append(Row((Text(f"{len(rest)} more"), *saving_cells(b, c))))
     b, c = root.baseline_ns, root.candidate_ns
-    rows.append(Row((Text("busy time"), ExactTime(b), ExactTime(c), ExactTime(b - c)), strong=True))
+    rows.append(Row((Text("busy time"), *saving_cells(b, c)), strong=True))
     return Table("Paths by descending change.", columns, tuple(rows))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.perf.analysis.comparable.checks import FACTS, Check, Comparability, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
-from strobe.perf.report.damage import damage_banners
+from strobe.perf.report.blocks.damage import damage_banners
 from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
 from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
@@ -105,7 +105,7 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
 
 
 def _advice(found: Comparability) -> tuple[str, ...]:
-    names = ",".join(each.name for each in found.obstacles)
+    names = " ".join(each.name for each in found.obstacles)
     return (f"if that is meant, say so: --allow-different {names}",) if names else ()
 
 

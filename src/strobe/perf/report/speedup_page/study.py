@@ -16,6 +16,7 @@ from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels
 from strobe.perf.analysis.ledger.answer import Answer, account_answer
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
 from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger.paths import ChosenTrace, PathTree, path_tree
 from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Account, same_steps
 from strobe.perf.analysis.runs.log_metrics import unsynchronised
@@ -27,7 +28,7 @@ from strobe.perf.analysis.structure.sections import SectionDefinition, check_ali
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
 from strobe.perf.records.packed import FILES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.trace_page.study import trace_labels
+from strobe.perf.report.trace_study import TraceOptions, trace_labels, wanted_of
 from strobe.perf.trace import Trace, find_traces, read_trace
 
 SideName = Literal["baseline", "candidate"]
@@ -119,7 +120,7 @@ class Loaded:
         return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
 
     @property
-    def chosen(self) -> tuple[Trace, TracedSide] | None:
+    def chosen(self) -> ChosenTrace | None:
         """The trace that the figures are from."""
         if isinstance(self.side.traced, str) or self.side.chosen is None:
             return None
@@ -138,6 +139,7 @@ class SpeedupStudy:
         accounts: the traces' accounts: of the slowest ranks, then of each rank.
         implied: the calls that would explain the stage's saving.
         equal: different quantities that are suspiciously equal.
+        tree: time by module, operator and kernel; `None` unless both sides were traced.
     """
 
     request: SpeedupRequest
@@ -151,6 +153,7 @@ class SpeedupStudy:
     accounts: tuple[tuple[str, Account], ...]
     implied: ImpliedCalls | None
     equal: tuple[tuple[str, str, Fraction], ...]
+    tree: PathTree | None
 
     @property
     def comparable(self) -> bool:
@@ -189,7 +192,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     check_allowed(request.allow_different)
     asked = _boundaries(request.baseline), _boundaries(request.candidate)
     unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
-    baseline, candidate = (_load(request, side, progress) for side in (request.baseline, request.candidate))
+    sides = request.baseline, request.candidate
+    details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
+    baseline, candidate = (_load(request, side, details, progress) for side in sides)
     if not unlike and request.allow_unlike:
         unlike = _stands_in(baseline.side, candidate.side, asked[0])
     lacking = [isinstance(each.side.section(), str) for each in (baseline, candidate)]
@@ -203,6 +208,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate))
     if comparability.obstacles:
         levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
+    accounts = rank_ledgers(baseline.side, candidate.side)
     return SpeedupStudy(
         request=request,
         baseline=baseline,
@@ -212,9 +218,10 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         unlike=unlike,
         levels=levels,
         call_account=call_ledger(times[0], times[1]),
-        accounts=rank_ledgers(baseline.side, candidate.side),
+        accounts=accounts,
         implied=implied_calls(times[0], times[1], given=request.calls),
         equal=coincidences(times[0], times[1]),
+        tree=path_tree(baseline.chosen, candidate.chosen, accounts[0][1].unit) if accounts else None,
     )
 
 
@@ -241,9 +248,12 @@ def _alike_steps(baseline: Loaded, candidate: Loaded) -> bool:
 # --------------------------------------------------------------------------------------------------------------- loading
 
 
-def _load(request: SpeedupRequest, side: SideRequest, progress: Progress | None) -> Loaded:
-    paths = find_traces(side.traces) if side.traces else ()
-    traces = tuple(read_trace(path, ops=False, shapes=True, progress=progress) for path in paths)
+def _paths(side: SideRequest) -> tuple[Path, ...]:
+    return find_traces(side.traces) if side.traces else ()
+
+
+def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: Progress | None) -> Loaded:
+    traces = tuple(read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side))
     traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
@@ -316,7 +326,7 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, V
     facts = trace_facts(traces, side.focal)
     if side.log is not None and side.log.name in FILES:
         run = read_run(side.log)
-        timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.name}")}
+        timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.label}")}
         meant = [variant for variant in run.variants if variant.name in timed]
         facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)
     if own.timings.calls is not None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.core.printable import clean
 
-_COLOURS: Final = 6
+_COLOURS: Final = 9
 
 
 def esc(text: str) -> str:
@@ -17,7 +17,7 @@ def esc(text: str) -> str:
 
 
 def colour(series: int) -> str:
-    """Class of a series; the page has six colours."""
+    """Class of a series; the page has nine colours."""
     return f"s{series % _COLOURS}"
 
 
@@ -27,8 +27,8 @@ def percent(part: float) -> str:
     return f"{text or '0'}%"
 
 
-def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round values in [low, high], steps of 1, 2 or 5 times a power of ten."""
+def linear_ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
+    """About `count` round values in [low, high], steps of 1, 2 or 5 times a power of ten; no step below 1 for whole numbers."""
     if high <= low:
         return [low]
     raw, power = (high - low) / count, 1.0
@@ -37,6 +37,7 @@ def linear_ticks(low: float, high: float, count: int) -> list[float]:
     while power > raw:
         power /= 10
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    step = max(1.0, step) if whole else step
     first = -(-low // step)
     ticks = []
     while first * step <= high * (1 + 1e-9):

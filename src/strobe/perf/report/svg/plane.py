@@ -21,6 +21,7 @@ class Scale:
 
     def __init__(self, axis: Axis, values: list[float], *, upright: bool) -> None:
         self.per_unit = _PER_UNIT[axis.unit]
+        self.whole = axis.whole
         low, high = min(values), max(values)
         margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
         self.low = 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin
@@ -32,7 +33,7 @@ class Scale:
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
         """Position and label of round values in the axis' unit."""
-        values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count)
+        values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
         step = values[1] - values[0] if len(values) > 1 else 1.0
         return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
 
@@ -56,10 +57,26 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
     return "".join(lines), "".join(labels)
 
 
+def _dot(mark: Mark, left: float, up: float) -> str:
+    """A circle; of a point above the axis an arrow head at its end."""
+    look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
+    if mark.above:
+        place = f'x="{percent(left)}" y="{_y(up)}"'
+        return f'<svg {place} overflow="visible" aria-hidden="true"><path {look} d="M-6 5L0 -6L6 5Z"/></svg>'
+    return f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
+
+
+def _reach(mark: Mark, x: Scale, up: float) -> str:
+    """The interval of a point, as a line under it."""
+    if mark.low is None or mark.high is None:
+        return ""
+    ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
+    return f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
+
+
 def _mark(mark: Mark, place: tuple[float, float], label_y: float | None) -> str:
     left, up = place
-    ring = " hollow" if mark.hollow else ""
-    dot = f'<circle class="dot {colour(mark.series)}{ring}" cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
+    dot = _dot(mark, left, up)
     if label_y is None:
         return dot
     anchor, shift = ("end", -10) if left > 0.7 else ("start", 10)
@@ -95,17 +112,23 @@ def _legend_item(series: int, name: str) -> str:
 
 
 def draw_plane(plane: Plane, alt: str) -> str:
-    """The plot and, if several series have names, its legend."""
-    x = Scale(plane.x, [mark.x for mark in plane.marks], upright=False)
-    y = Scale(plane.y, [mark.y for mark in plane.marks] + [level.y for level in plane.levels], upright=True)
-    places = [(x.at(mark.x), y.at(mark.y)) for mark in plane.marks]
+    """The plot and its legend: of series that have names, and, where there is no room for labels beside them, of the points."""
+    ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
+    x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
+    finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
+    y = Scale(plane.y, finite or [0.0], upright=True)
+    places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
     body = "".join(_level(level, y) for level in plane.levels)
+    body += "".join(_reach(mark, x, place[1]) for mark, place in zip(plane.marks, places, strict=True))
     body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
     unit = f", {plane.x.unit}" if plane.x.unit else ""
+    labelled = "".join(_legend_item(mark.series, mark.label) for mark in plane.marks if mark.label)
     legend = "".join(_legend_item(index, name) for index, name in enumerate(plane.series))
+    lists = f'<ul class="legend">{legend}</ul>' if legend else ""
+    lists += f'<ul class="legend narrow" aria-hidden="true">{labelled}</ul>' if labelled else ""
     lines, labels = _grid(plane, x, y)
     return (
         f'<svg class="plane" role="img" height="{_HEIGHT}"><title>{esc(alt)}</title>{lines}{body}{labels}</svg>'
-        f'<div class="x-title">{esc(plane.x.title)}{unit}</div>' + (f'<ul class="legend">{legend}</ul>' if legend else "")
+        f'<div class="x-title">{esc(plane.x.title)}{unit}</div>{lists}'
     )

@@ -6,18 +6,16 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, idle_strip
+from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, KindTime, StreamTime, idle_strip
 from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
 from strobe.perf.analysis.device.views import DeviceView
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share_cell, table_of
 from strobe.perf.report.model import (
     Block,
-    Cell,
     Code,
     Column,
-    Count,
     ExactTime,
     Figure,
-    Missing,
     Notes,
     Row,
     Section,
@@ -26,15 +24,16 @@ from strobe.perf.report.model import (
     Table,
     Text,
 )
-from strobe.perf.report.trace_page.devices import CAUSE_HINTS, CLASS_KINDS, count_cell, during, share_cell
+from strobe.perf.report.trace_page.devices import CAUSE_HINTS, CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
 MAX_STRETCHES: Final = 12
 """Rows of the picture's table for each lane."""
 
+_UNLINKED: Final = "events whose launch the trace does not hold; they are counted everywhere"
 Seen = Sequence[tuple[str, DeviceView, Activity]]
 
 
@@ -52,34 +51,25 @@ def activity_section(study: TraceStudy) -> Section | None:
 
 
 def _devices(seen: Seen) -> Table:
-    columns = (
-        Column("device"),
-        Column("span", "ms", True, "from the first event's start to the last one's end, or the window"),
-        Column("busy", "ms", True, "union over all streams: at least one event ran"),
-        Column("busy share", numeric=True),
-        Column("idle", "ms", True, "span - busy"),
-        Column("overlap", "ms", True, "sum of durations - busy"),
-        Column("exposed communication", "ms", True, "communication ran and neither a kernel nor a memset did"),
-        Column("exposed copies", "ms", True, "a copy ran and nothing else did"),
-        Column("events", numeric=True),
-        Column("unlinked", numeric=True, hint="events whose launch the trace does not hold; they are counted everywhere"),
-        Column("unlinked sum", "ms", True, "of their durations"),
+    fields: tuple[Field[tuple[str, DeviceView, Activity]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        exact_time("span", lambda row: row[2].span_ns, "from the first event's start to the last one's end, or the window"),
+        exact_time("busy", lambda row: row[2].busy_ns, "union over all streams: at least one event ran"),
+        Field("busy share", lambda row: share_cell(row[2].busy_ns, row[2].span_ns), numeric=True),
+        exact_time("idle", lambda row: row[2].idle_ns, "span - busy"),
+        exact_time("overlap", lambda row: row[2].overlap_ns, "sum of durations - busy"),
+        exact_time(
+            "exposed communication", lambda row: row[2].exposed_comm_ns, "communication ran and neither a kernel nor a memset did"
+        ),
+        exact_time("exposed copies", lambda row: row[2].exposed_memcpy_ns, "a copy ran and nothing else did"),
+        count("events", lambda row: row[2].n),
+        Field("unlinked", lambda row: row[2].num_unlinked, count_cell, numeric=True, hint=_UNLINKED),
+        exact_time("unlinked sum", lambda row: row[2].unlinked_ns if row[2].num_unlinked else None, "of their durations"),
     )
-    rows = [Row((Code(name), *_device_cells(done))) for name, _, done in seen]
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
     cut = [(name, done.num_cut) for name, _, done in seen if done.num_cut]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return Table(f"Devices, {during(seen[0][1])}.", columns, tuple(rows), tuple(notes))
-
-
-def _device_cells(done: Activity) -> Iterator[Cell]:
-    yield from (ExactTime(done.span_ns), ExactTime(done.busy_ns), share_cell(done.busy_ns, done.span_ns), ExactTime(done.idle_ns))
-    yield from (ExactTime(done.overlap_ns), ExactTime(done.exposed_comm_ns), ExactTime(done.exposed_memcpy_ns))
-    yield from (
-        Count(done.n),
-        count_cell(done.num_unlinked),
-        ExactTime(done.unlinked_ns) if done.num_unlinked else Missing("", "-"),
-    )
+    return table_of(f"Devices, {during(seen[0][1])}.", fields, seen, notes=notes)
 
 
 def _causes(seen: Seen) -> Table:
@@ -89,36 +79,29 @@ def _causes(seen: Seen) -> Table:
     )  # fmt: skip
     rows = []
     for name, _, done in seen:
-        for cause, ns in done.idle.items():
-            if ns:
-                shares = share_cell(ns, done.idle_ns), share_cell(ns, done.span_ns)
-                rows.append(Row((Code(name), Text(cause), ExactTime(ns), *shares, Text(CAUSE_HINTS[cause]))))
-        rows.append(
-            Row(
-                (
-                    Code(name), Text("all"), ExactTime(done.idle_ns), share_cell(done.idle_ns, done.idle_ns),
-                    share_cell(done.idle_ns, done.span_ns), Text(""),
-                ),
-                strong=True,
-            )
-        )  # fmt: skip
+        causes = [(cause, ns, CAUSE_HINTS[cause]) for cause, ns in done.idle.items() if ns]
+        for cause, ns, hint in (*causes, ("all", done.idle_ns, "")):
+            shares = share_cell(ns, done.idle_ns), share_cell(ns, done.span_ns)
+            rows.append(Row((Code(name), Text(cause), ExactTime(ns), *shares, Text(hint)), strong=not hint))
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", columns, tuple(rows), notes)
 
 
 def _overheads(seen: Seen) -> Iterator[Table]:
     """What the overhead was that held up the host, where the traces name it."""
-    columns = (
-        Column("device"), Column("overhead"), Column("idle time", "ms", True), Column("of idle", numeric=True),
-        Column("that is"),
-    )  # fmt: skip
-    rows = [
-        Row((Code(name), Code(what), ExactTime(ns), share_cell(ns, done.idle_ns), Text(_overhead_hint(what))))
-        for name, _, done in seen
-        for what, ns in done.overhead.items()
-    ]
+    fields: tuple[Field[tuple[str, Activity, str, int]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("overhead", lambda row: row[2], Code),
+        exact_time(
+            "idle time",
+            lambda row: row[3],
+        ),
+        Field("of idle", lambda row: share_cell(row[3], row[1].idle_ns), numeric=True),
+        Field("that is", lambda row: _overhead_hint(row[2])),
+    )
+    rows = [(name, done, what, ns) for name, _, done in seen for what, ns in done.overhead.items()]
     if rows:
-        yield Table(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", columns, tuple(rows))
+        yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
 
 def _overhead_hint(name: str) -> str:
@@ -128,47 +111,40 @@ def _overhead_hint(name: str) -> str:
 
 
 def _kinds(seen: Seen) -> Table:
-    columns = (
-        Column("device"), Column("kind"), Column("events", numeric=True),
-        Column("exclusive", "ms", True, "time that no kind above it owns; adds up to busy"), Column("of busy", numeric=True),
-        Column("union", "ms", True, "at least one event of the kind ran"), Column("sum", "ms", True, "of durations"),
-    )  # fmt: skip
-    rows = [
-        Row(
-            (
-                Code(name), Text(kind.kind), Count(kind.n), ExactTime(kind.exclusive_ns),
-                share_cell(kind.exclusive_ns, done.busy_ns), ExactTime(kind.union_ns), ExactTime(kind.sum_ns),
-            )
-        )
-        for name, _, done in seen
-        for kind in done.kinds
-    ]  # fmt: skip
+    fields: tuple[Field[tuple[str, Activity, KindTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("kind", lambda row: row[2].kind),
+        count("events", lambda row: row[2].n),
+        exact_time("exclusive", lambda row: row[2].exclusive_ns, "time that no kind above it owns; adds up to busy"),
+        Field("of busy", lambda row: share_cell(row[2].exclusive_ns, row[1].busy_ns), numeric=True),
+        exact_time("union", lambda row: row[2].union_ns, "at least one event of the kind ran"),
+        exact_time("sum", lambda row: row[2].sum_ns, "of durations"),
+    )
     priority = " over ".join(seen[0][1].priority)
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return Table("Busy time by kind of work.", columns, tuple(rows), notes)
+    rows = [(name, done, kind) for name, _, done in seen for kind in done.kinds]
+    return table_of("Busy time by kind of work.", fields, rows, notes=notes)
 
 
 def _streams(seen: Seen) -> Table:
-    columns = (
-        Column("device"), Column("stream", numeric=True), Column("events", numeric=True),
-        Column("busy", "ms", True, "at least one event of the stream ran"), Column("sum", "ms", True, "of durations"),
-        Column("overlap", "ms", True, "sum - busy of the stream"),
-        Column("pairs", numeric=True, hint="of events of this stream that ran at the same time"),
-        Column("longest", "ms", True, "time that an event ran beside one that started before it"),
-    )  # fmt: skip
-    rows = []
-    for name, _, done in seen:
-        for stream in done.streams:
-            overlap: tuple[Cell, ...] = (Missing("", "-"),) * 3
-            if stream.overlap_pairs:
-                overlap = ExactTime(stream.overlap_ns), Count(stream.overlap_pairs), ExactTime(stream.longest_overlap_ns)
-            head = Code(name), Count(stream.stream), Count(stream.n), ExactTime(stream.busy_ns), ExactTime(stream.sum_ns)
-            rows.append(Row((*head, *overlap)))
+    pairs = "of events of this stream that ran at the same time"
+    longest = "time that an event ran beside one that started before it"
+    fields: tuple[Field[tuple[str, StreamTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("stream", lambda row: row[1].stream),
+        count("events", lambda row: row[1].n),
+        exact_time("busy", lambda row: row[1].busy_ns, "at least one event of the stream ran"),
+        exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
+        exact_time("overlap", lambda row: row[1].overlap_ns if row[1].overlap_pairs else None, "sum - busy of the stream"),
+        count("pairs", lambda row: row[1].overlap_pairs or None, pairs),
+        exact_time("longest", lambda row: row[1].longest_overlap_ns if row[1].overlap_pairs else None, longest),
+    )
     notes = (
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    return Table("Streams.", columns, tuple(rows), notes, collapsed=len(rows) > 4)
+    rows = [(name, stream) for name, _, done in seen for stream in done.streams]
+    return table_of("Streams.", fields, rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: Seen) -> Iterator[Figure]:

@@ -13,7 +13,7 @@ from strobe.perf.report.text import shorten
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.seen import Seen, seen_devices, seen_steps, whole_views
 from strobe.perf.report.trace_page.steps import uneven_text
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
 
 _NOTHING_NS = 1_000

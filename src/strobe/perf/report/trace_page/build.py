@@ -9,25 +9,29 @@ from strobe.perf.report.model import SCHEMA_VERSION, Report, Section
 from strobe.perf.report.trace_page.activity import activity_section
 from strobe.perf.report.trace_page.banners import trace_banners
 from strobe.perf.report.trace_page.collectives import collectives_section
+from strobe.perf.report.trace_page.critical_path import critical_path_section
 from strobe.perf.report.trace_page.gaps import gaps_section
 from strobe.perf.report.trace_page.kernels import kernels_section
 from strobe.perf.report.trace_page.launch import launch_section
 from strobe.perf.report.trace_page.memory import memory_section
+from strobe.perf.report.trace_page.operator_times import operator_times_section
 from strobe.perf.report.trace_page.operators import operators_section
 from strobe.perf.report.trace_page.overview import overview_section, trace_facts
 from strobe.perf.report.trace_page.pieces import pieces_section
+from strobe.perf.report.trace_page.queue import queue_section
 from strobe.perf.report.trace_page.ranges import ranges_section
 from strobe.perf.report.trace_page.roofline import roofline_section
 from strobe.perf.report.trace_page.sections import sections_section
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_page.steps import steps_section
-from strobe.perf.report.trace_page.study import TraceStudy
 from strobe.perf.report.trace_page.timeline import timeline_section
+from strobe.perf.report.trace_study import TraceStudy
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     overview_section,
     activity_section,
     kernels_section,
+    operator_times_section,
     roofline_section,
     operators_section,
     steps_section,
@@ -35,6 +39,8 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     sections_section,
     gaps_section,
     launch_section,
+    queue_section,
+    critical_path_section,
     pieces_section,
     ranges_section,
     collectives_section,

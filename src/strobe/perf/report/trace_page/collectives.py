@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
-from strobe.perf.analysis.structure.meetings import Meetings, MemberTime, meetings
+from strobe.perf.analysis.structure.meetings import MeetingKind, Meetings, MemberTime, meetings
+from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
+from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -13,7 +16,6 @@ from strobe.perf.report.model import (
     Column,
     Count,
     ExactTime,
-    Missing,
     Notes,
     Number,
     Row,
@@ -22,9 +24,12 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.text import exact_ms, time_text
-from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, device_name, share_cell, spread_cells
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.text import bytes_cell, exact_ms, time_text
+from strobe.perf.report.trace_page.devices import device_name
+from strobe.perf.report.trace_study import TraceStudy
+
+T = TypeVar("T")
+_OF_UNION: Final = "share of the union"
 
 
 def collectives_section(study: TraceStudy) -> Section | None:
@@ -45,44 +50,51 @@ def collectives_section(study: TraceStudy) -> Section | None:
 
 
 def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
-    columns = (
-        Column("device"), Column("collectives", numeric=True, hint="communication kernels"),
-        Column("union", "ms", True, "at least one of them ran"), Column("of span", numeric=True),
-        Column("exposed", "ms", True, "of the union, the part that neither a kernel nor a memset hides"),
-        Column("of span", numeric=True), Column("hidden", numeric=True, hint="share of the union"),
-        Column("sum", "ms", True, "of durations"),
-    )  # fmt: skip
-    rows = []
-    for name, one in zip(names, found, strict=True):
-        union = (ExactTime(one.union_ns), share_cell(one.union_ns, one.span_ns))
-        exposed = (ExactTime(one.exposed_ns), share_cell(one.exposed_ns, one.span_ns))
-        hidden = share_cell(one.union_ns - one.exposed_ns, one.union_ns)
-        rows.append(Row((Code(name), Count(one.n), *union, *exposed, hidden, ExactTime(one.sum_ns))))
-    return Table("Communication of each device.", columns, tuple(rows))
+    exposed = "of the union, the part that neither a kernel nor a memset hides"
+    fields: tuple[Field[tuple[str, Communication]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("collectives", lambda row: row[1].n, "communication kernels"),
+        exact_time("union", lambda row: row[1].union_ns, "at least one of them ran"),
+        Field("of span", lambda row: share_cell(row[1].union_ns, row[1].span_ns), numeric=True),
+        exact_time("exposed", lambda row: row[1].exposed_ns, exposed),
+        Field("of span", lambda row: share_cell(row[1].exposed_ns, row[1].span_ns), numeric=True),
+        Field(
+            "hidden", lambda row: share_cell(row[1].union_ns - row[1].exposed_ns, row[1].union_ns), numeric=True, hint=_OF_UNION
+        ),
+        exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
+    )
+    return table_of("Communication of each device.", fields, list(zip(names, found, strict=True)))
 
 
-def _kind_cells(kind: CollectiveKind) -> tuple[Cell, ...]:
-    ranks: Cell = Count(len(kind.ranks)) if kind.ranks else Missing("not recorded", "-")
-    size = kind.message_bytes
-    message: Cell = Missing("not recorded", "-") if size is None else Number(size / 1e6, 3, "MB")
-    return Code(kind.name), Code(kind.group) if kind.group else Missing("not recorded", "-"), ranks, message
+def _kind_fields(kind: Callable[[T], CollectiveKind]) -> tuple[Field[T], ...]:
+    """What identifies a kind of collective."""
+    none, message = "not recorded", "the larger of input and output of one rank"
+    return (
+        Field("collective", lambda row: kind(row).name, Code),
+        Field("group", lambda row: kind(row).group or None, Code, missing=none),
+        count("ranks", lambda row: len(kind(row).ranks) or None, missing=none),
+        Field("message", lambda row: kind(row).message_bytes, _megabytes, numeric=True, hint=message, missing=none),
+    )
 
 
-_KIND_COLUMNS = (
-    Column("collective"), Column("group"), Column("ranks", numeric=True),
-    Column("message", numeric=True, hint="the larger of input and output of one rank"),
-)  # fmt: skip
+def _megabytes(num_bytes: int) -> Number:
+    return bytes_cell(num_bytes, "MB", 3)
 
 
 def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Table:
-    columns = (
-        Column("device"), *_KIND_COLUMNS, Column("n", numeric=True),
-        Column("exposed", "ms", True, "the part that neither a kernel nor a memset hides"),
-        Column("sum", "ms", True, "of durations"), *SPREAD_COLUMNS,
-    )  # fmt: skip
+    fields: tuple[Field[tuple[str, CollectiveTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        *_kind_fields(lambda row: row[1].kind),
+        count(
+            "n",
+            lambda row: row[1].duration.n,
+        ),
+        exact_time("exposed", lambda row: row[1].exposed_ns, "the part that neither a kernel nor a memset hides"),
+        exact_time("sum", lambda row: row[1].duration.sum_ns, "of durations"),
+        *spread(lambda row: row[1].duration, "µs"),
+    )
     told = [(name, kind) for name, one in zip(names, found, strict=True) for kind in one.kinds]
     told.sort(key=lambda item: -item[1].exposed_ns)
-    rows = [_kind_row(name, kind) for name, kind in told[:top]]
     rest = [kind for _, kind in told[top:]]
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(one.num_cut for one in found)
@@ -91,14 +103,9 @@ def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Ta
     if rest:
         left = sum(kind.exposed_ns for kind in rest)
         notes.append(f"{len(rest)} more rows are left out, with {time_text(left)} ms exposed together.")
-    return Table(
-        "Collectives by name, group and size.", columns, tuple(rows), tuple(notes), sortable=True, collapsed=len(rows) > 12
-    )
-
-
-def _kind_row(name: str, kind: CollectiveTime) -> Row:
-    times = (Count(kind.duration.n), ExactTime(kind.exposed_ns), ExactTime(kind.duration.sum_ns))
-    return Row((Code(name), *_kind_cells(kind.kind), *times, *spread_cells(kind.duration)))
+    shown = told[:top]
+    caption = "Collectives by name, group and size."
+    return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)
 
 
 def _across(names: Sequence[str], together: Meetings, top: int) -> Iterator[Block]:
@@ -161,20 +168,25 @@ def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
 
 
 def _meeting_kinds(together: Meetings, top: int) -> Table:
-    columns = (
-        *_KIND_COLUMNS, Column("n", numeric=True),
-        Column("skew", "ms", True, "from the first start to the last, added up"), Column("skew p50", "µs", True),
-        Column("max", "µs", True), Column("transfer", "ms", True, "from the last start to the last end, added up"),
-        Column("transfer p50", "µs", True), Column("max", "µs", True),
-        Column("rate", numeric=True, hint="message / median transfer"),
-    )  # fmt: skip
-    rows = []
-    for one in together.kinds[:top]:
-        skew = (ExactTime(one.skew.sum_ns), Time(one.skew.p50_ns), Time(one.skew.max_ns))
-        transfer = (ExactTime(one.transfer.sum_ns), Time(one.transfer.p50_ns), Time(one.transfer.max_ns))
-        size, median = one.kind.message_bytes, one.transfer.p50_ns
-        rate: Cell = Number(size / median, 1, "GB/s") if size and median > 0 else Missing("no size recorded", "-")
-        rows.append(Row((*_kind_cells(one.kind), Count(one.skew.n), *skew, *transfer, rate)))
-    rest = len(together.kinds) - len(rows)
-    notes = (f"{rest} more rows are left out.",) if rest else ()
-    return Table("Skew against transfer, by name, group and size.", columns, tuple(rows), notes, sortable=True)
+    fields: tuple[Field[MeetingKind], ...] = (
+        *_kind_fields(lambda one: one.kind),
+        count(
+            "n",
+            lambda one: one.skew.n,
+        ),
+        exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
+        Field("skew p50", lambda one: one.skew.p50_ns, Time, "µs"),
+        Field("max", lambda one: one.skew.max_ns, Time, "µs"),
+        exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
+        Field("transfer p50", lambda one: one.transfer.p50_ns, Time, "µs"),
+        Field("max", lambda one: one.transfer.max_ns, Time, "µs"),
+        Field("rate", _rate, numeric=True, hint="message / median transfer", missing="no size recorded"),
+    )
+    rest = len(together.kinds) - top
+    notes = (f"{rest} more rows are left out.",) if rest > 0 else ()
+    return table_of("Skew against transfer, by name, group and size.", fields, together.kinds[:top], notes=notes, sortable=True)
+
+
+def _rate(one: MeetingKind) -> Cell | None:
+    size, median = one.kind.message_bytes, one.transfer.p50_ns
+    return Number(size / median, 1, "GB/s") if size and median > 0 else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.views import DeviceView, device_views
-from strobe.perf.report.model import Cell, Column, Kind, Missing, Share, Text, Time
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.model import Kind
+from strobe.perf.report.trace_study import TraceStudy
 
 CLASS_KINDS: Final = {
     "kernel": Kind("kernels", "work1"), "comm": Kind("communication", "work2"),
@@ -28,14 +27,6 @@ CAUSE_HINTS: Final = {
     UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
 }
 
-SPREAD_COLUMNS: Final = (
-    Column("min", "µs", True),
-    Column("p50", "µs", True, "median, a sample (nearest rank)"),
-    Column("mean", "µs", True),
-    Column("p99", "µs", True, "a sample (nearest rank), from 459 samples on; below that the maximum is all that can be said"),
-    Column("max", "µs", True),
-)
-
 
 def named_views(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
     """Each device that has events during the chosen window, with its name."""
@@ -52,19 +43,3 @@ def device_name(study: TraceStudy, label: str, device: int) -> str:
 def during(view: DeviceView) -> str:
     """The window in words."""
     return f"window {view.window.label}" if view.window else "the whole trace"
-
-
-def spread_cells(found: Distribution) -> tuple[Cell, ...]:
-    """The cells under `SPREAD_COLUMNS`."""
-    p99 = Missing(f"max of {found.n}", "-") if found.p99_ns is None else Time(found.p99_ns)
-    return Time(found.min_ns), Time(found.p50_ns), Time(found.mean_ns), p99, Time(found.max_ns)
-
-
-def share_cell(part: int, whole: int) -> Cell:
-    """A part of a whole that may be nothing."""
-    return Share(part / whole) if whole else Missing("", "-")
-
-
-def count_cell(value: int, text: str = "") -> Cell:
-    """A count that is worth a look unless it is 0."""
-    return Text(text or str(value), "bad") if value else Missing("", "-")

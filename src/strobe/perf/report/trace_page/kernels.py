@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.device.hotspots import HotRow, HotTable
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
-from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, count_cell, during, share_cell, spread_cells
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share, share_of, table_of
+from strobe.perf.report.blocks.spread import spread
+from strobe.perf.report.model import Block, Code, Column, Count, ExactTime, Row, Section, Table, Text
+from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_devices
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 
 MAX_MEMBERS = 8
 """Names listed of one group."""
@@ -31,28 +33,38 @@ def kernels_section(study: TraceStudy) -> Section | None:
 
 
 def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool) -> Table:
-    by_shape, top = study.options.by == "shape", study.options.top
-    columns = (
-        Column("kernel", hint="normalised name of the group"),
-        *((Column("shape", hint="input sizes, or grid and block, as the trace gives them"),) if by_shape else ()),
-        Column("kind"),
-        Column("n", numeric=True, hint="calls"),
-        Column("exclusive", "ms", True, "time no other row counts; adds up to busy"),
-        Column("of busy", numeric=True, hint="exclusive time / busy time of the device"),
-        Column("sum", "ms", True, "of durations: inclusive, not additive where events overlap"),
-        *SPREAD_COLUMNS,
-        Column("unlinked", numeric=True, hint="calls whose launch the trace does not hold"),
-        Column("names", numeric=True, hint="different full names in the group"),
+    shape: Field[HotRow] = Field(
+        "shape",
+        lambda row: row.shape or None,
+        Code,
+        hint="input sizes, or grid and block, as the trace gives them",
+        missing="the trace gives none",
     )
-    rows = [Row(tuple(_cells(row, found, by_shape))) for row in found.rows[:top]]
-    rest = found.rows[top:]
-    if rest:
-        own, n = sum(row.exclusive_ns for row in rest), sum(row.calls.n for row in rest)
-        blank = (Text(""),) * len(SPREAD_COLUMNS)
-        head = (Text(f"{len(rest)} more rows"), *((Text(""),) if by_shape else ()), Text(""), Count(n), ExactTime(own))
-        total = ExactTime(sum(row.calls.sum_ns for row in rest))
-        unlinked = count_cell(sum(row.num_unlinked for row in rest))
-        rows.append(Row((*head, share_cell(own, found.busy_ns), total, *blank, unlinked, Text("")), strong=True))
+    fields: tuple[Field[HotRow], ...] = (
+        Field("kernel", lambda row: row.group, Code, hint="normalised name of the group"),
+        *((shape,) if study.options.by == "shape" else ()),
+        Field("kind", lambda row: row.kind),
+        count("n", lambda row: row.calls.n, "calls", total=sum),
+        exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
+        share(
+            "of busy",
+            lambda row: row.exclusive_ns,
+            share_of(found.busy_ns),
+            "exclusive time / busy time of the device",
+            total=sum,
+        ),
+        exact_time("sum", lambda row: row.calls.sum_ns, "of durations: inclusive, not additive where events overlap", total=sum),
+        *spread(lambda row: row.calls, "µs"),
+        Field(
+            "unlinked",
+            lambda row: row.num_unlinked,
+            count_cell,
+            numeric=True,
+            hint="calls whose launch the trace does not hold",
+            total=sum,
+        ),
+        count("names", lambda row: len(row.members), "different full names in the group"),
+    )
     caption = (
         f"{opening}: {sum(row.calls.n for row in found.rows)} calls in {len(found.rows)} rows, busy {found.busy_ns / 1e6:.6f} ms."
     )
@@ -61,16 +73,7 @@ def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool)
         notes.append(f"Calls cut by the edges of the window: {found.num_cut}. n counts them, times count their part inside.")
     if found.num_mangled:
         notes.append(f"{found.num_mangled} names could not be demangled and stand as they are.")
-    return Table(caption, columns, tuple(rows), tuple(notes), sortable=True, collapsed=collapsed)
-
-
-def _cells(row: HotRow, found: HotTable, by_shape: bool) -> Iterator[Cell]:
-    yield Code(row.group)
-    if by_shape:
-        yield Code(row.shape) if row.shape else Missing("the trace gives none", "-")
-    yield from (Text(row.kind), Count(row.calls.n), ExactTime(row.exclusive_ns), share_cell(row.exclusive_ns, found.busy_ns))
-    yield from (ExactTime(row.calls.sum_ns), *spread_cells(row.calls))
-    yield from (count_cell(row.num_unlinked), Count(len(row.members)))
+    return table_of(caption, fields, found.rows, top=study.options.top, notes=notes, sortable=True, collapsed=collapsed)
 
 
 def _members(rows: Sequence[HotRow], name: str) -> Iterator[Table]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.device.idle import HOST_LATE
-from strobe.perf.analysis.device.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Delays, Launch, integrity
+from strobe.perf.analysis.device.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Launch, integrity
+from strobe.perf.report.blocks.fields import Field, count, share_cell, table_of
+from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
-from strobe.perf.report.trace_page.devices import SPREAD_COLUMNS, share_cell, spread_cells
 from strobe.perf.report.trace_page.seen import seen_devices, whole_views
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 
 _MEANING: Final = {
     "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
@@ -78,23 +80,29 @@ def _meaning(found: Launch) -> str:
 
 
 def _delays(seen: Seen) -> Table:
-    columns = (
-        Column("device"),
-        Column("launched as", hint="a graph is a call by that name, or one call that launched several events"),
-        Column("from", hint="start or end of the launch call, to the start on the device"),
-        Column("n", numeric=True, hint="device events"),
-        Column("negative", numeric=True),
-        *SPREAD_COLUMNS,
+    fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
+        Field("from", lambda row: row[2], hint="start or end of the launch call, to the start on the device"),
+        count("n", lambda row: row[3].n, "device events"),
+        count("negative", lambda row: _negative(row[2], row[4])),
+        *spread(lambda row: row[3], "µs"),
     )
     rows = []
     for name, found in seen:
         for kind, delays in found.kinds.items():
-            rows += [Row((Code(name), Text(kind), *cells)) for cells in _both(delays)]
+            rows.append((name, kind, "start", delays.start_to_start, delays.num_negative_ss))
+            rows.append((name, kind, "end", delays.end_to_start, delays.num_negative_es))
     notes = [_unlinked(name, found) for name, found in seen if found.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
-    return Table("Launch delays, of events that start in the window.", columns, tuple(rows), tuple(notes))
+    return table_of("Launch delays, of events that start in the window.", fields, rows, notes=notes)
+
+
+def _negative(of: str, num: int) -> Cell:
+    """A device event cannot start before its launch call does."""
+    return Text(str(num), "bad", "clocks or correlation are wrong") if num and of == "start" else Count(num)
 
 
 def _unlinked(name: str, found: Launch) -> str:
@@ -103,13 +111,6 @@ def _unlinked(name: str, found: Launch) -> str:
     why = [f"{before} were launched before the trace"] if before else []
     why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
-
-
-def _both(delays: Delays) -> Iterator[tuple[Cell, ...]]:
-    ss, es = delays.start_to_start, delays.end_to_start
-    bad = Text(str(delays.num_negative_ss), "bad", "clocks or correlation are wrong") if delays.num_negative_ss else Count(0)
-    yield Text("start"), Count(ss.n), bad, *spread_cells(ss)
-    yield Text("end"), Count(es.n), Count(delays.num_negative_es), *spread_cells(es)
 
 
 def _calls(seen: Seen, top: int) -> Table:

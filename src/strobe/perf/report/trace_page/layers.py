@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.structure.layers import Layer, LayerGroup, LayerTimes
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, Missing, Row, Table, Text, Time
-from strobe.perf.report.trace_page.devices import share_cell
+from strobe.perf.report.blocks.fields import Field, count, share, share_of, table_of
+from strobe.perf.report.model import Block, Cell, Code, Table, Text, Time
+
+_BY_KERNELS: Final = "found by kernels"
 
 
 def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
@@ -25,55 +27,56 @@ def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: in
 
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
-    columns = (
-        Column("layers"), Column("in"), Column("places", numeric=True, hint="calls in one enclosing call, at most"),
-        Column("calls", numeric=True), Column("of all", numeric=True, hint="sum of their events / sum of all of the device"),
-        Column("device, first", "µs", True, "sum of the durations of the events of a call: p50 over the first calls"),
-        Column("later", "µs", True, "p50 over all later calls"),
-        Column("span, first", "µs", True, "first start to last end of these events: p50 over the first calls"),
-        Column("later", "µs", True, "p50 over all later calls"),
-        Column("host, first", "µs", True, "length of the call: p50 over the first calls"),
-        Column("later", "µs", True, "p50 over all later calls"),
-        Column("kernels, first", numeric=True), Column("later", numeric=True),
-    )  # fmt: skip
-    rows = []
-    for group in groups:
-        first, later = group.layers[0].times, group.later
-        where: Cell = Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
-        calls = first.device.n + later.device.n
-        head = (Code(group.name), where, Count(len(group.layers)), Count(calls), share_cell(group.sum_ns, whole_ns))
-        pairs = [cell for pair in zip(_cells(first), _cells(later), strict=True) for cell in pair]
-        rows.append(Row((*head, *pairs)))
+    device = "sum of the durations of the events of a call: p50 over the first calls"
+    span, host = (
+        "first start to last end of these events: p50 over the first calls",
+        "length of the call: p50 over the first calls",
+    )
+    later, of_all = "p50 over all later calls", "sum of their events / sum of all of the device"
+    fields: tuple[Field[LayerGroup], ...] = (
+        Field("layers", lambda group: group.name, Code),
+        Field("in", _where),
+        count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
+        count("calls", lambda group: group.layers[0].times.device.n + group.later.device.n),
+        share("of all", lambda group: group.sum_ns, share_of(whole_ns), of_all),
+        Field("device, first", lambda group: group.layers[0].times.device.p50_ns, Time, "µs", hint=device),
+        Field("later", lambda group: group.later.device.p50_ns, Time, "µs", hint=later),
+        Field("span, first", lambda group: group.layers[0].times.span.p50_ns, Time, "µs", hint=span),
+        Field("later", lambda group: group.later.span.p50_ns, Time, "µs", hint=later),
+        Field("host, first", lambda group: _host_ns(group.layers[0].times), Time, "µs", hint=host, missing=_BY_KERNELS),
+        Field("later", lambda group: _host_ns(group.later), Time, "µs", hint=later, missing=_BY_KERNELS),
+        count("kernels, first", lambda group: group.layers[0].times.kernels),
+        count("later", lambda group: group.later.kernels),
+    )
     notes = ["Layers inside layers are rows of their own: shares do not add up."]
     if any(group.by_kernels for group in groups):
         notes.append(
             "No names tell these layers: they are what the kernels repeat inside a step, named after their first kernel."
         )
-    return Table(f"The first layer against the later ones, {name}.", columns, tuple(rows), tuple(notes))
+    return table_of(f"The first layer against the later ones, {name}.", fields, groups, notes=notes)
 
 
-def _cells(times: LayerTimes) -> tuple[Cell, ...]:
-    return Time(times.device.p50_ns), Time(times.span.p50_ns), _host(times.host), Count(times.kernels)
+def _where(group: LayerGroup) -> Cell:
+    return Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
 
 
-def _host(host: Distribution | None) -> Cell:
-    return Missing("found by kernels", "-") if host is None else Time(host.p50_ns)
+def _host_ns(times: LayerTimes) -> int | None:
+    return None if times.host is None else times.host.p50_ns
 
 
 def _by_place(name: str, group: LayerGroup, top: int) -> Table:
-    columns = (
-        Column("place", numeric=True), Column("name"), Column("calls", numeric=True), Column("device p50", "µs", True),
-        Column("device max", "µs", True), Column("span p50", "µs", True), Column("host p50", "µs", True),
-        Column("kernels", numeric=True),
-    )  # fmt: skip
-    rows = [_place(layer) for layer in group.layers[:top]]
-    rest = len(group.layers) - len(rows)
-    notes = (f"{rest} more places are left out.",) if rest else ()
-    return Table(f"Each place of {group.name}, {name}.", columns, tuple(rows), notes, sortable=True, collapsed=True)
-
-
-def _place(layer: Layer) -> Row:
-    times = layer.times
-    label: Cell = Code(layer.label) if layer.label else Missing("differs from call to call, or there is none", "-")
-    device = Count(times.device.n), Time(times.device.p50_ns), Time(times.device.max_ns)
-    return Row((Count(layer.place), label, *device, Time(times.span.p50_ns), _host(times.host), Count(times.kernels)))
+    unnamed = "differs from call to call, or there is none"
+    fields: tuple[Field[Layer], ...] = (
+        count("place", lambda layer: layer.place),
+        Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
+        count("calls", lambda layer: layer.times.device.n),
+        Field("device p50", lambda layer: layer.times.device.p50_ns, Time, "µs"),
+        Field("device max", lambda layer: layer.times.device.max_ns, Time, "µs"),
+        Field("span p50", lambda layer: layer.times.span.p50_ns, Time, "µs"),
+        Field("host p50", lambda layer: _host_ns(layer.times), Time, "µs", missing=_BY_KERNELS),
+        count("kernels", lambda layer: layer.times.kernels),
+    )
+    rest = len(group.layers) - top
+    notes = (f"{rest} more places are left out.",) if rest > 0 else ()
+    caption = f"Each place of {group.name}, {name}."
+    return table_of(caption, fields, group.layers[:top], notes=notes, sortable=True, collapsed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strobe.perf.analysis.device.memory import MemoryPoint, MemoryUse, memory_use
+from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
 from strobe.perf.report.model import (
     Axis,
     Block,
@@ -22,11 +22,11 @@ from strobe.perf.report.model import (
     Table,
     Time,
 )
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.text import bytes_cell, bytes_in
+from strobe.perf.report.trace_study import TraceStudy
 
 MAX_POINTS: Final = 200
 MAX_ROWS: Final = 24
-_MIB: Final = 1 << 20
 
 Seen = Sequence[tuple[str, MemoryUse]]
 
@@ -67,7 +67,7 @@ def _peak(use: MemoryUse) -> Iterator[Cell]:
 
 def _mib(value: int) -> Number:
     """Mebibytes, kibibytes where that would be nearly nothing."""
-    return Number(value / _MIB, 1, "MiB") if abs(value) >= _MIB or not value else Number(value / 1024, 3, "KiB")
+    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
 
 
 def _reserved(value: int) -> Cell:
@@ -94,7 +94,7 @@ def _course(name: str, use: MemoryUse) -> Figure:
 
 
 def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
-    return Mark(x=float(point.start_ns - use.first.start_ns), y=value / _MIB, series=series)
+    return Mark(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
 
 
 def _table(name: str, use: MemoryUse) -> Table:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from strobe.perf.analysis.device.activity import Activity
 from strobe.perf.analysis.device.hotspots import HotTable
-from strobe.perf.analysis.device.launch import Launch
+from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
 from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
     Column,
     Count,
-    ExactTime,
     Fact,
     Missing,
     Row,
@@ -22,9 +22,8 @@ from strobe.perf.report.model import (
     Table,
     Text,
 )
-from strobe.perf.report.trace_page.devices import share_cell
-from strobe.perf.report.trace_page.seen import seen_devices
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_page.seen import Seen, seen_devices
+from strobe.perf.report.trace_study import TraceStudy
 
 _FILE_COLUMNS = (
     Column("trace"),
@@ -36,17 +35,6 @@ _FILE_COLUMNS = (
     Column("lost", numeric=True, hint="events that could not be read at all"),
     Column("mended", numeric=True, hint="events kept after bad characters were replaced or a negative duration set to 0"),
     Column("end"),
-)
-_DEVICE_COLUMNS = (
-    Column("device"),
-    Column("span", "ms", True, "from the first device event's start to the last one's end, or the window"),
-    Column("busy", "ms", True, "time in which at least one event ran on any stream"),
-    Column("busy share", numeric=True),
-    Column("idle", "ms", True, "span - busy"),
-    Column("events", numeric=True),
-    Column("verdict", hint="what most of the idle time waited for; the section on launches says how it is found"),
-    Column("top kernel", hint="the group with the largest exclusive time"),
-    Column("its share", numeric=True, hint="of the busy time"),
 )
 
 
@@ -120,14 +108,28 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    rows = [Row((Code(one.name), *_times(one.launch), *_top(one.hot))) for one in seen_devices(study)]
-    return Table("Each device in one line.", _DEVICE_COLUMNS, tuple(rows)) if rows else None
+    tops = {one.name: _top(one.hot) for one in seen_devices(study)}
+    fields: tuple[Field[Seen], ...] = (
+        Field("device", lambda one: one.name, Code),
+        exact_time("span", lambda one: _done(one).span_ns, "from the first event's start to the last one's end, or the window"),
+        exact_time("busy", lambda one: _done(one).busy_ns, "time in which at least one event ran on any stream"),
+        Field("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns), numeric=True),
+        exact_time("idle", lambda one: _done(one).idle_ns, "span - busy"),
+        count("events", lambda one: _done(one).n),
+        Field("verdict", _verdict, hint="what most of the idle time waited for; the section on launches says how it is found"),
+        Field("top kernel", lambda one: tops[one.name][0], hint="the group with the largest exclusive time"),
+        Field("its share", lambda one: tops[one.name][1], numeric=True, hint="of the busy time"),
+    )
+    devices = seen_devices(study)
+    return table_of("Each device in one line.", fields, devices) if devices else None
 
 
-def _times(found: Launch) -> Iterator[Cell]:
-    done = found.activity
-    yield from (ExactTime(done.span_ns), ExactTime(done.busy_ns), share_cell(done.busy_ns, done.span_ns))
-    yield from (ExactTime(done.idle_ns), Count(done.n), Text(found.verdict, "good" if found.verdict == "busy" else "bad"))
+def _done(one: Seen) -> Activity:
+    return one.launch.activity
+
+
+def _verdict(one: Seen) -> Cell:
+    return Text(one.launch.verdict, "good" if one.launch.verdict == "busy" else "bad")
 
 
 def _top(table: HotTable) -> tuple[Cell, Cell]:

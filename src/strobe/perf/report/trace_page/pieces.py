@@ -7,9 +7,9 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.runs.breakdown import breakdown
+from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.model import Block, Notes, Section
-from strobe.perf.report.pieces import LEAD, breakdown_blocks
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import read_trace
 
 MOST_EVENTS: Final = 1 << 20

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from strobe.perf.analysis.structure.calltree import CallNode, call_trees
 from strobe.perf.analysis.structure.layers import layer_groups
-from strobe.perf.analysis.structure.ranges import COMMUNICATION, Kind, RangeRow, Ranges, range_table
-from strobe.perf.analysis.structure.scopes import unnumbered
+from strobe.perf.analysis.structure.ranges import COMMUNICATION, Kind, RangeRow, Ranges
+from strobe.perf.report.blocks.fields import Field, count, exact_time, padded, share, share_of, table_of
 from strobe.perf.report.model import (
     Block,
-    Cell,
     Code,
-    Column,
     Count,
     ExactTime,
     Figure,
     Flame,
     Frame,
-    Missing,
     Notes,
-    Row,
     Section,
     Table,
     Text,
 )
-from strobe.perf.report.trace_page.devices import device_name, share_cell
+from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.layers import layer_blocks
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_page.seen import seen_ranges
+from strobe.perf.report.trace_study import TraceStudy
 
 MAX_FRAMES: Final = 300
 """Frames of one flame graph; the narrowest are drawn as one beside each other."""
@@ -42,14 +40,18 @@ _TITLES: Final[dict[Kind, str]] = {
 }
 
 
+_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
+_NO_CALLS: Final = "a graph's kernels have no call of their own"
+
+
 def ranges_section(study: TraceStudy) -> Section | None:
     """Device time by range, module and layer; `None` if no trace has device events that any of them explains."""
     blocks: list[Block] = []
-    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-        bare = replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules))
+    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), strict=True)
+    for trace, label, window, of_trace in each:
         trees = dict(call_trees(trace, window))
         layers = dict(layer_groups(trace, window))
-        for ranges in range_table(bare, window):
+        for ranges in of_trace:
             name = device_name(study, label, ranges.device)
             if ranges.rows:
                 blocks += _tables(name, ranges, study.options.top)
@@ -86,36 +88,31 @@ def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
 
 
 def _table(caption: str, rows: Sequence[RangeRow], whole_ns: int, top: int) -> Table:
-    columns = (
-        Column("name"),
-        Column("calls", numeric=True),
-        Column("events", numeric=True, hint="device events launched in them"),
-        Column("kernels", numeric=True),
-        Column("sum", "ms", True, "of the events' durations, nested calls included"),
-        Column("of all", numeric=True, hint="sum / sum of all events of the device"),
-        Column("exclusive", "ms", True, "sum of the events launched in no other call inside"),
-        Column("union", "ms", True, "time in which at least one of the events ran"),
-        Column("span", "ms", True, "first start to last end on the device, added over the calls"),
-        Column("host", "ms", True, "the calls themselves, added up"),
+    fields: tuple[Field[RangeRow], ...] = (
+        Field("name", lambda row: row.name, Code),
+        count("calls", lambda row: row.calls, total=sum),
+        count("events", lambda row: row.events or _SILENT, "device events launched in them"),
+        count("kernels", lambda row: _if_any(row, row.kernels)),
+        exact_time("sum", lambda row: _if_any(row, row.sum_ns), "of durations, nested calls included"),
+        share("of all", lambda row: _if_any(row, row.sum_ns), share_of(whole_ns), "sum / sum of all events of the device"),
+        exact_time(
+            "exclusive",
+            lambda row: _if_any(row, row.exclusive_ns),
+            "sum of the events launched in no other call inside",
+            total=sum,
+        ),
+        exact_time("union", lambda row: _if_any(row, row.union_ns), "at least one of the events ran"),
+        exact_time("span", lambda row: _if_any(row, row.span_ns), "first start to last end on the device, added up"),
+        exact_time("host", lambda row: row.host_ns, "the calls themselves, added up", missing=_NO_CALLS),
     )
-    shown = [_row(row, whole_ns) for row in rows[:top]]
-    rest = rows[top:]
-    if rest:
-        exclusive = ExactTime(sum(row.exclusive_ns for row in rest))
-        calls, blank = Count(sum(row.calls for row in rest)), Text("")
-        shown.append(Row((Text(f"{len(rest)} more rows"), calls, *(blank,) * 4, exclusive, *(blank,) * 3), strong=True))
     notes = ("Only the exclusive column adds up.",)
-    return Table(caption, columns, tuple(shown), notes, sortable=True, collapsed=len(shown) > 12)
+    closed = min(len(rows), top + 1) > 12
+    return table_of(caption, fields, rows, top=top, notes=notes, sortable=True, collapsed=closed)
 
 
-def _row(row: RangeRow, whole_ns: int) -> Row:
-    host: Cell = Missing("a graph's kernels have no call of their own", "-") if row.host_ns is None else ExactTime(row.host_ns)
-    head = (Code(row.name), Count(row.calls))
-    if not row.events:
-        none = Text("0", "muted", "launched nothing on their thread")
-        return Row((*head, none, *(Missing("", "-"),) * 6, host))
-    counts = (Count(row.events), Count(row.kernels), ExactTime(row.sum_ns), share_cell(row.sum_ns, whole_ns))
-    return Row((*head, *counts, ExactTime(row.exclusive_ns), ExactTime(row.union_ns), ExactTime(row.span_ns), host))
+def _if_any(row: RangeRow, value: int) -> int | None:
+    """A figure of the events of a range, if it launched some."""
+    return value if row.events else None
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -138,22 +135,29 @@ def _frame(node: CallNode, label: str, narrowest: int, depth: int = MAX_DEPTH) -
 
 
 def _paths(root: CallNode, top: int) -> Table:
-    columns = (
-        Column("path"), Column("calls", numeric=True), Column("events", numeric=True),
-        Column("own time", "ms", True, "launched in no call inside; where events overlap, the first to start owns the time"),
-        Column("of busy", numeric=True), Column("total", "ms", True, "with the calls inside"),
-        Column("host", "ms", True, "the calls themselves"),
-    )  # fmt: skip
+    own = "launched in no call inside; where events overlap, the first to start owns the time"
+    fields: tuple[Field[tuple[tuple[str, ...], CallNode]], ...] = (
+        Field("path", lambda row: " / ".join(row[0]), Code),
+        count(
+            "calls",
+            lambda row: row[1].calls,
+        ),
+        count(
+            "events",
+            lambda row: row[1].events,
+        ),
+        exact_time("own time", lambda row: row[1].self_ns, own, total=sum),
+        share("of busy", lambda row: row[1].self_ns, share_of(root.total_ns), total=sum),
+        exact_time("total", lambda row: row[1].total_ns, "with the calls inside"),
+        exact_time("host", lambda row: row[1].host_ns if row[1].calls else None, "the calls themselves"),
+    )
     found = sorted(_spelled(root), key=lambda item: (-item[1].self_ns, item[0]))
     owners = [item for item in found if item[1].self_ns]
-    rows = [_path_row(" / ".join(path), node, root.total_ns) for path, node in owners[:top]]
-    rest = owners[top:]
-    if rest:
-        own = sum(node.self_ns for _, node in rest)
-        cells = (ExactTime(own), share_cell(own, root.total_ns), Text(""), Text(""))
-        rows.append(Row((Text(f"{len(rest)} more paths"), Text(""), Text(""), *cells), strong=True))
-    rows.append(Row((Text("busy"), Text(""), Count(root.events), ExactTime(root.total_ns), *(Text(""),) * 3), strong=True))
-    return Table("Paths by the time of their own; it adds up to the busy time.", columns, tuple(rows), collapsed=True)
+    table = table_of(
+        "Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, left="paths", collapsed=True
+    )
+    busy = padded(len(fields), Text("busy"), Text(""), Count(root.events), ExactTime(root.total_ns), strong=True)
+    return msgspec.structs.replace(table, rows=(*table.rows, busy))
 
 
 def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
@@ -164,9 +168,3 @@ def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
         below = [((*path, child.name), child) for child in node.children]
         yield from below
         waiting += below
-
-
-def _path_row(path: str, node: CallNode, busy_ns: int) -> Row:
-    host: Cell = ExactTime(node.host_ns) if node.calls else Missing("", "-")
-    own = (ExactTime(node.self_ns), share_cell(node.self_ns, busy_ns))
-    return Row((Code(path), Count(node.calls), Count(node.events), *own, ExactTime(node.total_ns), host))

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
-import numpy as np
-
-from strobe.perf.analysis.device.distribution import Distribution, distribution
-from strobe.perf.analysis.structure.sections import Sections, find_sections, parse_section, skipped_text
-from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Row, Section, Table, Text
-from strobe.perf.report.trace_page.study import TraceStudy
-
-SECTION_COLUMNS: Final = (
-    Column("definition"),
-    Column("sections", numeric=True),
-    Column("min", "ms", True),
-    Column("max", "ms", True),
-    Column("mean", "ms", True),
-    Column("p50", "ms", True),
-    Column("p99", "ms", True, "from 459 sections on; below that the maximum is all that can be said"),
-    Column("busy inside", "ms", True, "mean"),
-    Column("idle inside", "ms", True, "mean"),
-    Column("focal inside", "ms", True, "mean"),
-    Column("members", numeric=True, hint="device events in a section, mean"),
-    Column("skipped", numeric=True, hint="focal calls without a section"),
-)
+from strobe.perf.analysis.structure.sections import find_sections, parse_section
+from strobe.perf.report.blocks.boundaries import SECTION_COLUMNS, section_cells, section_notes
+from strobe.perf.report.model import Code, Column, Count, Missing, Row, Section, Table, Text
+from strobe.perf.report.trace_study import TraceStudy
 
 
 def sections_section(study: TraceStudy) -> Section | None:
@@ -52,35 +32,3 @@ def sections_section(study: TraceStudy) -> Section | None:
     columns = (Column("trace"), Column("device", numeric=True), *SECTION_COLUMNS)
     table = Table("Sections with their boundaries.", columns, tuple(rows), tuple(notes))
     return Section("sections", "Sections", lead, (table,))
-
-
-def section_cells(sections: Sections) -> tuple[Cell, ...]:
-    """The cells of `SECTION_COLUMNS`."""
-    found = sections.found
-    lengths = distribution(np.array([section.length_ns for section in found], np.int64))
-    skipped = Count(sum(sections.skipped.values()))
-    if lengths is None:
-        blank: list[Cell] = [Text("") for _ in SECTION_COLUMNS[3:]]
-        return (Code(str(sections.definition)), Missing(skipped_text(sections), "none"), *blank, skipped)
-    n = len(found)
-    sums = (sections.busy_ns, sections.length_ns - sections.busy_ns, sum(section.focal_ns for section in found))
-    members = Number(sum(len(section.members) for section in found) / n, 1)
-    means = (ExactTime(round(total / n)) for total in sums)
-    return (Code(str(sections.definition)), *distribution_cells(lengths), *means, members, skipped)
-
-
-def distribution_cells(calls: Distribution) -> tuple[Cell, ...]:
-    """n, min, max, mean, p50, p99."""
-    p99: Cell = Missing("", "-") if calls.p99_ns is None else ExactTime(calls.p99_ns)
-    times = (ExactTime(ns) for ns in (calls.min_ns, calls.max_ns, round(calls.mean_ns), calls.p50_ns))
-    return (Count(calls.n), *times, p99)
-
-
-def section_notes(sections: Sections) -> Iterator[str]:
-    """What was skipped, shared or overlaps."""
-    if sections.skipped:
-        yield f"skipped of {sections.num_focal} focal calls: {skipped_text(sections)}"
-    if sections.merged:
-        yield f"{sections.merged} focal calls share the section of an earlier one, which counts once"
-    if sections.overlapping:
-        yield f"{sections.overlapping} sections start before an earlier one ends: their lengths do not add up to time"

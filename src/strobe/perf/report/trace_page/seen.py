@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from dataclasses import replace
+from typing import Final, NamedTuple
 
+from strobe.core.errors import DataError
+from strobe.perf.analysis.critical_path.path import CriticalPath, critical_path
 from strobe.perf.analysis.device.hotspots import HotTable, hot_table
 from strobe.perf.analysis.device.launch import Launch, graph_calls, launch
+from strobe.perf.analysis.device.queue import Queue, queues
 from strobe.perf.analysis.device.views import DeviceView, device_views
+from strobe.perf.analysis.operators.times import OperatorTimes, operator_times
+from strobe.perf.analysis.structure.ranges import Ranges, range_table
+from strobe.perf.analysis.structure.scopes import unnumbered
 from strobe.perf.analysis.structure.steps import NoSteps, Steps, find_steps
+from strobe.perf.analysis.window import Window
 from strobe.perf.report.trace_page.devices import named_views
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
 
 
@@ -23,26 +30,82 @@ class Seen(NamedTuple):
     hot: HotTable
 
 
-_KNOWN: WeakKeyDictionary[TraceStudy, tuple[Seen, ...]] = WeakKeyDictionary()
-_STEPS: WeakKeyDictionary[TraceStudy, tuple[tuple[Steps | NoSteps, ...], ...]] = WeakKeyDictionary()
+QUEUE_BINS: Final = 120
+"""Bins of the picture of a queue."""
 
 
 def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
     """The steps of every device of each trace, of all of it. They are kept as long as the study is."""
-    if study not in _STEPS:
-        _STEPS[study] = tuple(find_steps(trace, study.options.steps) for trace in study.traces)
-    return _STEPS[study]
+    return study.once(_steps)
 
 
 def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
     """Each device that has events during the chosen window. They are kept as long as the study is."""
-    if study not in _KNOWN:
-        graphs = {id(trace): graph_calls(trace) for trace in study.traces}
-        _KNOWN[study] = tuple(
-            Seen(name, view, launch(view, graphs[id(view.trace)]), hot_table(view, study.options.by))
-            for name, view in named_views(study)
-        )
-    return _KNOWN[study]
+    return study.once(_devices)
+
+
+def _steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
+    return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
+
+
+def _devices(study: TraceStudy) -> tuple[Seen, ...]:
+    graphs = {id(trace): graph_calls(trace) for trace in study.traces}
+    return tuple(
+        Seen(name, view, launch(view, graphs[id(view.trace)]), hot_table(view, study.options.by))
+        for name, view in named_views(study)
+    )
+
+
+def seen_operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
+    """Each device of the traces that were read with details, with its operators. They are kept as long as the study is."""
+    return study.once(_operators)
+
+
+def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+    """The critical path of each trace: why there is none, or `None` for one without device events or details. They are kept."""
+    return study.once(_paths)
+
+
+def seen_queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
+    """Each device with its queue, and those of its streams. They are kept as long as the study is."""
+    return study.once(_queues)
+
+
+def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+    """The ranges and modules of each trace, without the numbers in their names. They are kept as long as the study is."""
+    return study.once(_ranges)
+
+
+def _operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
+    seen, found = seen_devices(study), list[tuple[Seen, OperatorTimes]]()
+    for trace in study.traces:
+        own = [one for one in seen if one.view.trace is trace]
+        found += zip(own, operator_times([one.view for one in own]), strict=False)
+    return tuple(found)
+
+
+def _paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+    return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
+
+
+def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
+    if trace.details is None or not len(trace.device_events):
+        return None
+    try:
+        return critical_path(trace, window)
+    except DataError as error:
+        return str(error)
+
+
+def _queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
+    return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
+
+
+def _ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+    return tuple(
+        range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
+        for trace, window in zip(study.traces, study.windows, strict=True)
+    )
 
 
 def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:

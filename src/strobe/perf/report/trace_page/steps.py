@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
-from strobe.perf.analysis.structure.window import Window
+from strobe.perf.analysis.window import Window
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -28,17 +29,9 @@ from strobe.perf.report.model import (
     Time,
 )
 from strobe.perf.report.text import exact_ms
-from strobe.perf.report.trace_page.devices import device_name, share_cell
+from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.seen import seen_steps
-from strobe.perf.report.trace_page.study import TraceStudy
-
-_SPREAD: Final = (
-    Column("min", "ms", True),
-    Column("p50", "ms", True, "median, a sample (nearest rank)"),
-    Column("mean", "ms", True),
-    Column("p99", "ms", True, "a sample (nearest rank), from 459 steps on; below that the maximum is all that can be said"),
-    Column("max", "ms", True),
-)
+from strobe.perf.report.trace_study import TraceStudy
 
 Found = Sequence[tuple[str, Steps, Window | None]]
 
@@ -69,18 +62,20 @@ def steps_section(study: TraceStudy) -> Section | None:
 
 
 def _summary(found: Found) -> Table:
-    columns = (
-        Column("device"), Column("a step starts with"), Column("steps", numeric=True),
-        Column("steady", numeric=True, hint="the steps that the times are of"), *_SPREAD,
-        Column("busy", numeric=True, hint="of the steady steps' time"),
-        Column("kernels", numeric=True, hint="of a step, the median"),
-        Column("host p50", "ms", True, "length of the step's range on the host"),
-    )  # fmt: skip
-    rows = []
+    kept = {name: [step for step in steps.kept() if _inside(step, window)] for name, steps, window in found}
+    none = "no steady step"
+    fields: tuple[Field[tuple[str, Steps]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("a step starts with", lambda row: row[1].starts, Code),
+        count("steps", lambda row: len(row[1].steps)),
+        count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
+        *spread(lambda row: _described([step.length_ns for step in kept[row[0]]]), "ms", what="steps", missing=none),
+        Field("busy", lambda row: _busy(kept[row[0]]), _share, numeric=True, hint="of the steady steps' time", missing=none),
+        count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
+        Field("host p50", lambda row: _host(kept[row[0]]), Time, "ms", hint="length of the step's range on the host"),
+    )
     told: dict[str, list[str]] = {}
-    for name, steps, window in found:
-        kept = [step for step in steps.kept() if _inside(step, window)]
-        rows.append(Row((Code(name), Code(steps.starts), Count(len(steps.steps)), Count(len(kept)), *_cells(kept))))
+    for name, steps, _ in found:
         causes = Counter(item.cause for item in steps.steady.excluded)
         excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
         for note in (
@@ -91,7 +86,22 @@ def _summary(found: Found) -> Table:
         ):
             if note:
                 told.setdefault(note, []).append(name)
-    return Table("Length of a step, over the steady ones.", columns, tuple(rows), tuple(_spoken(told)))
+    rows = [(name, steps) for name, steps, _ in found]
+    return table_of("Length of a step, over the steady ones.", fields, rows, notes=_spoken(told))
+
+
+def _busy(kept: Sequence[Step]) -> tuple[int, int] | None:
+    return (sum(step.busy_ns for step in kept), sum(step.length_ns for step in kept)) if kept else None
+
+
+def _median(values: Sequence[int]) -> int | None:
+    found = _described(values)
+    return None if found is None else found.p50_ns
+
+
+def _host(kept: Sequence[Step]) -> int | Missing:
+    median = _median([step.host_ns for step in kept if step.host_ns is not None])
+    return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
 
 
 def uneven_text(steps: Steps) -> str:
@@ -115,20 +125,6 @@ def _inside(step: Step, window: Window | None) -> bool:
 
 def _described(values: Sequence[int]) -> Distribution | None:
     return distribution(np.array(values, np.int64))
-
-
-def _cells(kept: Sequence[Step]) -> Iterator[Cell]:
-    length = _described([step.length_ns for step in kept])
-    kernels = _described([step.kernels for step in kept])
-    if length is None or kernels is None:
-        yield from (Missing("no steady step", "-"),) * (len(_SPREAD) + 3)
-        return
-    p99 = Missing(f"max of {length.n}", "-") if length.p99_ns is None else Time(length.p99_ns)
-    yield from (Time(length.min_ns), Time(length.p50_ns), Time(length.mean_ns), p99, Time(length.max_ns))
-    yield share_cell(sum(step.busy_ns for step in kept), length.sum_ns)
-    yield Count(kernels.p50_ns)
-    host = _described([step.host_ns for step in kept if step.host_ns is not None])
-    yield Missing("no range on the host", "-") if host is None else Time(host.p50_ns)
 
 
 def _evidence(found: Found) -> Iterator[Table]:
@@ -162,43 +158,41 @@ def _evidence(found: Found) -> Iterator[Table]:
 
 
 def _table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
-    columns = (
-        Column("step"), Column("number", numeric=True), Column("length", "ms", True), Column("busy", "ms", True),
-        Column("idle", "ms", True), Column("busy share", numeric=True), Column("kernels", numeric=True),
-        Column("host", "ms", True, "length of its range"), Column("not steady because"),
-    )  # fmt: skip
     causes = {item.index: item.cause for item in steps.steady.excluded}
-    shown = [index for index, step in enumerate(steps.steps) if _inside(step, window)]
-    rows = [_row(steps.steps[index], causes.get(index, "")) for index in shown[:top]]
-    rest = [steps.steps[index] for index in shown[top:]]
-    if rest:
-        rows.append(_sum_row(f"{len(rest)} more steps", rest))
+    fields: tuple[Field[tuple[int, Step]], ...] = (
+        Field("step", lambda row: row[1].label, Code),
+        count("number", lambda row: row[1].number),
+        exact_time("length", lambda row: row[1].length_ns, total=sum),
+        exact_time("busy", lambda row: row[1].busy_ns, total=sum),
+        exact_time("idle", lambda row: row[1].idle_ns, total=sum),
+        Field("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), _share, numeric=True, total=_sums),
+        count("kernels", lambda row: row[1].kernels, total=sum),
+        exact_time("host", lambda row: row[1].host_ns, "length of its range", total=sum),
+        Field("not steady because", lambda row: Text(causes.get(row[0], ""), "muted")),
+    )
+    shown = [(index, step) for index, step in enumerate(steps.steps) if _inside(step, window)]
+    rows = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
-        around = ((steps.before_ns, "before the first step"), (steps.after_ns, "after the last step"))
-        rows += [_plain_row(text, ns) for ns, text in around if ns]
-        rows.append(_plain_row("span of the device's events", steps.end_ns - steps.start_ns, strong=True))
+        whole = (
+            (steps.before_ns, "before the first step"),
+            (steps.after_ns, "after the last step"),
+            (steps.end_ns - steps.start_ns, "span of the device's events"),
+        )
+        for number, (ns, text) in enumerate(whole):
+            if ns or number == 2:
+                rows += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
         notes.append("Lengths add up to the span.")
     else:
         notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
     caption = f"Steps of {name}, which start with {steps.starts if steps.source != 'period' else 'a period of the kernels'}."
-    return Table(caption, columns, tuple(rows), tuple(notes), collapsed=len(rows) > 12)
+    return Table(caption, heads(fields), rows, tuple(notes), collapsed=len(rows) > 12)
 
 
-def _row(step: Step, cause: str) -> Row:
-    host: Cell = Missing("", "-") if step.host_ns is None else ExactTime(step.host_ns)
-    times = (ExactTime(step.length_ns), ExactTime(step.busy_ns), ExactTime(step.idle_ns))
-    share = share_cell(step.busy_ns, step.length_ns)
-    return Row((Code(step.label), Count(step.number), *times, share, Count(step.kernels), host, Text(cause, "muted")))
+def _share(both: tuple[int, int]) -> Cell:
+    return share_cell(*both)
 
 
-def _sum_row(text: str, steps: Sequence[Step]) -> Row:
-    length, busy = sum(step.length_ns for step in steps), sum(step.busy_ns for step in steps)
-    host = [step.host_ns for step in steps if step.host_ns is not None]
-    times = (ExactTime(length), ExactTime(busy), ExactTime(length - busy), share_cell(busy, length))
-    held: Cell = ExactTime(sum(host)) if host else Missing("", "-")
-    return Row((Text(text), Text(""), *times, Count(sum(step.kernels for step in steps)), held, Text("")), strong=True)
-
-
-def _plain_row(text: str, ns: int, *, strong: bool = False) -> Row:
-    return Row((Text(text), Text(""), ExactTime(ns), *(Text("") for _ in range(6))), strong=strong)
+def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    busy, length = zip(*pairs, strict=True)
+    return sum(busy), sum(length)

@@ -11,8 +11,8 @@ from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.views import BUSY, DeviceView
 from strobe.perf.analysis.structure.steps import Step, Steps
-from strobe.perf.analysis.structure.window import Window
-from strobe.perf.report.lanes import LaneSlices, Piece, draw_lanes, merged
+from strobe.perf.analysis.window import Window
+from strobe.perf.report.blocks.lanes import LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Cell,
     Code,
@@ -30,7 +30,7 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.trace_page.devices import CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices, seen_steps
-from strobe.perf.report.trace_page.study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace.events import DEVICE_KINDS
 
 MAX_LANES: Final = 8

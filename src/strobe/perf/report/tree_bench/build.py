@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from strobe.perf.report.damage import damage_banners
+from strobe.perf.report.blocks.damage import damage_banners, unread_banners
+from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Column, Count, Fact, Number, Report, Row, Section, Table, Text
-from strobe.perf.report.sections.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.report.tree_bench.cells import CellRun, read_cells
 from strobe.perf.report.tree_bench.guide import guide_table
-from strobe.perf.report.tree_bench.names import DELAY, FREE, LINK, SERIALISED
 from strobe.perf.report.tree_bench.scaling_page import scaling_sections
 from strobe.perf.report.tree_bench.tables import (
     absent_table,
@@ -39,7 +38,8 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells = read_cells(folder)
+    found = read_cells(folder)
+    cells = found.cells
     first = cells[0].run.header
     sections = [*(scaling_sections(cells) if scaling else ()), *(_cell(cell) for cell in cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
@@ -53,16 +53,38 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
             Fact("ranks", Text(", ".join(str(each) for each in sorted({cell.run.header.world_size for cell in cells})))),
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
-        banners=tuple(_banners(cells)),
+        banners=(*_banners(cells), *unread_banners(found.unread)),
         sections=(*sections, environment),
     )
+
+
+def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
+    """Choose the tables of the page that a terminal shows, in its order.
+
+    Args:
+        scaling: those of scaling, instead of those of each cell.
+    """
+    if scaling:
+        blocks = [block for section in scaling_sections(cells) for block in section.blocks]
+        return tuple(block for block in blocks if isinstance(block, Table))
+    found: list[Table | None] = []
+    for cell in cells:
+        if cell.measured:
+            found += [speed_table(cell), parts_table(cell), collective_table(cell)]
+            found += [guide_table(cell, "free-running"), guide_table(cell, "serialised")]
+        found.append(absent_table(cell))
+    return tuple(table for table in found if table is not None)
 
 
 def _banners(cells: Sequence[CellRun]) -> list[Banner]:
     found = list(damage_banners((cell.name, cell.run.damage) for cell in cells))
     failed = tuple(f"{cell.name}: {cell.failure}" for cell in cells if cell.failure)
-    red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.reason.startswith("red"))
-    held = tuple(f"{cell.name}: {cell.words(DELAY)}" for cell in cells if cell.words(DELAY))
+    red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.outcome == "red")
+    held = tuple(
+        f"{cell.name}: rank {cell.surroundings.delayed_rank} was held back"
+        for cell in cells
+        if cell.surroundings.delayed_rank is not None
+    )
     if failed or red:
         found.append(Banner("stop", "Some of it has no numbers.", (*failed, *red)))
     if held:
@@ -80,7 +102,7 @@ def _cell(cell: CellRun) -> Section:
         return Section(_id(title), title, f"No numbers: {cell.failure or 'no strategy passed'}.", (absent,) if absent else ())
     tables = (
         speed_table(cell), verdict_table(cell), parts_table(cell), collective_table(cell),
-        guide_table(cell, FREE), guide_table(cell, SERIALISED), absent_table(cell), _links(cell),
+        guide_table(cell, "free-running"), guide_table(cell, "serialised"), absent_table(cell), _links(cell),
     )  # fmt: skip
     blocks: list[Block] = [table for table in tables if table is not None]
     return Section(_id(title), title, _LEAD, (*blocks, *part_figures(cell)))
@@ -92,11 +114,28 @@ def _id(title: str) -> str:
 
 def _links(cell: CellRun) -> Table | None:
     """What the plan was made with."""
-    rows = []
-    for line in cell.machine:
-        if line.metric.startswith(LINK) and line.value is not None:
-            name = line.metric.removeprefix(LINK)
-            scale, unit = (1e6, "us") if name.endswith("alpha_s") else (1e-9, "GFLOP/s" if name.startswith("flops") else "GB/s")
-            rows.append(Row((Text(name.removesuffix("_s").replace("_", " ")), Number(line.value * scale, 2, unit))))
+    found = cell.links
+    if found is None:
+        return None
+    named = [
+        ("flops per", _giga(found.flops_per_s, "GFLOP/s")),
+        ("memory bytes per", _giga(found.memory_bytes_per_s, "GB/s")),
+        ("launch", _micro(found.launch_s)),
+    ]
+    for rate in found.rates:
+        named += [
+            (f"{rate.kind} alpha", _micro(rate.alpha_s)),
+            (f"{rate.kind} bytes per", _giga(rate.bytes_per_s, "GB/s")),
+            (f"{rate.kind} host", _micro(rate.host_s)),
+        ]
+    rows = tuple(Row((Text(name), value)) for name, value in named if value is not None)
     columns = (Column("of these ranks"), Column("measured", numeric=True))
-    return Table(f"{cell.name}: links and roofs.", columns, tuple(rows), collapsed=True) if rows else None
+    return Table(f"{cell.name}: links and roofs.", columns, rows, collapsed=True) if rows else None
+
+
+def _giga(value: float | None, unit: str) -> Number | None:
+    return None if value is None else Number(value * 1e-9, 2, unit)
+
+
+def _micro(value: float | None) -> Number | None:
+    return None if value is None else Number(value * 1e6, 2, "us")

@@ -7,39 +7,34 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from strobe.perf.measure.stats import percentile
+from strobe.perf.records.grids import GUIDE, TOTAL
+from strobe.perf.records.record import Mode
 from strobe.perf.report.model import Code, Column, Missing, Row, Share, Table, Text, Time
 from strobe.perf.report.tree_bench.cells import CellRun
-from strobe.perf.report.tree_bench.names import FREE, GUIDE, SERIALISED, TOTAL
 
-Blocks = Mapping[str, Mapping[int, tuple[int, ...]]]
-"""By block and rank: times, ns."""
+Blocks = Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]
+"""By block, with its kind, and by rank: times, ns."""
 
 
-def guide_blocks(cell: CellRun, mode: str) -> Blocks:
+def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
     """What the ranks' timers hold."""
-    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for span in cell.run.spans:
-        if span.variant == GUIDE and span.name.startswith(f"{mode}/"):
-            name, _, rank = span.name.removeprefix(f"{mode}/").rpartition("/rank")
-            found[name][int(rank)].append(span.value_ns)
-    return {name: {rank: tuple(values) for rank, values in ranks.items()} for name, ranks in found.items()}
-
-
-def kind_of(block: str) -> str:
-    """`communication`, `waiting` or `computation`."""
-    return {"comm": "communication", "wait": "waiting"}.get(block.partition("_")[0], "computation")
+        if span.variant == GUIDE and span.mode == mode and span.rank is not None:
+            found[span.name, span.part][span.rank].append(span.value_ns)
+    return {block: {rank: tuple(values) for rank, values in ranks.items()} for block, ranks in found.items()}
 
 
 def totals(blocks: Blocks) -> dict[str, float]:
     """ns of each kind over all calls, mean over the ranks; leaves only: the block around a call is not summed with its own."""
     found: dict[str, float] = defaultdict(float)
-    for name, ranks in blocks.items():
+    for (name, kind), ranks in blocks.items():
         if name != TOTAL:
-            found[kind_of(name)] += statistics.fmean(sum(values) for values in ranks.values())
+            found[kind] += statistics.fmean(sum(values) for values in ranks.values())
     return dict(found)
 
 
-def guide_table(cell: CellRun, mode: str) -> Table | None:
+def guide_table(cell: CellRun, mode: Mode) -> Table | None:
     """The table of the guide, for all ranks."""
     blocks = guide_blocks(cell, mode)
     if not blocks:
@@ -57,8 +52,8 @@ def guide_table(cell: CellRun, mode: str) -> Table | None:
     )
     sums, rows = totals(blocks), []
     whole = sum(sums.values())
-    for name in sorted(blocks, key=lambda block: (block == TOTAL, kind_of(block) != "computation", kind_of(block))):
-        ranks = blocks[name]
+    for name, kind in sorted(blocks, key=lambda block: (block[0] == TOTAL, block[1] != "computation", block[1])):
+        ranks = blocks[name, kind]
         every = [value for values in ranks.values() for value in values]
         medians = [statistics.median(values) for values in ranks.values()]
         own = statistics.fmean(sum(values) for values in ranks.values())
@@ -67,7 +62,7 @@ def guide_table(cell: CellRun, mode: str) -> Table | None:
             Row(
                 (
                     Code(name),
-                    Text("around the others, not summed" if parent else kind_of(name)),
+                    Text("around the others, not summed" if parent else kind),
                     Time(statistics.fmean(every)),
                     Time(statistics.median(every)),
                     Time(percentile(every, 0.9)),
@@ -81,7 +76,7 @@ def guide_table(cell: CellRun, mode: str) -> Table | None:
         )
     shares = ", ".join(f"{kind} {100 * value / whole:.1f} %" for kind, value in sums.items())
     words = {
-        FREE: "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
-        SERIALISED: "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
+        "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
+        "serialised": "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
     }[mode]
     return Table(f"{cell.name}: blocks of the guide, {mode}.", columns, tuple(rows), (f"Leaves: {shares}.", words))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from strobe.perf.report.tree_bench.cells import CellRun, Entry
-from strobe.perf.report.tree_bench.names import WHAT_IF
 
 Key = tuple[str, str, int, int, int, int, int]
 """device, dtype, q_tokens, heads, kv_heads, head_dim, batch: what does not change along a curve."""
@@ -54,7 +53,7 @@ def groups(cells: Sequence[CellRun]) -> dict[Key, list[CellRun]]:
         if cell.measured:
             sizes = cell.sizes
             rest = (sizes["q_tokens"], sizes["heads"], sizes["kv_heads"], sizes["head_dim"], sizes["batch"])
-            found[(cell.run.header.machine.device.partition(":")[0], cell.dtype, *rest)].append(cell)
+            found[(cell.run.header.machine.device_type, cell.dtype, *rest)].append(cell)
     return dict(found)
 
 
@@ -67,8 +66,8 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[str, int, int, Entry]]:
 def alone(cells: Sequence[CellRun]) -> dict[int, float]:
     """One rank by tokens: its fastest strategy, since none of them sends anything."""
     found: dict[int, float] = {}
-    for name, ranks, tokens, entry in _entries(cells):
-        if ranks == 1 and not name.startswith("peer:"):
+    for _, ranks, tokens, entry in _entries(cells):
+        if ranks == 1 and not entry.is_peer:
             found[tokens] = min(entry.median_ns, found.get(tokens, math.inf))
     return found
 
@@ -185,9 +184,9 @@ def what_if(cell: CellRun) -> list[WhatIf]:
         return []
     other: dict[str, dict[str, float]] = defaultdict(dict)
     for entry in cell.measured:
-        for line in entry.numbers:
-            if line.metric.startswith(WHAT_IF) and line.value is not None:
-                other[line.metric.removeprefix(WHAT_IF)][entry.name] = line.value
+        for each in entry.prediction.what_if if entry.prediction else ():
+            words = f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}"
+            other[words][entry.name] = each.total_ns
     now_ns = min(now.values())
     found = []
     for words, values in other.items():

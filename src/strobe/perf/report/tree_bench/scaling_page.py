@@ -129,7 +129,7 @@ def _plane(title: str, x: str, y: str, points: Sequence[tuple[str, int, float]])
         )
         for name in names
     )
-    picture = Plane(x=Axis(x, from_zero=True), y=Axis(y, from_zero=True), marks=marks, series=names)
+    picture = Plane(x=Axis(x, from_zero=True, whole=True), y=Axis(y, from_zero=True), marks=marks, series=names)
     return Figure(title=title, alt=f"{y} against {x}: {title}", picture=picture, table=Table(f"{title}: {y}.", columns, rows))
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from strobe.perf.report.tree_bench.names import LOCAL, MEETING, MERGE, MESSAGE, WAIT
+from strobe.perf.records.grids import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 
 Stretch = tuple[int, int]
 """Half-open `[start, stop)`, ns."""
@@ -15,9 +15,10 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """One marked region of a call on a rank, from the call's start."""
+    """One marked region of a call on a rank, from the call's start; `part`: kind of a collective."""
 
     name: str
+    part: str
     start_ns: int
     value_ns: int
 
@@ -34,9 +35,9 @@ class RankCall:
     total_ns: int
     regions: tuple[Region, ...]
 
-    def of(self, *starts: str) -> tuple[Region, ...]:
-        """Regions whose name starts with one of these."""
-        return tuple(region for region in self.regions if region.name.startswith(starts))
+    def of(self, *names: str) -> tuple[Region, ...]:
+        """Regions of these names."""
+        return tuple(region for region in self.regions if region.name in names)
 
 
 def covered_ns(stretches: Iterable[Stretch]) -> int:
@@ -70,9 +71,9 @@ class Instance:
 def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
     """The collectives of one call, in order. No clock is compared: a rank's own durations are enough where all wait for all.
 
-    A collective that runs beside something else holds a rank up only in its last part (`tree_wait:`).
+    A collective that runs beside something else holds a rank up only in its last part (`tree_wait`).
     """
-    held = [[(region.name.removeprefix(MESSAGE), own) for region, own in _held(call)] for call in ranks]
+    held = [[(region.part, own) for region, own in _held(call)] for call in ranks]
     found = []
     for each in zip(*held, strict=False):
         durations = [own for _, own in each]
@@ -87,8 +88,8 @@ def _held(call: RankCall) -> list[tuple[Region, int]]:
     waits = list(call.of(WAIT))
     found = []
     for message in call.of(MESSAGE):
-        name, (start, stop) = WAIT + message.name.removeprefix(MESSAGE), message.stretch
-        own = next((each for each in waits if each.name == name and start <= each.start_ns <= stop), None)
+        start, stop = message.stretch
+        own = next((each for each in waits if each.part == message.part and start <= each.start_ns <= stop), None)
         if own is not None:
             waits.remove(own)
         found.append((message, message.value_ns if own is None else own.value_ns))

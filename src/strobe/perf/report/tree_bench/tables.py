@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from strobe.perf.analysis.runs.grid import speedup
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.model import (
     Bar,
     Cell,
@@ -21,9 +23,7 @@ from strobe.perf.report.model import (
     Time,
     Waterfall,
 )
-from strobe.perf.report.sections.headline import ratio_cell, verdict_cell
-from strobe.perf.report.tree_bench.cells import CellRun, Entry, speedup
-from strobe.perf.report.tree_bench.names import FREE, SERIALISED
+from strobe.perf.report.tree_bench.cells import CellRun, Entry
 from strobe.perf.report.tree_bench.verdicts import bound, straggler
 
 _NONE: Final = Missing("not measured here", "-")
@@ -45,7 +45,7 @@ def speed_table(cell: CellRun) -> Table:
         Column("gate", hint="every rank against float64"),
     )
     rows = tuple(Row(_speed(cell, entry)) for entry in cell.measured)
-    choice = cell.words("auto_choice")
+    choice = cell.links.auto if cell.links else ""
     notes = [f"auto takes {choice} with these links."] if choice else []
     return Table(f"{cell.name}: strategies.", columns, rows, tuple(notes), sortable=True)
 
@@ -84,7 +84,7 @@ def parts_table(cell: CellRun) -> Table | None:
     )
     rows = []
     for entry in cell.measured:
-        found, other = entry.parts(), entry.parts(SERIALISED)
+        found, other = entry.parts(), entry.parts("serialised")
         if found is None:
             continue
         cells: tuple[Cell, ...] = (
@@ -141,12 +141,12 @@ def collective_table(cell: CellRun) -> Table | None:
     )
     rows = []
     for entry in cell.measured:
-        meeting = entry.collectives(SERIALISED)
-        found = entry.collectives(FREE)
+        meeting = entry.collectives("serialised")
+        found = entry.collectives("free-running")
         names = iter(entry.sent)
         for each in found:
             sent = None if each.kind == "agreement" else next(names, None)
-            what = each.kind if sent is None else sent.what
+            what = each.kind if sent is None else f"{sent.kind}: {sent.payload}"
             other = meeting[each.place].transfer_ns if each.place < len(meeting) else None
             rows.append(
                 Row(
@@ -185,7 +185,7 @@ def verdict_table(cell: CellRun) -> Table | None:
 def absent_table(cell: CellRun) -> Table | None:
     """Who has no number, and why."""
     rows = tuple(
-        Row((Code(entry.name), Text(entry.reason, "plain" if entry.reason.startswith("refused") else "bad")))
+        Row((Code(entry.name), Text(entry.reason, "plain" if entry.outcome == "refused" else "bad")))
         for entry in cell.entries
         if entry.reason
     )

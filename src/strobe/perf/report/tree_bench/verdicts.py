@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from strobe.perf.records.grids import Links
 from strobe.perf.report.tree_bench.cells import CellRun, Entry
-from strobe.perf.report.tree_bench.names import FOREIGN, LOCAL_PREDICTED, LOST
 from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
@@ -55,16 +55,16 @@ def _share(value: float, whole: Parts) -> str:
 
 
 def _work(cell: CellRun, entry: Entry, found: Parts) -> Bound:
-    line = entry.number(LOCAL_PREDICTED)
-    is_flop = line is not None and line.definition.endswith("flop")
+    is_flop = entry.prediction is not None and entry.prediction.bound == "flop"
     evidence = f"{_share(found.local + found.merge, found)} is attention and merge"
     ranks = cell.sizes.get("world_size", 1)
     cost = entry.variant.costs[0] if entry.variant else None
+    links = cell.links or Links()
     if is_flop:
-        roof, amount, unit = cell.link("flops_per_s"), cost.flops / ranks if cost else 0, "GFLOP/s"
+        roof, amount, unit = links.flops_per_s, cost.flops / ranks if cost else 0, "GFLOP/s"
     else:
         share = 1 if entry.name == "ring" else ranks
-        roof, amount, unit = cell.link("memory_bytes_per_s"), cost.read_bytes / share if cost else 0, "GB/s"
+        roof, amount, unit = links.memory_bytes_per_s, cost.read_bytes / share if cost else 0, "GB/s"
     if roof and found.local:
         rate = amount / found.local * 1e9
         evidence += f"; a rank reached {rate / 1e9:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks"
@@ -128,10 +128,9 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     if wide:
         which = ", ".join(f"{entry.name} {100 * entry.spread:.0f} %" for entry in wide)
         found.append(f"high variance, (p90 - p10) / median: {which}; run more --profile-iterations and look for other load")
-    busy = cell.number(FOREIGN)
+    busy, lost = cell.surroundings.busy_cores, cell.surroundings.lost_machines
     if busy is not None and busy > 0.2:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
-    lost = cell.number(LOST)
-    if lost is not None:
-        found.append(f"{lost:.0f} machines were lost while it ran there; what is shown was measured on another, from the start")
+    if lost:
+        found.append(f"{lost} machines were lost while it ran there; what is shown was measured on another, from the start")
     return tuple(found)

@@ -1,0 +1,190 @@
+"""What sparse attention does to a diffusers pipeline: time and recall of every layer, in runs of their own.
+
+Timed runs measure nothing else: the recall is taken in one run, the times in others, dense and sparse in the order A B B A.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from strobe.core import spans
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError
+from strobe.core.notebook import html_table
+from strobe.perf.measure.timing import TimingRecorder
+
+
+class Sparse(Protocol):
+    """What a probe needs of a sparse pipeline: what `strobe.integrations.diffusers.sparsify` returns."""
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """Attention modules by name."""
+        ...
+
+    def dense(self) -> Any:
+        """Run the layers as they were before, as a context manager."""
+        ...
+
+    def recalls(self, queries: int) -> Any:
+        """Measure recalls, as a context manager that gives the place where they go."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerProbe:
+    """One layer in one call of the pipeline, all its denoise steps together.
+
+    Args:
+        layer: its name.
+        recall: share of the dense attention's mass that the selected tiles hold, mean over heads, samples and calls; None for a
+            layer that is dense throughout.
+        worst_recall: of the head and call where it is least; None likewise.
+        sparse_ns: time in the attention module, projections included; median over calls.
+        dense_ns: the same by diffusers' own processor.
+    """
+
+    layer: str
+    recall: float | None
+    worst_recall: float | None
+    sparse_ns: int
+    dense_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineProbe:
+    """A sparse pipeline against the same one dense.
+
+    Args:
+        layers: in order.
+        sparse_ns: a whole call; median.
+        dense_ns: the same, dense.
+    """
+
+    layers: tuple[LayerProbe, ...]
+    sparse_ns: int
+    dense_ns: int
+
+    def rows(self) -> list[dict[str, object]]:
+        """One dictionary per layer."""
+        return [
+            {
+                "layer": each.layer,
+                "recall": each.recall,
+                "worst recall": each.worst_recall,
+                "diffusers (ms)": each.dense_ns / 1e6,
+                "strobe (ms)": each.sparse_ns / 1e6,
+                "speedup": each.dense_ns / each.sparse_ns,
+            }
+            for each in self.layers
+        ]
+
+    def __str__(self) -> str:
+        sparse, dense = (sum(getattr(each, name) for each in self.layers) for name in ("sparse_ns", "dense_ns"))
+        lines = [
+            f"{what}: {before / 1e6:.3f} ms dense by diffusers, {after / 1e6:.3f} ms by strobe ({before / after:.2f}x)"
+            for what, before, after in (("call", self.dense_ns, self.sparse_ns), ("attention modules", dense, sparse))
+        ]
+        found = [each for each in self.layers if each.recall is not None and each.worst_recall is not None]
+        if found:
+            mean = sum(each.recall or 0 for each in found) / len(found)
+            worst = min(found, key=lambda each: each.worst_recall or 0)
+            lines.append(f"recall: {mean:.3f} in the mean, {worst.worst_recall:.3f} at worst, in {worst.layer}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_table("Layers, dense and sparse", self.rows())
+
+
+def probe(
+    handle: Sparse, call: Callable[[], object], *, queries: int = 64, rounds: int = 3, device: str | torch.device | None = None
+) -> PipelineProbe:
+    """Measure a sparse pipeline against the same one dense.
+
+    Args:
+        handle: of `sparsify`.
+        call: runs the pipeline once, such as `lambda: pipe("a red circle")`, or its transformer.
+        queries: of every head that the recall is measured with.
+        rounds: of the order dense, sparse, sparse, dense, after one warm-up of each.
+        device: where the pipeline runs; by default a GPU where there is one.
+
+    Raises:
+        ConfigError: fewer than one round or query.
+    """
+    if rounds < 1 or queries < 1:
+        raise ConfigError(f"probe: got rounds={rounds} and queries={queries}, expected at least 1 of each")
+    place = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    recorder = TimingRecorder(place, fine=True)
+    with handle.recalls(queries) as recalls:
+        call()
+    with handle.dense():
+        call()
+    took: dict[bool, dict[str, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
+    with _watched(handle.layers, recorder):
+        for dense in (True, False, False, True) * rounds:
+            with ExitStack() as stack:
+                if dense:
+                    stack.enter_context(handle.dense())
+                for name, value_ns in _timed(call, recorder).items():
+                    took[dense][name].append(value_ns)
+    middle = {dense: {name: round(median(values)) for name, values in each.items()} for dense, each in took.items()}
+    return PipelineProbe(
+        layers=tuple(_layer(name, middle, recalls.get(name, [])) for name in handle.layers),
+        sparse_ns=middle[False][spans.E2E],
+        dense_ns=middle[True][spans.E2E],
+    )
+
+
+def _layer(name: str, middle: dict[bool, dict[str, int]], recalls: list[Tensor]) -> LayerProbe:
+    if name not in middle[False]:
+        raise ConfigError(f"probe: the call never reached {name}; give a call that runs every transformer that was made sparse")
+    found = torch.stack([each.float() for each in recalls]) if recalls else None
+    return LayerProbe(
+        layer=name,
+        recall=None if found is None else found.mean().item(),
+        worst_recall=None if found is None else found.min().item(),
+        sparse_ns=middle[False][name],
+        dense_ns=middle[True][name],
+    )
+
+
+def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
+    """Nanoseconds of a call, and within it of every layer."""
+    recorder.start_clip()
+    with recorder.region(spans.E2E, None):
+        call()
+        recorder.synchronize()
+    sums: dict[str, int] = defaultdict(int)
+    for region in recorder.finish_clip():
+        sums[region.name] += region.value_ns
+    return sums
+
+
+@contextmanager
+def _watched(layers: dict[str, nn.Module], recorder: TimingRecorder) -> Iterator[None]:
+    """Time every call of the layers meanwhile."""
+    hooks: list[Any] = []
+    for name, module in layers.items():
+        running: list[Any] = []
+
+        def enter(_: nn.Module, __: Any, name: str = name, running: list[Any] = running) -> None:
+            running.append(recorder.region(name, None))
+            running[-1].__enter__()
+
+        def leave(_: nn.Module, __: Any, ___: Any, running: list[Any] = running) -> None:
+            running.pop().__exit__(None, None, None)
+
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

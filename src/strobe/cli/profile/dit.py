@@ -1,0 +1,227 @@
+"""`strobe profile dit`: one forward pass of a diffusers transformer, dense against sparse, eager and compiled."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.model import at_least, parse_size
+from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
+from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.require import parse_requirement
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.settings import read_settings, split_list
+
+if TYPE_CHECKING:
+    from strobe.bench.case import Plan
+    from strobe.bench.dit.models import Loaded
+
+MODES: Final = {"on": True, "off": False}
+DTYPES: Final = ("auto", "bfloat16", "float32")
+
+
+@Parameter(name="*", group="Forward pass")
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What runs.
+
+    Args:
+        model: wan-1.3b, wan-14b, ltx-2 or hunyuan-video-1.5, with random weights unless --weights says where some are.
+        pipe: module:function of your own instead, which is run: it returns a pipeline or transformer, and the arguments of one
+            forward pass by name.
+        tiny: the model's tiny configuration, which a CPU runs at once.
+        weights: folder of the transformer as diffusers saves it.
+        size: frame height x width, such as 512x768; the model's own by default.
+        frames: pixel frames of the clip; the model's own by default.
+        batch: samples.
+        dtype: auto, bfloat16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
+        seed: of random weights and latents.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    model: str | None = None
+    pipe: str | None = None
+    tiny: Annotated[bool, Parameter(negative="")] = False
+    weights: Path | None = None
+    size: str | None = None
+    frames: int | None = None
+    batch: int = 1
+    dtype: str = "auto"
+    seed: int = 0
+    device: str = "auto"
+
+
+@Parameter(name="*", group="Variants")
+@dataclass(frozen=True, kw_only=True)
+class Variants:
+    """What is compared. The first kind of attention, in the first mode, is the reference of all.
+
+    Args:
+        attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
+            padding, where it joins dense by itself) and vsa (video sparse attention).
+        sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
+        compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
+        dense_backend: diffusers' attention backend of the stock layers; auto: cuDNN on a GPU where the attention has no mask.
+    """
+
+    attention: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("dense", "vsa")
+    sparsity: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.9,)
+    compile: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("off",)
+    dense_backend: str = "auto"
+
+
+@Parameter(name="*", group="Times and trace")
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Timed clips, and a traced one of each variant: a run of its own, no timed clip carries the profiler.
+
+    Args:
+        steps: forward passes of a clip, one denoise step each.
+        rounds: palindromes A B C C B A of clips; an interval needs two.
+        trace: take traces at all; without them there are no kernel times and no account.
+        regions: regions to mark, separated by commas, such as dit_forward,attention; all by default, or STROBE_PROFILE_REGIONS.
+        wait: passes before the profiler is switched on; by default a GPU's trace is of a whole clip.
+        warmup: passes under the profiler that are thrown away.
+        active: passes that are recorded.
+    """
+
+    steps: int = 4
+    rounds: int = 3
+    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+    regions: str | None = None
+    wait: int | None = None
+    warmup: int = 1
+    active: int = 2
+
+
+def dit(
+    *,
+    what: Pass = Pass(),
+    variants: Variants = Variants(),
+    runs: Runs = Runs(),
+    require: tuple[str, ...] = (),
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> int:
+    """Time and trace the forward pass of a diffusers transformer under dense and sparse attention; say where the difference goes.
+
+    ```
+    strobe profile dit --model ltx-2 --size 512x768 --frames 121 --attention dense vsa --sparsity 0.8 0.9 --compile on off  # slow
+    strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o traces
+    strobe profile dit --pipe my_pipeline:make --attention dense vsa  # needs-files
+    ```
+
+    Every variant is checked before it has a number, and all are interleaved in one process. The page has seven sections:
+    settings, stages of every clip, attention, kernels, sections with their boundaries, three speedups with the account, notes.
+
+    Args:
+        require: a condition that every candidate must meet, such as e2e>=1.5; see `strobe report --help`.
+        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
+            By default STROBE_PROFILE_DIR, or traces.
+    """
+    requirements = [parse_requirement(text) for text in require]
+    for mode in variants.compile:
+        if mode not in MODES:
+            raise unknown_choice("--compile", mode, MODES)
+    at_least(1, rounds=runs.rounds, batch=what.batch, active=runs.active, warmup=runs.warmup)
+    at_least(3, steps=runs.steps)
+    at_least(0, wait=runs.wait)
+    folder = chosen_folder(out)
+    kept: list[Path] = []
+    if what.pipe is not None:
+        output.note(f"runs your code: {what.pipe}")
+    with output.progress("profile"):
+        from strobe.bench.dit.case import DitCase, variants_of
+        from strobe.core.device import resolve_device
+
+        device = resolve_device(what.device)
+        modes = [MODES[mode] for mode in variants.compile]
+        variants_of(variants.attention, variants.sparsity, modes, masked=False)  # a wrong word is told before weights are drawn
+        loaded = _loaded(what)
+        case = DitCase(
+            loaded,
+            variants_of(variants.attention, variants.sparsity, modes, masked=loaded.masked),
+            steps=runs.steps,
+            backend=variants.dense_backend,
+            device=device,
+            seed=what.seed,
+        )
+    told = tells_what_is_kept(output, lambda: kept_runs([folder]))
+    with told, closing(case), output.progress("profile") as advance:
+        from strobe.bench.runner import run_case
+
+        outcome = run_case(case, root=folder, plan=_plan(runs), progress=advance, open_run=rotating(kept))
+    tell_kept(kept, output)
+    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
+    for name, reason in red.items():
+        output.note(f"{name} is left out: {reason}")
+    code, document = write([folder], folder, requirements, output)
+    _show(folder, output)
+    output.emit(document | {"red": red, "kept": [str(path) for path in kept]})
+    return GATE_FAILED if red else code
+
+
+def _loaded(what: Pass) -> Loaded:
+    """The transformer and the arguments of its forward pass."""
+    import torch
+
+    from strobe.bench.dit.models import Shot, load_named, model_named
+    from strobe.bench.dit.pipe import load_pipe
+    from strobe.core.device import resolve_device
+
+    device = resolve_device(what.device)
+    if (what.model is None) == (what.pipe is None):
+        raise ConfigError("name one of --model and --pipe, see strobe profile dit --help")
+    if what.dtype not in DTYPES:
+        raise unknown_choice("dtype", what.dtype, DTYPES)
+    if what.pipe is not None:
+        if what.tiny or what.weights is not None or what.dtype != "auto":
+            raise ConfigError("--pipe brings its own weights, sizes and dtype; leave --tiny, --weights and --dtype out")
+        height, width = parse_size(what.size) or (0, 0)
+        return load_pipe(what.pipe, Shot(height=height, width=width, frames=what.frames or 0, batch=what.batch), device)
+    assert what.model is not None
+    model = model_named(what.model)
+    own = model.tiny_shot if what.tiny else model.shot
+    height, width = parse_size(what.size) or (own.height, own.width)
+    return load_named(
+        what.model,
+        shot=Shot(height=height, width=width, frames=what.frames or own.frames, batch=what.batch),
+        tiny=what.tiny,
+        weights=what.weights,
+        device=device,
+        dtype=getattr(torch, what.dtype if what.dtype != "auto" else "bfloat16" if device.type == "cuda" else "float32"),
+        seed=what.seed,
+    )
+
+
+def _plan(runs: Runs) -> Plan:
+    from strobe.bench.case import Plan
+    from strobe.perf.measure.profile import Capture
+
+    regions = read_settings().profile_regions if runs.regions is None else split_list(runs.regions)
+    return Plan(
+        palindromes=runs.rounds,
+        traced_blocks=runs.active if runs.trace else 0,
+        traced_from=None if runs.wait is None or not runs.trace else runs.wait + runs.warmup,
+        whole_clip=not regions,
+        capture=Capture(warmup=runs.warmup, regions=regions),
+    )
+
+
+def _show(folder: Path, output: Output) -> None:
+    """Print attention and speedups."""
+    with output.progress("report"):
+        from strobe.perf.report.dit_page.bounds import attention_table, bounds_table
+        from strobe.perf.report.dit_page.pairs import paired
+        from strobe.perf.report.study import load_study
+
+        study = load_study([folder])
+        tables = attention_table(study), bounds_table(paired(study, ()))
+    output.show(*map(table_text, tables))

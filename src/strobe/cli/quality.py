@@ -1,0 +1,155 @@
+"""`strobe quality`: clips judged against a reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.require import Figure, failures, parse_requirement
+from strobe.cli.tables import table_text
+from strobe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strobe.perf.records.record import Quality
+    from strobe.perf.report.model import Report
+
+FORMATS: Final = (".html", ".md", ".json")
+
+
+@Parameter(name="*", group="Metrics")
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is measured. Nothing is downloaded: what cannot be measured says what to put where.
+
+    Args:
+        metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
+        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks.
+        first_block_frames: of the first frame block, if it is shorter, as of a causal decoder.
+        weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
+        prompt: what the clips should show, for the CLIP score and for VBench.
+        device: where it runs: auto, cpu, cuda or cuda:N.
+    """
+
+    metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    block_frames: int | None = None
+    first_block_frames: int | None = None
+    weights: Path | None = None
+    prompt: str = ""
+    device: str = "auto"
+
+
+@Parameter(name="*", group="VBench, which runs in an environment of its own")
+@dataclass(frozen=True, kw_only=True)
+class VBench:
+    """Clips out to it, results back.
+
+    Args:
+        export_vbench: a new folder for clips and prompts; says the command that judges them.
+        import_vbench: the *_eval_results.json that it wrote; its values become rows of the table.
+    """
+
+    export_vbench: Path | None = None
+    import_vbench: Path | None = None
+
+
+def quality(
+    reference: Annotated[Path, Parameter(name="REF")],
+    /,
+    *clips: Annotated[Path, Parameter(name="CLIP")],
+    measured: Measured = Measured(),
+    vbench: VBench = VBench(),
+    require: tuple[str, ...] = (),
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Output = Output(),
+) -> int:
+    """Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.
+
+    ```
+    strobe quality dense.mp4 sparse80.mp4 sparse90.mp4  # needs-files
+    strobe quality dense/ sparse/ --block-frames 12 --first-block-frames 9 -o quality.html  # needs-files
+    strobe quality dense.mp4 sparse90.mp4 --metrics lpips dists --weights weights --require "lpips<0.1"  # needs-files
+    ```
+
+    Frame i is compared with frame i. A lossy file bounds every figure: H.264 at crf 23 alone is near 40 dB.
+
+    Args:
+        reference: a video, a folder of pictures, or a folder of clips.
+        clips: as many as there are: videos or folders of pictures; of a folder of clips, folders of clips named alike.
+        require: a condition that every clip must meet, such as psnr>=30 or sparse90:flip<0.05; exit code 1 if one does not.
+        out: the page, .html, .md or .json.
+    """
+    requirements = [parse_requirement(text) for text in require]
+    if not clips:
+        raise ConfigError("nothing to compare with the reference: strobe quality REF CLIP [CLIP ...]")
+    if out is not None and out.suffix not in FORMATS:
+        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
+    with output.progress("quality") as advance:
+        from strobe.bench.quality import Asked, export_vbench, import_vbench, judge, variants_of
+        from strobe.core.device import resolve_device
+        from strobe.perf.report.quality_page import missing_table, quality_report, table_of
+
+        asked = Asked(
+            metrics=measured.metrics,
+            block_frames=measured.block_frames,
+            first_block_frames=measured.first_block_frames,
+            weights=measured.weights,
+            prompt=measured.prompt,
+            device=resolve_device(measured.device),
+        )
+        variants = variants_of(reference, clips)
+        imported = () if vbench.import_vbench is None else import_vbench(variants, vbench.import_vbench)
+        lines = (*judge(variants, asked, advance), *imported)
+        command = None if vbench.export_vbench is None else export_vbench(variants, vbench.export_vbench, measured.prompt)
+        report = quality_report(variants[0].name, lines)
+    written = [] if out is None else [_write(report, out)]
+    failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
+    missing = missing_table(lines)
+    output.show(table_text(table_of(lines), notes=False), *([table_text(missing)] if missing else []))
+    output.show(*(f"not met: {line}" for line in failed), *written, *([f"VBench: {command}"] if command else []))
+    output.emit(_document(lines, variants[0].name, command) | {"written": written, "not_met": failed})
+    return GATE_FAILED if failed else 0
+
+
+def _write(report: Report, out: Path) -> str:
+    from strobe.core.files import write_whole
+    from strobe.perf.report.write import Format, render
+
+    formats: dict[str, Format] = {".md": "md", ".html": "html", ".json": "json"}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return str(write_whole(out, render(report, formats[out.suffix])))
+
+
+def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Figure | None]]:
+    """Everything a requirement may name, by clip. Equal pictures have an infinite PSNR."""
+    found: dict[str, dict[str, Figure | None]] = {}
+    for line in lines:
+        if line.variant != reference:
+            equal = line.metric == "psnr" and line.value is None and line.n > 0
+            value = math.inf if equal else line.value
+            found.setdefault(line.variant, {})[line.metric] = None if value is None else Figure(value=value)
+    return found
+
+
+def _document(lines: Sequence[Quality], reference: str, command: str | None) -> dict[str, Any]:
+    cells = [
+        {
+            "clip": line.variant,
+            "metric": line.metric,
+            "value": line.value,
+            "unit": line.unit,
+            "n": line.n,
+            "better": line.better,
+            "reference": line.reference,
+            "definition": line.definition,
+            "note": line.note,
+        }
+        for line in lines
+    ]
+    return {"reference": reference, "cells": cells, "vbench": command}

@@ -1,0 +1,156 @@
+"""`strobe serve`: a stream in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.model import ModelFlags
+from strobe.core.errors import ConfigError, ImplUnavailableError
+
+if TYPE_CHECKING:
+    from strobe.serve.settings import ServeSettings
+
+NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where the server listens, whom it lets in and what it holds.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0: any that is free.
+        allow_host: another name by which browsers may address it, such as that of a proxy; may be given several times.
+        token: what viewers must know, at least 16 characters; needed unless the host is loopback.
+        tls_cert: file of a certificate.
+        tls_key: file of its key.
+        insecure_http: listen on another address than loopback without TLS.
+        buffer: seconds of video that a viewer holds before it plays.
+        streams: the most streams that may be open.
+        suspend: seconds after which a stream that is paused or unwatched is moved to main memory.
+        resume: seconds after which a stream that nobody watches is closed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 7860
+    allow_host: tuple[str, ...] = ()
+    token: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_http: bool = False
+    buffer: float = 0.5
+    streams: int = 32
+    suspend: float = 20.0
+    resume: float = 300.0
+
+    def settings(self) -> ServeSettings:
+        """The settings that they come to."""
+        from strobe.serve.settings import ServeSettings
+
+        return ServeSettings(
+            host=self.host,
+            port=self.port,
+            allow_host=self.allow_host,
+            token=self.token,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            insecure_http=self.insecure_http,
+            start_buffer_s=self.buffer,
+            streams=self.streams,
+            suspend_s=self.suspend,
+            resume_s=self.resume,
+        )
+
+
+def serve(
+    *,
+    preset: str = "balanced",
+    device: Annotated[str, Parameter()] = "auto",
+    model: ModelFlags = ModelFlags(),
+    where: Where = Where(),
+    output: Output = Output(),
+) -> None:
+    """Show streams in a browser, and steer them there: prompts, presets, branches, recordings.
+
+    ```
+    strobe serve
+    strobe serve --model wan-1.3b --weights DIR --preset balanced
+    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem
+    ```
+
+    Needs the extra: pip install 'strobe[serve]'. Ctrl-C ends it; viewers are told.
+
+    Args:
+        preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
+        device: auto, cpu, cuda or cuda:N.
+    """
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+    settings = where.settings()
+    listening = _listen(settings)
+    from strobe.core.device import resolve_device
+    from strobe.engine.config import check_device
+
+    found = resolve_device(device)
+    check_device(model.config(preset), found)
+    import uvicorn
+
+    from strobe.serve.app import Server
+
+    server = Server(model.load, found, preset=preset, settings=settings)
+    port = listening.getsockname()[1]
+    scheme = "https" if settings.tls_cert else "http"
+    url = f"{scheme}://{_shown(settings.host)}:{port}/"
+    output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
+    output.note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then http://127.0.0.1:{port}/")
+    output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
+    sys.stdout.flush()
+    config = uvicorn.Config(
+        server.app,
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ws_max_size=8 * 2**20,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])
+    sys.stderr.flush()
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    """Take the port before anything slow is loaded.
+
+    Raises:
+        ConfigError: it is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(256)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give another --port, or 0 for any"
+        ) from error
+    return listening
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

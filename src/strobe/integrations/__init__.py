@@ -1,0 +1,1 @@
+"""Sparse attention in pipelines of other projects."""

@@ -1,0 +1,167 @@
+"""What each family of transformers calls its layers, and where its forward says how many tokens the video has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from diffusers import (
+    HunyuanVideo15Transformer3DModel,
+    HunyuanVideoTransformer3DModel,
+    LTX2VideoTransformer3DModel,
+    WanTransformer3DModel,
+)
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from strobe.core.errors import ConfigError, ShapeError
+from strobe.integrations.diffusers.forward import Arguments, Forward, Triple
+from strobe.integrations.diffusers.joint import JointProcessor
+from strobe.integrations.diffusers.processors import LTX2Processor, SparseProcessor, WanProcessor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer whose attention becomes sparse.
+
+    Args:
+        name: key of its processor in `attn_processors`.
+        block: the transformer block.
+        attn: its attention module.
+    """
+
+    name: str
+    block: nn.Module
+    attn: nn.Module
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One class of transformers.
+
+    Args:
+        model: the class.
+        blocks: lists of blocks whose attention becomes sparse, in the order of the layers, and the name of the attention.
+        processor: what takes the place of the processors.
+        enter: tells a forward pass its grid from the arguments of the transformer's forward.
+        gated: there are trained gates for such models.
+    """
+
+    model: type[Any]
+    blocks: tuple[tuple[str, str], ...]
+    processor: type[SparseProcessor]
+    enter: Callable[[Forward, Any, Arguments], None]
+    gated: bool = False
+
+    def layers(self, transformer: nn.Module) -> tuple[Layer, ...]:
+        """Layers of a transformer, in order."""
+        return tuple(
+            Layer(name=f"{blocks}.{number}.{attn}.processor", block=block, attn=block.get_submodule(attn))
+            for blocks, attn in self.blocks
+            for number, block in enumerate(transformer.get_submodule(blocks).children())
+        )
+
+    def places(self) -> dict[str, int]:
+        """Place of every argument of the transformer's forward."""
+        names = list(inspect.signature(self.model.forward).parameters)[1:]
+        return {name: place for place, name in enumerate(names)}
+
+
+def _sizes(latents: Tensor, patch: tuple[int, int, int]) -> Triple:
+    """Tokens of latents `[B, C, F, Y, X]`."""
+    if latents.dim() != 5:
+        raise ShapeError(f"hidden_states: got shape {tuple(latents.shape)}, expected latents [B, C, F, Y, X]")
+    t, h, w = (size // step for size, step in zip(latents.shape[2:], patch, strict=True))
+    return t, h, w
+
+
+def _enter_wan(forward: Forward, config: Any, given: Arguments) -> None:
+    latents = given["hidden_states"]
+    forward.enter(_sizes(latents, config.patch_size), latents)
+
+
+def _enter_ltx2(forward: Forward, config: Any, given: Arguments) -> None:
+    tokens = given["hidden_states"]
+    sizes = [given["num_frames"], given["height"], given["width"]]
+    if None in sizes:
+        raise ConfigError("LTX-2: num_frames, height and width were not given; sparse attention needs the latents' sizes")
+    steps = (config.patch_size_t, config.patch_size, config.patch_size)
+    t, h, w = (-(-size // step) for size, step in zip(sizes, steps, strict=True))
+    if tokens.shape[1] != t * h * w:
+        raise ShapeError(
+            f"LTX-2: got {tokens.shape[1]} video tokens for a grid of ({t}, {h}, {w}), which has {t * h * w}; tokens beside the "
+            "grid, such as those of a reference video, cannot be put in tiles: restore() the pipeline for such calls"
+        )
+    if given["video_self_attention_mask"] is not None:
+        raise ConfigError("LTX-2: video_self_attention_mask is given; sparse attention takes none: restore() the pipeline first")
+    forward.enter((t, h, w), tokens)
+
+
+_KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""What was asked of masks and images: a pipeline gives the same tensors in every step, and asking waits for the device. Kept as
+long as the tensor is there, with the version of its contents."""
+
+
+def _known(tensor: Tensor, ask: Callable[[Tensor], Any]) -> Any:
+    if tensor.is_inference():  # its version is not counted
+        return ask(tensor)
+    found = _KNOWN.get(tensor)
+    if found is None or found[0] != tensor._version:
+        found = tensor._version, ask(tensor)
+        _KNOWN[tensor] = found
+    return found[1]
+
+
+def _lengths(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.sum(dim=1, dtype=torch.int).tolist())
+
+
+def _any(images: Tensor) -> bool:
+    return bool(images.any())
+
+
+def _enter_hunyuan(forward: Forward, config: Any, given: Arguments) -> None:
+    latents = given["hidden_states"]
+    forward.enter(_sizes(latents, (config.patch_size_t, config.patch_size, config.patch_size)), latents)
+    forward.text_lengths = _known(given["encoder_attention_mask"], _lengths)
+
+
+def _enter_hunyuan15(forward: Forward, config: Any, given: Arguments) -> None:
+    """The text is that of two encoders, then the image, which counts unless it is all 0."""
+    latents, images = given["hidden_states"], given["image_embeds"]
+    forward.enter(_sizes(latents, (config.patch_size_t, config.patch_size, config.patch_size)), latents)
+    image_tokens = images.shape[1] if _known(images, _any) else 0
+    both = (_known(given[name], _lengths) for name in ("encoder_attention_mask", "encoder_attention_mask_2"))
+    forward.text_lengths = tuple(first + second + image_tokens for first, second in zip(*both, strict=True))
+
+
+FAMILIES: Final = (
+    Family(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, enter=_enter_wan, gated=True),
+    Family(
+        model=LTX2VideoTransformer3DModel,
+        blocks=(("transformer_blocks", "attn1"),),
+        processor=LTX2Processor,
+        enter=_enter_ltx2,
+        gated=True,
+    ),
+    Family(
+        model=HunyuanVideoTransformer3DModel,
+        blocks=(("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
+        processor=JointProcessor,
+        enter=_enter_hunyuan,
+    ),
+    Family(
+        model=HunyuanVideo15Transformer3DModel,
+        blocks=(("transformer_blocks", "attn"),),
+        processor=JointProcessor,
+        enter=_enter_hunyuan15,
+    ),
+)
+
+
+def family_of(model: object) -> Family | None:
+    """The family of a transformer; None for anything else. A subclass may do other things with its tokens: it is none."""
+    return next((family for family in FAMILIES if type(model) is family.model), None)

@@ -1,0 +1,276 @@
+"""Attention processors that take the place of a model's own in the layers that `sparsify` makes sparse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_ltx2 import apply_interleaved_rotary_emb, apply_split_rotary_emb
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from strobe.attention.dense.api import dense_attention, explain_dense
+from strobe.attention.impls import Choice
+from strobe.attention.sparse.stages.impl.reference import rotate
+from strobe.attention.sparse.video import VideoAttentionOutput, explain_video, video_sparse_attention
+from strobe.attention.types import AttentionOutput
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.integrations.diffusers.exchange import HeadExchange
+from strobe.integrations.diffusers.forward import Forward, Rope, Triple
+
+
+class SparseProcessor:
+    """What every family's processor has in common: which layer it is, whom it replaces, and the attention of a video.
+
+    What diffusers sets on a processor, backend and parallelism, is kept by the one it replaces, and is there when that is put
+    back. The backend counts for the other layers alone.
+
+    All layers of a model share one compiled graph. A compiler guards on what a forward reads. So a forward reads no value that
+    differs by layer, such as the name; only errors read it, and recalls, which are measured uncompiled.
+
+    Args:
+        name: of the layer, as `attn_processors` spells it.
+        replaced: the processor in whose place this stands.
+        forward: what the layers of a transformer share.
+        dense: the layer is dense in every step.
+    """
+
+    def __init__(self, name: str, replaced: Any, forward: Forward, *, dense: bool) -> None:
+        self.name, self.replaced, self.forward, self.dense = name, replaced, forward, dense
+        self.gate_owner: Any = None  # what holds `to_gate_compress`; None without a trained gate
+
+    @property
+    def _attention_backend(self) -> Any:
+        return self.replaced._attention_backend
+
+    @_attention_backend.setter
+    def _attention_backend(self, backend: Any) -> None:
+        self.replaced._attention_backend = backend
+
+    @property
+    def _parallel_config(self) -> Any:
+        return self.replaced._parallel_config
+
+    @_parallel_config.setter
+    def _parallel_config(self, config: Any) -> None:
+        self.replaced._parallel_config = config
+
+    @property
+    def split(self) -> bool:
+        """Whether the tokens are split over several processes (context parallelism)."""
+        parallel = self._parallel_config
+        return bool(parallel is not None and parallel.context_parallel_config is not None)
+
+    @property
+    def usual_sparsity(self) -> float:
+        """Share of the key tiles that are skipped in the steps that are not dense as a whole."""
+        return 0.0 if self.dense else self.forward.options.sparsity
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the key tiles that are skipped in this step."""
+        return 0.0 if self.forward.dense else self.usual_sparsity
+
+    def check_arguments(self, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None) -> None:
+        """Refuse what sparse self-attention cannot honour.
+
+        Raises:
+            ImplUnavailableError: a mask of pairs of tokens.
+            ConfigError: other tokens to attend to.
+        """
+        if attention_mask is not None:
+            why = f"{self.name} is given a mask of pairs of tokens; restore() the pipeline for such calls"
+            raise ImplUnavailableError("sparse attention", why, what="impl")
+        if encoder_hidden_states is not None:
+            raise ConfigError(
+                f"{self.name}: a layer of self-attention was given other tokens to attend to; restore() the pipeline first"
+            )
+
+    def gate(self, hidden_states: Tensor, heads: int) -> Tensor | None:
+        """Weight of the coarse output, `[B, S, H, D]`; None without a trained gate.
+
+        Raises:
+            ShapeError: the gate's weights are on another device than the tokens.
+        """
+        if self.gate_owner is None:
+            return None
+        layer: nn.Module = self.gate_owner.to_gate_compress
+        weight = getattr(layer, "weight", None)
+        hooked = hasattr(layer, "_hf_hook") or hasattr(layer, "_diffusers_hook")  # such a layer is moved when it is called
+        if weight is not None and weight.device != hidden_states.device and not hooked:
+            raise ShapeError(
+                f"{self.name}: the gate is on {weight.device}, the tokens are on {hidden_states.device}; "
+                "move the whole pipeline with pipe.to(...)"
+            )
+        found: Tensor = layer(hidden_states).unflatten(2, (heads, -1))
+        return found
+
+    def grid(self) -> Triple:
+        """Tokens of the video in time, height and width.
+
+        Raises:
+            ConfigError: the layer is called outside of its transformer's forward.
+        """
+        if self.forward.grid is None:
+            raise ConfigError(
+                f"{self.name}: no grid of tokens is known; call the transformer, or the pipeline, not a layer of it"
+            )
+        return self.forward.grid
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, gate: Tensor | None = None, rope: Rope | None = None, return_lse: bool = False
+    ) -> AttentionOutput:
+        """Attention of a video's tokens over each other, `[B, S, H, D]`, across the processes of context parallelism too.
+
+        Args:
+            gate: weight of the coarse output.
+            rope: (cos, sin), each `[S, D / 2]`, of the tokens of this process; rotates pairs of channels.
+        """
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast computes norms in float32
+        exchange = None
+        if self.split:
+            t, h, w = self.grid()
+            exchange = HeadExchange(
+                self._parallel_config.context_parallel_config._flattened_mesh.get_group(), t * h * w, q.shape[2]
+            )
+        sparsity = self.sparsity
+        dense = sparsity == 0 and gate is None
+        if rope is not None and (dense or exchange is not None):
+            q, k, rope = rotate(q, rope), rotate(k, rope), None
+        if exchange is not None:
+            q, k, v = (exchange.scatter_heads(each) for each in (q, k, v))
+            gate = None if gate is None else exchange.scatter_heads(gate)
+        if dense:
+            found = dense_attention(q, k, v, return_lse=return_lse)
+        else:
+            sparse = self._sparse(q, k, v, sparsity, gate, rope, return_lse)
+            found = AttentionOutput(out=sparse.out, lse=sparse.lse)
+        return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
+
+    def _sparse(
+        self, q: Tensor, k: Tensor, v: Tensor, sparsity: float, gate: Tensor | None, rope: Rope | None, return_lse: bool
+    ) -> VideoAttentionOutput:
+        forward = self.forward
+        found = video_sparse_attention(
+            q,
+            k,
+            v,
+            grid=self.grid(),
+            tile=forward.options.tile,
+            sparsity=sparsity,
+            gate=gate,
+            rope=rope,
+            forced=forward.options.forced,
+            impl=forward.options.impl,
+            return_lse=return_lse,
+            probe=forward.probe,
+        )
+        if found.recall is not None:
+            forward.recalls.setdefault(self.name, []).append(found.recall)
+        return found
+
+    def explain(self, attn: nn.Module, grid: Triple | None = None) -> Choice[Any]:
+        """Say which implementation the layer would run, and why each other was passed over. Nothing runs.
+
+        Args:
+            attn: the attention module whose processor this is.
+            grid: tokens in time, height and width; by default those of the last forward.
+        """
+        grid = self.grid() if grid is None else grid
+        with FakeTensorMode():
+            q = torch.empty(
+                (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.forward.device or "cpu"
+            )
+        if self.usual_sparsity == 0 and self.gate_owner is None:
+            return explain_dense(q, q, q)
+        options = self.forward.options
+        return explain_video(
+            q,
+            q,
+            q,
+            gate=None if self.gate_owner is None else q,
+            grid=grid,
+            tile=options.tile,
+            sparsity=self.usual_sparsity,
+            forced=options.forced,
+            impl=options.impl,
+        )
+
+
+def heads_of(attn: nn.Module) -> tuple[int, int]:
+    """Heads of an attention module and channels of one."""
+    heads: Any = attn.heads
+    inner: Any = attn.inner_dim
+    return heads, inner // heads
+
+
+def dtype_of(attn: nn.Module) -> torch.dtype:
+    """The dtype that an attention module computes in: that of its norms, which no quantiser takes."""
+    norm: Any = attn.norm_q
+    weight = getattr(norm, "weight", None)
+    if weight is None:  # a norm without weights
+        weight = next(attn.parameters())
+    dtype: torch.dtype = weight.dtype
+    return dtype
+
+
+class WanProcessor(SparseProcessor):
+    """Self-attention of Wan: one projection or three, RMS norms over all heads, rope by pairs of channels."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: Rope | None = None,
+    ) -> Tensor:
+        """Return `[B, S, dim]`, as the processor that it replaces."""
+        self.check_arguments(encoder_hidden_states, attention_mask)
+        if attn.fused_projections:
+            q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        else:
+            q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
+        q, k, v = (each.unflatten(2, (attn.heads, -1)) for each in (attn.norm_q(q), attn.norm_k(k), v))
+        rope = None if rotary_emb is None else self.forward.tables(rotary_emb)
+        out = self.attend(q, k, v, gate=self.gate(hidden_states, attn.heads), rope=rope).out
+        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        return found
+
+
+class LTX2Processor(SparseProcessor):
+    """Self-attention of LTX-2's video: rope interleaved or split, gates per head after attention, perturbation."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        query_rotary_emb: Rope | None = None,
+        key_rotary_emb: Rope | None = None,
+        perturbation_mask: Tensor | None = None,
+        all_perturbed: bool | Tensor | None = None,
+    ) -> Tensor:
+        """Return `[B, S, dim]`, as either of the two processors that it replaces."""
+        self.check_arguments(encoder_hidden_states, attention_mask)
+        heads = attn.heads
+        value = attn.to_v(hidden_states)
+        if all_perturbed is None:
+            all_perturbed = perturbation_mask is not None and torch.all(perturbation_mask == 0)
+        if all_perturbed:  # the values are the result
+            out = value.unflatten(2, (heads, -1))
+        else:
+            q, k = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(hidden_states))
+            if query_rotary_emb is not None:
+                turn = apply_interleaved_rotary_emb if attn.rope_type == "interleaved" else apply_split_rotary_emb
+                q = turn(q, query_rotary_emb)
+                k = turn(k, query_rotary_emb if key_rotary_emb is None else key_rotary_emb)
+            q, k, v = (each.unflatten(2, (heads, -1)) for each in (q, k, value))
+            out = self.attend(q, k, v, gate=self.gate(hidden_states, heads)).out
+            if perturbation_mask is not None:
+                out = torch.lerp(v, out, perturbation_mask.unsqueeze(-1))
+        if attn.to_gate_logits is not None:
+            out = out * (2.0 * torch.sigmoid(attn.to_gate_logits(hidden_states))).unsqueeze(-1)
+        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        return found

@@ -1,0 +1,106 @@
+"""What the layers of a sparse pipeline run, told without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strobe.core.notebook import html_table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerReport:
+    """One layer.
+
+    Args:
+        component: name of the transformer in its pipeline; empty without a pipeline.
+        layer: name of its attention module.
+        runs: `sparse` or `dense`, in the steps that are not dense as a whole.
+        impl: of the fine stage, or of dense attention; empty while no grid is known.
+        tile: tokens of a tile in (time, height, width); None for a dense layer, or while no grid is known.
+        selected: key tiles that every query tile sees; None likewise.
+        tiles: key tiles that there are; None likewise.
+        gated: the coarse output is added, weighed by a trained gate.
+    """
+
+    component: str
+    layer: str
+    runs: str
+    impl: str
+    tile: tuple[int, int, int] | None
+    selected: int | None
+    tiles: int | None
+    gated: bool
+
+    @property
+    def share(self) -> float | None:
+        """Share of the key tiles that a query tile sees; 1 for a dense layer, None while no grid is known."""
+        if self.runs == "dense":
+            return 1.0
+        return None if self.selected is None or not self.tiles else self.selected / self.tiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseReport:
+    """Every layer of a pipeline that `sparsify` touched.
+
+    Args:
+        layers: in order.
+        grid: tokens in time, height and width; None before the first forward.
+        dense_steps: denoise steps, counted from 0, in which every layer is dense.
+        quality: what is known of it.
+    """
+
+    layers: tuple[LayerReport, ...]
+    grid: tuple[int, int, int] | None
+    dense_steps: tuple[int, ...]
+    quality: str
+
+    def rows(self) -> list[dict[str, object]]:
+        """One dictionary per layer."""
+        return [
+            {
+                "component": each.component,
+                "layer": each.layer,
+                "runs": each.runs,
+                "impl": each.impl,
+                "tile": "" if each.tile is None else "x".join(map(str, each.tile)),
+                "key tiles": "" if each.selected is None else f"{each.selected} of {each.tiles}",
+                "share": each.share,
+                "gate": "trained" if each.gated else "",
+            }
+            for each in self.layers
+        ]
+
+    def __str__(self) -> str:
+        grid = "no forward yet" if self.grid is None else f"grid {self.grid} of tokens in (time, height, width)"
+        steps = f"; dense in steps {', '.join(map(str, self.dense_steps))}" if self.dense_steps else ""
+        lines = [f"{grid}{steps}; quality: {self.quality}"]
+        for rows in _alike(self.layers):
+            first, last = rows[0], rows[-1]
+            name = first.layer if len(rows) == 1 else f"{first.layer} to {last.layer}"
+            where = f"{first.component}: {name}" if first.component else name
+            seen = "every key" if first.runs == "dense" else "unknown share of the key tiles"
+            if first.share is not None and first.tile is not None:
+                tile = "x".join(map(str, first.tile))
+                seen = f"{first.selected} of {first.tiles} key tiles of {tile} ({first.share:.1%})"
+            gate = ", trained gate" if first.gated else ""
+            lines.append(f"  {where} ({len(rows)}): {first.runs}{', ' + first.impl if first.impl else ''}, {seen}{gate}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Layers; quality: {self.quality}", self.rows())
+
+
+def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
+    """Runs of neighbouring layers that differ in nothing but their name."""
+    runs: list[list[LayerReport]] = []
+    for each in layers:
+        if runs and _facts(runs[-1][0]) == _facts(each):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return runs
+
+
+def _facts(each: LayerReport) -> tuple[object, ...]:
+    return (each.component, each.runs, each.impl, each.tile, each.selected, each.tiles, each.gated)

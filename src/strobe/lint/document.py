@@ -1,0 +1,211 @@
+"""A document as the rules see it: tables of typed cells, sentences, and lines of code, each with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from strobe.lint.quantity import Quantity, Unit, head_unit, quantities
+
+Origin = Literal["table", "list", "lines"]
+
+EMPTY: Final = frozenset({"", "-", "--", "---", "–", "—", "n/a", "na", "none", "."})
+"""Cells that say that there is nothing here."""
+
+_AFTER: Final = re.compile(r"\s*(?:$|[(\[±,;/|*†‡→]|\+/-)")
+_INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[\]]*\]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where something stands. A line is counted from 1; 0 where the file has no lines to count."""
+
+    path: str
+    line: int
+    table: str = ""
+    row: str = ""
+    column: str = ""
+
+    @property
+    def short(self) -> str:
+        """`line 12`, or the table and row where there are no lines."""
+        return f"line {self.line}" if self.line else f"'{self.table}', {self.row}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A heading with the headings above it; the part before the first heading has none."""
+
+    path: tuple[int, ...] = ()
+    titles: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The innermost heading."""
+        return self.titles[-1] if self.titles else ""
+
+    def within(self, other: Section) -> bool:
+        """It is `other` or below it."""
+        return self.path[: len(other.path)] == other.path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One cell. `quantity` is the number it is about, if it is about one; `interval`: printed with its own bounds."""
+
+    text: str
+    line: int
+    quantity: Quantity | None = None
+    found: tuple[Quantity, ...] = ()
+    interval: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """It says that there is nothing here."""
+        return re.sub(r"\s*\(.*\)$", "", self.text.strip()).lower() in EMPTY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row; `depth` is how far its label is set in, `group` the heading line it stands under."""
+
+    cells: tuple[Cell, ...]
+    line: int
+    depth: int = 0
+    group: str = ""
+
+    @property
+    def label(self) -> str:
+        """Text of the first cell."""
+        return self.cells[0].text if self.cells else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table with its caption and the text under it, whatever it was written as."""
+
+    section: Section
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[Row, ...]
+    line: int
+    origin: Origin = "table"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The heading it stands under and its caption; the caption alone if that says enough."""
+        if len(self.caption.split()) > 2 or not self.section.title:
+            return self.caption
+        return f"{self.section.title}: {self.caption}" if self.caption else self.section.title
+
+    @property
+    def context(self) -> str:
+        """Everything that says what the table is about: headings, caption, heads of columns, notes."""
+        return " | ".join((*self.section.titles, self.caption, *self.header, *self.notes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sentence:
+    """A sentence of running text.
+
+    Args:
+        lead: what its paragraph or list item begins with, up to the colon.
+        parent: the item or line that its list item is under.
+        paragraph: the whole paragraph or list item.
+    """
+
+    text: str
+    line: int
+    section: Section
+    lead: str = ""
+    parent: str = ""
+    paragraph: str = ""
+
+    @property
+    def found(self) -> tuple[Quantity, ...]:
+        """Its numbers."""
+        return quantities(self.text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeLine:
+    """A line of a code block in some language: read for settings, not for claims."""
+
+    text: str
+    line: int
+    section: Section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """Lines that a comment in the document takes out of one rule (or all, `*`)."""
+
+    first: int
+    last: int
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A file as tables, sentences and code."""
+
+    path: str
+    tables: tuple[Table, ...] = ()
+    sentences: tuple[Sentence, ...] = ()
+    code: tuple[CodeLine, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+
+    def place(self, line: int, table: Table | None = None, row: str = "", column: str = "") -> Place:
+        """A place in this document."""
+        return Place(path=self.path, line=line, table=table.name if table else "", row=row, column=column)
+
+    def text_of(self, section: Section) -> str:
+        """All sentences of a section, those below it included."""
+        return "\n".join(sentence.text for sentence in self.sentences if sentence.section.within(section))
+
+
+def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
+    """Type a cell: it is about a number if it begins with one and goes on with nothing but a unit, a note or bounds.
+
+    Args:
+        unit: of numbers without one.
+    """
+    found = quantities(text, unit)
+    body = text.partition("=")[2] if "=" in text else text
+    if body is not text:  # `a / b = c` is about c
+        result = next((each for each in found if each.start >= len(text) - len(body)), None)
+        return Cell(text=text, line=line, quantity=result, found=found)
+    first = found[0] if found else None
+    about = first is not None and not text[: first.start].strip() and _AFTER.match(text, first.stop) is not None
+    return Cell(text=text, line=line, quantity=first if about else None, found=found, interval=_INTERVAL.search(text) is not None)
+
+
+def column_units(header: Iterable[str], hints: Iterable[str]) -> list[Unit | None]:
+    """Units of columns: named in the head or, for a column that measures time, by the caption (`all times in ms`)."""
+    hint = next((unit for text in hints if (unit := caption_unit(text))), None)
+    units = [head_unit(title) for title in header]
+    return [
+        unit or (hint if hint and index and not _NOT_TIMED.search(title) else None)
+        for index, (unit, title) in enumerate(zip(units, header, strict=True))
+    ]
+
+
+_CAPTION_UNIT: Final = re.compile(
+    r"(?i)\b(?:times?|latenc(?:y|ies)|durations?|values?|numbers?|figures|all|measured|everything)\b[^.;|]*?\bin "
+    r"(?P<unit>[A-Za-zµμ]+)\b|[(\[](?P<tail>ns|µs|us|ms|s)[)\]]"
+)
+_NOT_TIMED: Final = re.compile(
+    r"(?i)%|\b(?:calls?|count|n|num|samples?|fps|speed-?up|change|ratio|share|memory|note|notes|variant|steps?|shape|batch|size)\b|#"
+)
+
+
+def caption_unit(text: str) -> Unit | None:
+    """The unit of time that a caption or an introduction declares for the numbers after it."""
+    for found in _CAPTION_UNIT.finditer(text):
+        unit = head_unit(f"({found['unit'] or found['tail']})")
+        if unit and unit.dimension == "time":
+            return unit
+    return None

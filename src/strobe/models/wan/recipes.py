@@ -1,0 +1,161 @@
+"""How released weights of Wan are to be run: what a checkpoint was trained for, told by the checkpoint itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from strobe.core.errors import WeightsError, unknown_choice
+from strobe.models.wan.config import SIZES
+from strobe.models.wan.weights.checkpoint import OpenCheckpoint
+from strobe.models.wan.weights.files import LORA, read_json, read_source
+
+SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How to run weights of one project.
+
+    Args:
+        name: as `--recipe` takes it.
+        lacks: what it needs and this engine does not have; empty if nothing.
+        window, sink: latent frames that are attended, and those of them that stay for good.
+        positions: see `strobe.cache.kv.Positions`.
+        timesteps: nominal.
+        shift: of the schedule.
+        source: where that is published.
+    """
+
+    name: str
+    lacks: str = ""
+    window: int = 12
+    sink: int = 3
+    positions: Literal["absolute", "rebased"] = "rebased"
+    timesteps: tuple[float, ...] = SELF_FORCING
+    shift: float = 5.0
+    source: str
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{timestep:g}" for timestep in self.timesteps)
+        frames = f"window {self.window}, sink {self.sink}, positions {self.positions}"
+        return f"{self.name} ({frames}, timesteps {steps}, shift {self.shift:g})"
+
+
+def of_angle(radians: float) -> float:
+    """Timestep of an angle of TrigFlow: ``1000 sin a / (sin a + cos a)``."""
+    return 1000 * math.sin(radians) / (math.sin(radians) + math.cos(radians))
+
+
+CAUSAL_RCM: Final = (1000.0, *(round(of_angle(angle), 4) for angle in (1.5, 1.4, 1.0)))
+
+RECIPES: Final[dict[str, Recipe]] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="self-forcing", window=21, sink=0, positions="absolute", source="Self-Forcing, configs/self_forcing_dmd.yaml"
+        ),
+        Recipe(name="longlive", source="LongLive 1, configs/longlive_inference.yaml and its model for endless streams"),
+        Recipe(
+            name="causal-rcm",
+            window=21,
+            sink=0,
+            positions="absolute",
+            timesteps=CAUSAL_RCM,
+            shift=1.0,
+            source="rCM, README (angles pi/2, 1.5, 1.4, 1.0 of TrigFlow); its window is not said there",
+        ),
+        Recipe(
+            name="causvid",
+            window=21,
+            sink=0,
+            positions="absolute",
+            timesteps=(1000.0, 757.0, 522.0),
+            shift=1.0,
+            source="CausVid, configs/wan_causal_dmd.yaml (steps that are not warped)",
+        ),
+        Recipe(name="causal-wan", source="ours: frame blocks of three over a rolling window, as most of these projects have it"),
+        Recipe(
+            name="krea",
+            lacks="the recompute of the cache from clean latents in every frame block, a first frame encoded again from its "
+            "pixels, and a bias on the past",
+            window=6,
+            sink=1,
+            source="krea realtime-video, release_server.py and configs/self_forcing_server_14b.yaml",
+        ),
+        Recipe(
+            name="wan2.1",
+            lacks="sampling of a whole clip at once: these weights are not causal and not few-step",
+            source="Wan2.1, config.json",
+        ),
+    )
+}
+"""By name. A recipe with something lacking is refused; another one may be named for the same weights."""
+
+NOT_CAUSAL: Final = ("WanModel", "WanTransformer3DModel")
+CAUSAL: Final = ("CausalWanModel", "CausalWanTransformer3DModel")
+"""Classes that a config.json names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A recipe and by what it was found."""
+
+    recipe: Recipe
+    why: str
+
+
+def named_recipe(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        ConfigError: there is none of that name; names the nearest.
+    """
+    if name not in RECIPES:
+        raise unknown_choice("recipe", name, RECIPES)
+    return RECIPES[name]
+
+
+def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) -> Found:
+    """Find how a checkpoint is to be run; no tensor is read.
+
+    Args:
+        opened: the checkpoint.
+        lora: the LoRA beside it.
+        named: name of a recipe; None: told by the checkpoint.
+
+    Raises:
+        ConfigError: there is no recipe of that name; names the nearest.
+        WeightsError: the engine lacks what it needs; says what.
+    """
+    found = Found(recipe=named_recipe(named), why="as asked for") if named is not None else _told(opened, lora)
+    if found.recipe.lacks:
+        raise WeightsError(
+            f"{opened.source.where} is for the recipe {found.recipe.name} ({found.why}), and this engine lacks "
+            f"{found.recipe.lacks}; give other weights, or run these in another way with --recipe self-forcing, at your own risk"
+        )
+    return found
+
+
+def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
+    source = opened.source
+    if source.part == "generator_ema":
+        return Found(recipe=RECIPES["self-forcing"], why="it holds generator_ema")
+    if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:
+        return Found(recipe=RECIPES["longlive"], why=f"it holds generator, and {lora.name} beside it {LORA}")
+    if source.part == "generator":
+        return Found(recipe=RECIPES["causal-wan"], why="it holds generator alone, as several projects write it")
+    stated = _class_name(source.files[0].parent / "config.json")
+    if stated in NOT_CAUSAL:
+        return Found(recipe=RECIPES["wan2.1"], why=f"its config.json says {stated}")
+    if stated in CAUSAL:
+        return Found(recipe=RECIPES["causal-wan"], why=f"its config.json says {stated}")
+    if opened.dit.config == SIZES["wan-14b"] and not source.part and all(name.startswith("model.") for name in source.tensors):
+        return Found(recipe=RECIPES["krea"], why="14B whose names all begin with model.")
+    return Found(recipe=RECIPES["causal-wan"], why="nothing says whose weights these are")
+
+
+def _class_name(path: Path) -> Any:
+    return read_json(path).get("_class_name") if path.is_file() else None

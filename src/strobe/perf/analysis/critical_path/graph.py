@@ -1,0 +1,346 @@
+"""A trace as a graph of what had to wait for what: calls of the host, device events, and the waits between them.
+
+Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. An edge says that a
+node begins no sooner than its source, and a lag after it. Each lag is the one that was traced where the edge decided when the
+node began, else the usual one of its kind if that fits; so every node begins exactly when it did in the trace.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from statistics import median_low
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.device.intervals import Ints
+from strobe.perf.analysis.window import Window
+from strobe.perf.trace.events import DEVICE_KINDS, Trace
+
+MOST_EVENTS: Final = 1 << 17
+"""Device events up to which a graph is made: each is an object meanwhile."""
+_WHOLE_DEVICE: Final = re.compile(r"\w*(?:Device|Ctx)Synchronize\w*")
+_COPY: Final = DEVICE_KINDS.index("memcpy")
+_LAUNCH, _DEVICE, _RETURN = 0, 1, 2
+"""Of nodes at the same moment: a call comes before what it launches, and a device event before the call that waited for it."""
+
+
+class Lag(StrEnum):
+    """What passes between a node and the one it waited for."""
+
+    HOST = "host"
+    LAUNCH = "launch latency"
+    GAP = "gap in a stream"
+    OVERLAP = "overlap in a stream"
+    OTHER_STREAM = "wait for another stream"
+    SYNC = "synchronisation"
+    BEFORE = "before the first launch"
+
+
+class Edge(NamedTuple):
+    """The node begins no sooner than `lag_ns` after the end of `source`, or its start. Source -1 is the start of the graph."""
+
+    source: int
+    from_end: bool
+    lag_ns: int
+    kind: Lag
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkGraph:
+    """Nodes in an order in which every edge leads forward.
+
+    Args:
+        begin_ns: start of the graph: of the window, else of the first launch call or device event.
+        start_ns: of each node, as traced.
+        duration_ns: of each node; 0 for moments of the host.
+        event: position among the trace's device events; -1 for a moment of the host.
+        edges: what each node waits for; at least one.
+        launch_ns: usual time from a launch call to the start of an event that finds its stream free.
+        gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
+        num_inferred: events that are taken to have waited for another stream.
+    """
+
+    begin_ns: int
+    start_ns: tuple[int, ...]
+    duration_ns: tuple[int, ...]
+    event: tuple[int, ...]
+    edges: tuple[tuple[Edge, ...], ...]
+    launch_ns: int
+    gap_ns: int
+    num_inferred: int
+
+
+class _Event(NamedTuple):
+    """One device event; `called` is the start of its launch call and `returned` its end, `None` where they are not known."""
+
+    position: int
+    start: int
+    end: int
+    stream: tuple[int, int]
+    called: int | None
+    returned: int | None
+    copies: bool
+
+
+class _Moment(NamedTuple):
+    """A moment of the host; `waits` are the device events (by number) that must have ended."""
+
+    at: int
+    rank: int
+    call: int
+    waits: tuple[int, ...]
+    returns: bool
+
+
+def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
+    """Build the graph of a trace; of the device events that start in the window, if there is one.
+
+    Raises:
+        DataError: it has no device events there, or too many.
+    """
+    inside = _inside(trace, window)
+    if not len(inside):
+        raise DataError(f"{trace.path}: no device event starts there, so there is no critical path")
+    if len(inside) > MOST_EVENTS:
+        raise DataError(
+            f"{trace.path}: {len(inside)} device events are too many for the critical path, {MOST_EVENTS} at most: "
+            "give a --window"
+        )
+    events = _events(trace, inside)
+    calls = sorted({(one.called, one.returned) for one in events if one.called is not None and one.returned is not None})
+    begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
+    stop = max(one.end for one in events)
+    moments = sorted(_moments(trace, events, calls, begin, stop))
+    builder = _Builder(events, moments, begin)
+    return builder.graph()
+
+
+def _inside(trace: Trace, window: Window | None) -> Ints:
+    """Positions of the device events that start in the window, all of them without one."""
+    if window is None:
+        return np.arange(len(trace.device_events))
+    start = np.asarray(trace.device_events.start_ns)
+    return np.flatnonzero((start >= window.start_ns) & (start < window.end_ns))
+
+
+def _events(trace: Trace, inside: Ints) -> list[_Event]:
+    events, hosts = trace.device_events, trace.device_events.hosts
+    found = []
+    for position in inside.tolist():
+        host = events.host[position]
+        found.append(
+            _Event(
+                position=position,
+                start=events.start_ns[position],
+                end=events.end_ns[position],
+                stream=(events.device[position], events.stream[position]),
+                called=hosts.start_ns[host] if host >= 0 else None,
+                returned=hosts.end_ns[host] if host >= 0 else None,
+                copies=events.kind[position] == _COPY,
+            )
+        )
+    return found
+
+
+def _moments(
+    trace: Trace, events: Sequence[_Event], calls: Iterable[tuple[int, int]], begin: int, stop: int
+) -> Iterable[_Moment]:
+    """Launch calls, copies that were waited for, and calls that wait."""
+    for number, (start, _) in enumerate(calls):
+        if start >= begin:
+            yield _Moment(start, _LAUNCH, number, (), returns=False)
+    for number, one in enumerate(events):
+        if one.copies and one.returned is not None and begin <= one.end <= one.returned:
+            yield _Moment(one.returned, _RETURN, number, (number,), returns=True)
+    queues = _queues(events)
+    for call in trace.waits:
+        if begin <= call.start_ns and call.end_ns <= stop:
+            yield _Moment(call.start_ns, _LAUNCH, -1, (), returns=False)
+            awaited = [queue.awaited(call.start_ns, call.end_ns) for queue in queues]
+            known = [one for one in awaited if one is not None]
+            if not _WHOLE_DEVICE.fullmatch(call.name):
+                known = sorted(known, key=lambda one: events[one].end)[-1:]
+            yield _Moment(call.end_ns, _RETURN, -1, tuple(known), returns=True)
+
+
+class _Queue:
+    """The events of one stream in order of start, as a call sees them that waits for the stream."""
+
+    def __init__(self, events: Sequence[_Event], numbers: Sequence[int]) -> None:
+        self._events, self._numbers = events, numbers
+        called = [-1 if events[number].called is None else events[number].called or 0 for number in numbers]
+        self._earliest_from = list(accumulate(reversed(called), min))[::-1]
+
+    def awaited(self, called: int, returned: int) -> int | None:
+        """The event that a call waited for: the last one launched before it, if that had ended when the call returned; else the
+        last one that ended while it waited."""
+        place = bisect_left(self._earliest_from, called) - 1
+        if place < 0 or self._events[self._numbers[place]].end <= returned:
+            return None if place < 0 else self._numbers[place]
+        while place >= 0 and self._events[self._numbers[place]].end > called:
+            if self._events[self._numbers[place]].end <= returned:
+                return self._numbers[place]
+            place -= 1
+        return None
+
+
+def _queues(events: Sequence[_Event]) -> Sequence[_Queue]:
+    """The queue of each stream."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(events):
+        found[one.stream].append(number)
+    return [_Queue(events, found[stream]) for stream in sorted(found)]
+
+
+class _Builder:
+    """Puts events and moments in order and gives each its edges."""
+
+    def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin: int) -> None:
+        self._events, self._moments, self._begin = events, moments, begin
+        order = [(one.start, _DEVICE, number) for number, one in enumerate(events)]
+        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
+        order.sort()
+        self._order = order
+        self._node_of_event = {number: node for node, (_, rank, number) in enumerate(order) if rank == _DEVICE}
+        self._node_of_call = {
+            moments[number].at: node
+            for node, (_, rank, number) in enumerate(order)
+            if rank == _LAUNCH and moments[number].call >= 0
+        }
+        self._before = _Streams(events)
+        self._bounds = [self._before.advance(number) for number in range(len(events))]
+        self._launch_ns, self._gap_ns = self._usual()
+        self._inferred = 0
+
+    def _usual(self) -> tuple[int, int]:
+        """The usual launch latency and gap: medians over events whose stream was surely free, or surely busy, in time."""
+        latencies, gaps, every = [], [], []
+        for one, bounds in zip(self._events, self._bounds, strict=True):
+            if one.called is None or one.start < one.called:
+                continue
+            every.append(one.start - one.called)
+            if bounds.last_end is None or bounds.last_end <= one.called:
+                latencies.append(one.start - one.called)
+        launch_ns = median_low(latencies) if latencies else min(every, default=0)
+        for one, bounds in zip(self._events, self._bounds, strict=True):
+            if one.called is not None and bounds.ended is not None and one.called + launch_ns <= self._events[bounds.ended].end:
+                gaps.append(one.start - self._events[bounds.ended].end)
+        return launch_ns, median_low(gaps) if gaps else 0
+
+    def graph(self) -> WorkGraph:
+        """The finished graph."""
+        previous, edges = -1, []
+        for node, (at, rank, number) in enumerate(self._order):
+            if rank == _DEVICE:
+                edges.append(self._decided(at, self._device_edges(number)))
+                continue
+            edges.append(self._decided(at, self._host_edges(self._moments[number], previous)))
+            previous = node
+        numbers = [number if rank == _DEVICE else -1 for _, rank, number in self._order]
+        return WorkGraph(
+            begin_ns=self._begin,
+            start_ns=tuple(at for at, _, _ in self._order),
+            duration_ns=tuple(0 if number < 0 else self._events[number].end - self._events[number].start for number in numbers),
+            event=tuple(-1 if number < 0 else self._events[number].position for number in numbers),
+            edges=tuple(edges),
+            launch_ns=self._launch_ns,
+            gap_ns=self._gap_ns,
+            num_inferred=self._inferred,
+        )
+
+    def _host_edges(self, moment: _Moment, previous: int) -> list[tuple[int, Edge]]:
+        """Where each edge starts, and the edge with the usual lag. Threads of the host take turns."""
+        since = self._begin if previous < 0 else self._order[previous][0]
+        if moment.returns:
+            found = [(since, Edge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
+            for number in moment.waits:
+                found.append(
+                    (self._events[number].end, Edge(self._node_of_event[number], from_end=True, lag_ns=0, kind=Lag.SYNC))
+                )
+            return found
+        return [(since, Edge(previous, from_end=True, lag_ns=moment.at - since, kind=Lag.HOST))]
+
+    def _device_edges(self, number: int) -> list[tuple[int, Edge]]:
+        one, bounds = self._events[number], self._bounds[number]
+        found: list[tuple[int, Edge]] = []
+        if one.called is not None and one.called in self._node_of_call and one.called <= one.start:
+            found.append(
+                (one.called, Edge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH))
+            )
+        for earlier in bounds.in_order:
+            node, end = self._node_of_event[earlier], self._events[earlier].end
+            if end <= one.start:
+                found.append((end, Edge(node, from_end=True, lag_ns=self._gap_ns, kind=Lag.GAP)))
+            else:
+                begun = self._events[earlier].start
+                found.append((begun, Edge(node, from_end=False, lag_ns=one.start - begun, kind=Lag.OVERLAP)))
+        explained = max((at + min(edge.lag_ns, one.start - at) for at, edge in found), default=None)
+        other = bounds.elsewhere
+        if explained is not None and other is not None and one.start - explained > self._launch_ns:
+            end = self._events[other].end
+            if end > explained:
+                edge = Edge(self._node_of_event[other], from_end=True, lag_ns=self._gap_ns, kind=Lag.OTHER_STREAM)
+                found.append((end, edge))
+                self._inferred += 1
+        return found or [(self._begin, Edge(-1, from_end=True, lag_ns=0, kind=Lag.BEFORE))]
+
+    @staticmethod
+    def _decided(at: int, found: Sequence[tuple[int, Edge]]) -> tuple[Edge, ...]:
+        """The edges with the lags they had: that of the edge which decided is exact, it stands first."""
+        fitting = [(since, edge._replace(lag_ns=min(edge.lag_ns, at - since))) for since, edge in found]
+        place = max(range(len(fitting)), key=lambda i: (fitting[i][0] + fitting[i][1].lag_ns, -i))
+        since, edge = fitting[place]
+        decided = edge._replace(lag_ns=at - since)
+        return (decided, *(edge for i, (_, edge) in enumerate(fitting) if i != place))
+
+
+class _Bounds(NamedTuple):
+    """What may hold up an event: earlier ones of its stream, the last of them to end before it starts, and when all of them have
+    ended; and of the other streams of its device the event that ended last before it starts."""
+
+    in_order: tuple[int, ...]
+    ended: int | None
+    last_end: int | None
+    elsewhere: int | None
+
+
+class _Streams:
+    """Follows the streams through the events, which come in order of start."""
+
+    def __init__(self, events: Sequence[_Event]) -> None:
+        self._events = events
+        self._running: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._ended: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int], int] = {}
+        self._last_end: dict[tuple[int, int], int] = {}
+
+    def advance(self, number: int) -> _Bounds:
+        """The bounds of the next event."""
+        one = self._events[number]
+        for stream, running in self._running.items():
+            while running and running[0][0] <= one.start:
+                self._ended[stream] = heapq.heappop(running)[1]
+        stream = one.stream
+        elsewhere = [
+            ended for other, ended in self._ended.items() if other != stream and other[0] == stream[0]
+        ]  # fmt: skip
+        ended, last = self._ended.get(stream), self._last.get(stream)
+        bounds = _Bounds(
+            in_order=tuple(dict.fromkeys(each for each in (ended, last) if each is not None)),
+            ended=ended,
+            last_end=self._last_end.get(stream),
+            elsewhere=max(elsewhere, key=lambda each: (self._events[each].end, each), default=None),
+        )
+        heapq.heappush(self._running[stream], (one.end, number))
+        self._last[stream] = number
+        self._last_end[stream] = max(one.end, self._last_end.get(stream, one.end))
+        return bounds

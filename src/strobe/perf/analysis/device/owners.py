@@ -1,0 +1,93 @@
+"""Who owns each nanosecond: slices of time get labels, are cut at tiles and are added up, exactly.
+
+A label is a place and an activity. A place is what the caller knows of an event: the regions that were open at its launch, or
+whether it is focal or takes part in a section. Its activity is the kind of an event that runs, or why none does. Labels are
+numbers here, so that millions of slices cost no more than columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from strobe.perf.analysis.device.idle import CAUSES
+from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps
+from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work
+from strobe.perf.trace.events import DEVICE_KINDS
+
+ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
+"""What a device does: the label of a place and an activity is number `place * len(ACTIVITIES) + activity`."""
+L = TypeVar("L", bound=Hashable)
+
+
+class Pieces(NamedTuple):
+    """Columns of slices in order that tile each tile.
+
+    Args:
+        start, end: nanoseconds.
+        tile: number of the tile.
+        label: number of the label.
+        event: position of the event that owns the slice, `NONE` where none runs.
+    """
+
+    start: Ints
+    end: Ints
+    tile: Ints
+    label: Ints
+    event: Ints
+
+
+def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> Pieces:
+    """Label the slices of a device and cut them at tiles.
+
+    Args:
+        work: the events that the slices count into.
+        slices: tile a stretch that holds the tiles.
+        place: of each slice.
+        tiles: disjoint and in order; they may be empty.
+    """
+    busy = slices.cause == BUSY
+    owner = np.where(busy, slices.event, NONE)
+    activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause)
+    whole = Pieces(slices.start, slices.end, np.zeros_like(owner), place * len(ACTIVITIES) + activity, owner)
+    return cut_at(whole, tiles)
+
+
+def cut_at(pieces: Pieces, tiles: Intervals) -> Pieces:
+    """The parts of the pieces that lie in tiles, which are disjoint and in order, each with the number of its tile."""
+    shared = overlaps(Intervals(pieces.start, pieces.end), tiles)
+    return Pieces(shared.start, shared.end, shared.b, pieces.label[shared.a], pieces.event[shared.a])
+
+
+def sums(pieces: Pieces, tiles: Intervals, labels: Sequence[L], num_events: int) -> tuple[list[Counter[L]], Ints]:
+    """Time of each label in each tile, in the order in which they first own some, and of each event in all tiles.
+
+    Args:
+        pieces: tile the tiles.
+        labels: what the numbers stand for.
+        num_events: of the events that the pieces count into.
+    """
+    length = pieces.end - pieces.start
+    keys, first, inverse = np.unique(pieces.tile * len(labels) + pieces.label, return_index=True, return_inverse=True)
+    total = np.zeros(len(keys), np.int64)
+    np.add.at(total, inverse, length)
+    owned: list[Counter[L]] = [Counter() for _ in tiles.start]
+    for at in np.argsort(first).tolist():
+        tile, label = divmod(int(keys[at]), len(labels))
+        owned[tile][labels[label]] = int(total[at])
+    tiled = [labelled.total() for labelled in owned]
+    assert tiled == (tiles.end - tiles.start).tolist(), "a tile does not add up"
+    exclusive, runs = np.zeros(num_events, np.int64), pieces.event != NONE
+    np.add.at(exclusive, pieces.event[runs], length[runs])
+    return owned, exclusive
+
+
+def tile_of(moments: Ints, tiles: Intervals) -> Ints:
+    """Which tile each moment lies in; `NONE` for none."""
+    if not len(tiles.start):
+        return np.full(len(moments), NONE)
+    place = np.searchsorted(tiles.start, moments, "right") - 1
+    return np.where((place >= 0) & (moments < tiles.end[place]), place, NONE)

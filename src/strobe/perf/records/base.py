@@ -1,0 +1,24 @@
+"""What every line of records is made of: its version, its base, and text that is prose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+SCHEMA_VERSION: Final = 2
+READABLE_VERSIONS: Final = (1, 2)
+
+Prose: TypeAlias = Annotated[str, Meta(extra={"prose": True})]
+"""Text for a reader. It may be reworded at any time: no code decides by what it says, only by whether it is there."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A struct inside a line."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="record"):
+    """One line of `records.jsonl`."""
+
+    v: Annotated[int, Meta(description="schema version of this line")] = SCHEMA_VERSION

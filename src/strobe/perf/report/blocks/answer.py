@@ -1,0 +1,251 @@
+"""The answer in ten lines: how much faster, where a steady frame block saves it, what the other blocks add, what limits now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final
+
+from strobe.core import spans
+from strobe.core.costs import device_peaks
+from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
+from strobe.perf.analysis.ledger.clip import Kind
+from strobe.perf.analysis.ledger.parts import MEANING, Part
+from strobe.perf.measure.stats import Verdict
+from strobe.perf.report.blocks.waterfall import Drop, waterfall
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import Block, Cell, Column, Figure, Missing, Notes, Report, Row, Section, Share, Table, Text, Time
+from strobe.perf.report.study import Subject
+from strobe.perf.report.text import significant
+
+ANSWER: Final = "answer"
+OTHERS: Final = "answers"
+"""Ids of the sections: of the candidate that a page begins with, and of the others."""
+REST: Final = "the rest"
+SHORT_NS: Final = 100_000_000
+"""Times below are given with four digits."""
+HOST_BOUND: Final = 0.2
+"""Share of a frame block from which on waiting for the host is what limits it."""
+_BOUND: Final[dict[Part, str]] = {
+    Part.ATTENTION_KERNEL: "attention FLOPs",
+    Part.ATTENTION_AROUND: "the work around the attention kernel",
+    Part.CROSS_ATTENTION: "cross-attention",
+    Part.FEED_FORWARD: "the matrix products of the feed-forward",
+    Part.NORMS: "memory traffic of norms and glue",
+    Part.FOCAL: "the focal kernel",
+    Part.SECTION: "the work around the focal kernel",
+    Part.OTHER_ATTENTION: "attention kernels",
+    Part.MATRIX: "matrix products",
+    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
+    Part.COPIES: "memory copies",
+    Part.COMMUNICATION: "communication between devices",
+    Part.GAPS: "gaps between kernels",
+    Part.DECODING: "decoding",
+}
+
+
+def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
+    """Return the answer for the fastest proven candidate, which a page begins with, and for all others, folded, in their order.
+
+    The second says too which candidates have no account, and why. None: there is nothing to say.
+    """
+    told = [finding for finding in findings if finding.answer is not None]
+    first = max(told, key=lambda finding: (_verdict(finding) == "faster", _ratio(finding)), default=None)
+    return _sections(first, findings, "Where the saving comes from")
+
+
+def change_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
+    """The same of changes tried one by one: first the one that moves the end-to-end time most, and the others by that too."""
+    ranked = sorted(
+        findings, key=lambda finding: (_verdict(finding) not in ("faster", "slower"), -abs(math.log(_ratio(finding))))
+    )
+    first = next((finding for finding in ranked if finding.answer is not None), None)
+    return _sections(first, ranked, "Where the largest difference comes from")
+
+
+def _verdict(finding: Finding) -> Verdict | None:
+    return None if finding.e2e is None else finding.e2e.verdict
+
+
+def _ratio(finding: Finding) -> float:
+    return 1.0 if finding.e2e is None else finding.e2e.ratio
+
+
+def _sections(first: Finding | None, findings: Sequence[Finding], title: str) -> tuple[Section | None, Section | None]:
+    blocks: list[Block] = [
+        _figure(finding, finding.answer) for finding in findings if finding is not first and finding.answer is not None
+    ]
+    missing = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
+    if missing:
+        blocks.append(Notes(tuple(f"No account for {reason}." for reason in missing)))
+    lead = "Where a steady frame block spends its time, before and after. The lines add up exactly."
+    others = Section(OTHERS, "The other accounts" if first else "Accounts", lead, tuple(blocks), folded=True) if blocks else None
+    if first is None or first.answer is None:
+        return None, others
+    return Section(ANSWER, title, headline(first, first.answer), (_figure(first, first.answer),)), others
+
+
+def answers_of(report: Report) -> tuple[Table, ...]:
+    """The tables of the answer in a report, one per candidate with an account; that of the one it begins with is the last."""
+    shown = {section.id: section for section in report.sections}
+    blocks = [block for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
+    return tuple(block.table for block in blocks if isinstance(block, Figure))
+
+
+def line_name(line: PartLine) -> str:
+    """The part in words; of several, that they are the rest."""
+    return line.parts[0].value if len(line.parts) == 1 else REST
+
+
+def _figure(finding: Finding, found: ClipAnswer) -> Figure:
+    names = finding.reference.label, finding.candidate.label
+    drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
+    picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
+    title = f"From a {found.unit} of {names[0]} to one of {names[1]}: bars that go left are time saved."
+    alt = f"Waterfall from {names[0]} to {names[1]}; the table says the same."
+    return Figure(title, alt, picture, answer_table(finding, found), table_open=True)
+
+
+def answer_table(finding: Finding, found: ClipAnswer) -> Table:
+    """At most eight parts, before and after; under them what the other frame blocks add and what limits now."""
+    reference, candidate = finding.reference, finding.candidate
+    columns = (
+        Column("part"),
+        Column(reference.label, "ms", True, hint=f"of a {found.unit}"),
+        Column(candidate.label, "ms", True, hint=f"of a {found.unit}"),
+        Column("saved", "ms", True),
+        Column("share of saving", numeric=True),
+        Column("saved in the clip's other blocks", "ms", True, hint="first, filling and switch frame blocks, start and end"),
+    )
+    rows = [Row((*part_cells(line), Time(float(line.elsewhere_ns)))) for line in found.lines]
+    saved = found.baseline_ns - found.candidate_ns
+    beyond = sum((line.elsewhere_ns for line in found.lines), Fraction(0))
+    total: tuple[Cell, ...] = (Time(float(found.baseline_ns)), Time(float(found.candidate_ns)), Time(float(saved)))
+    share: Cell = Share(1.0) if saved else Missing("", "-")
+    rows.append(Row((Text(f"a {found.unit}"), *total, share, Time(float(beyond))), strong=True))
+    notes = (
+        _kinds(found),
+        limit(candidate.label, found, _attention_rate(candidate, found)),
+        *rest_words(found),
+        *_gaps_in_evidence(reference, candidate, found),
+        disturbance(reference, candidate, found),
+    )
+    return Table(headline(finding, found), columns, tuple(rows), notes)
+
+
+def headline(finding: Finding, found: ClipAnswer) -> str:
+    """The speedup with its interval, what a frame block takes, and how much of both has a name."""
+    e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
+    said = f"{names[0]} against {names[1]}"
+    if e2e is not None:
+        interval = f" [{e2e.interval.low:.2f}, {e2e.interval.high:.2f}]" if e2e.interval else ""
+        said += f": {e2e.ratio:.2f}x{interval} end to end"
+    times = significant(float(found.candidate_ns) / 1e6), significant(float(found.baseline_ns) / 1e6)
+    return f"{said}. A {found.unit} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}"
+
+
+def explained(found: Answer) -> str:
+    """How much has a name."""
+    time = f"{100 * found.explained_time:.1f} % of the time"
+    if found.explained_saving is None:
+        return f"Explained: {time}."
+    return f"Explained: {100 * found.explained_saving:.1f} % of the saving, {time}."
+
+
+def part_cells(line: PartLine) -> tuple[Cell, ...]:
+    """Part, before, after, saved, and the share of the saving."""
+    share: Cell = Missing("", "-") if line.share is None else Share(line.share)
+    note = MEANING[line.parts[0]] if len(line.parts) == 1 else ""
+    times = (Time(float(line.baseline_ns)), Time(float(line.candidate_ns)), Time(float(line.saved_ns)))
+    return (Text(line_name(line), note=note), *times, share)
+
+
+def _kinds(found: ClipAnswer) -> str:
+    """What each kind of frame block adds to the end-to-end saving."""
+    said = []
+    for line in found.kinds:
+        many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
+        if line.kind == Kind.AROUND or line.num_blocks:
+            said.append(f"{line.kind.value}{many} {float(line.baseline_ns - line.candidate_ns) / 1e6:.1f}")
+    whole = sum((line.baseline_ns - line.candidate_ns for line in found.kinds), Fraction(0))
+    return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
+
+
+def rest_words(found: Answer) -> tuple[str, ...]:
+    """Which parts the line of the rest is."""
+    several = [line for line in found.lines if len(line.parts) > 1]
+    return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
+
+
+def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
+    """What a trace lacks, and what was done about it."""
+    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
+    for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
+        if blocks:
+            listed = ", ".join(map(str, blocks))
+            said.append(f"The trace of {subject.label} lacks frame blocks {listed}: the others of their kind stand for them.")
+    return tuple(said)
+
+
+def limit(label: str, found: Answer, attention_rate: str = "") -> str:
+    """One sentence on what limits a side now, with the figure.
+
+    Args:
+        label: of the candidate.
+        found: the answer.
+        attention_rate: what is added if that is the attention kernel.
+    """
+    whole = float(found.candidate_ns) or 1.0
+    times = {line.parts[0]: float(line.candidate_ns) for line in found.lines if len(line.parts) == 1}
+    waiting = times.get(Part.WAITING, 0.0) / whole
+    if waiting >= HOST_BOUND:
+        return (
+            f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
+            f"({_of(times[Part.WAITING], whole)})."
+        )
+    largest = max((part for part in times if part in _BOUND), key=lambda part: times[part], default=None)
+    nameless = times.get(Part.UNNAMED, 0.0)
+    if largest is None or nameless > times[largest]:
+        return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
+    rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
+    share = f"{100 * times[largest] / whole:.0f} % of a {found.unit}"
+    return f"{label} is bound by {_BOUND[largest]} now, {share} ({_of(times[largest], whole)}){rate}."
+
+
+def _of(part_ns: float, whole_ns: float) -> str:
+    """A part of a whole in milliseconds; short ones with four digits."""
+    short = whole_ns < SHORT_NS
+    part, whole = (significant(ns / 1e6) if short else f"{ns / 1e6:.1f}" for ns in (part_ns, whole_ns))
+    return f"{part} of {whole} ms"
+
+
+def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
+    """FLOP rate of the attention kernel in a steady frame block, where the records say its FLOPs."""
+    costs = {cost.span: cost for cost in subject.settings.costs}
+    took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
+    if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
+        return ""
+    if not took_ns or not found.num_steady:
+        return ""
+    flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
+    if not flops:
+        return ""
+    rate = flops / took_ns * 1e9
+    peaks = device_peaks(subject.run.header.machine.device_name)
+    peak = peaks.peak_flops_per_s(subject.settings.dtype) if peaks is not None else None
+    share = f", {100 * rate / peak:.0f} % of the device's {subject.settings.dtype} peak" if peak else ""
+    return f" at {rate / 1e12:.3g} TFLOP/s{share}"
+
+
+def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
+    """How much observing changed what was observed, and what that can have moved."""
+    b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
+    if found.traced:
+        return (
+            f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
+            "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
+            f"causes and places only. Kernel times differ by {100 * found.varied[0]:.1f} % and {100 * found.varied[1]:.1f} % "
+            "between the traced steady frame blocks, as the GPU's clock does."
+        )
+    return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."

@@ -1,0 +1,27 @@
+"""What stands above the figures of records that are damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from strobe.perf.report.model import Banner
+
+
+def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
+    """Make the banner of damaged records; none if all are sound.
+
+    Args:
+        found: name of a run or log in the report, and what is damaged in it.
+    """
+    banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
+    return (banner,) if banner.items else ()
+
+
+def damage_banner(items: tuple[str, ...]) -> Banner:
+    """Make the banner of damaged records of what is damaged, one line each."""
+    return Banner("stop", "Damaged records: the figures are those of what is left.", items)
+
+
+def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
+    """Make the banner of cells of a grid that could not be read; none if all could."""
+    return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()

@@ -1,0 +1,145 @@
+"""Tables from rows: a column is described once, by its head, its value in a row, and what the values of several rows come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
+
+from strobe.perf.report.model import Cell, Column, Count, ExactTime, Missing, Row, Share, Table, Text
+
+T = TypeVar("T")
+Unit = Literal["", "ns", "µs", "ms", "s"]
+Total: TypeAlias = Callable[[Iterable[Any]], Any] | None
+_CELLS: Final = get_args(Cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Generic[T]):
+    """One column of a table of `T`.
+
+    Args:
+        head: printed above it.
+        get: value in a row; a cell is shown as it is, None is missing.
+        show: cell of a value, such as `Count` or `ExactTime`.
+        unit: of times, printed in the head.
+        numeric: read as numbers; a column with a unit is.
+        hint: explains the head.
+        total: what the values of several rows come to, such as `sum`; None: nothing is shown for several rows.
+        missing: reason where the value is None.
+    """
+
+    head: str
+    get: Callable[[T], Any]
+    show: Callable[[Any], Cell] = Text
+    unit: Unit = ""
+    numeric: bool = False
+    hint: str = ""
+    total: Total = None
+    missing: str = ""
+
+    @property
+    def column(self) -> Column:
+        """Head of the column."""
+        return Column(self.head, self.unit, self.numeric or bool(self.unit), self.hint)
+
+    def cell(self, row: T) -> Cell:
+        """Cell of one row."""
+        return self._cell(self.get(row))
+
+    def total_cell(self, rows: Sequence[T]) -> Cell:
+        """Cell of several rows together; empty if their values come to nothing."""
+        if self.total is None:
+            return Text("")
+        known = [value for row in rows if not isinstance(value := self.get(row), (*_CELLS, type(None)))]
+        return self._cell(self.total(known) if known else None)
+
+    def _cell(self, value: Any) -> Cell:
+        if value is None:
+            return Missing(self.missing, "-")
+        cell: Cell = value if isinstance(value, _CELLS) else self.show(value)
+        return cell
+
+
+def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
+    """Column of integers."""
+    return Field(head, get, Count, numeric=True, hint=hint, total=total, missing=missing)
+
+
+def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
+    """Column of integer nanoseconds, printed in ms to the last one."""
+    return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
+
+
+def share(head: str, get: Callable[[T], Any], show: Callable[[float], Cell], hint: str = "", *, total: Total = None) -> Field[T]:
+    """Column of parts of one whole, such as `share_of(whole)` shows them."""
+    return Field(head, get, show, numeric=True, hint=hint, total=total)
+
+
+def heads(fields: Iterable[Field[T]]) -> tuple[Column, ...]:
+    """Heads of columns."""
+    return tuple(field.column for field in fields)
+
+
+def rows_of(
+    fields: Sequence[Field[T]],
+    rows: Sequence[T],
+    *,
+    top: int | None = None,
+    left: str = "rows",
+    totals: Iterable[tuple[str, Sequence[T]]] = (),
+    words_in: int = 0,
+) -> tuple[Row, ...]:
+    """Make the rows of a table.
+
+    Args:
+        top: rows that are shown; the others are one row together.
+        left: what the others are called: `12 more rows`.
+        totals: further rows of several together, each with its words.
+        words_in: column that the words of several rows stand in.
+    """
+    shown = [Row(tuple(field.cell(row) for field in fields)) for row in rows[:top]]
+    rest = () if top is None else rows[top:]
+    for words, several in ((f"{len(rest)} more {left}".rstrip(), rest), *totals):
+        if several:
+            cells = [field.total_cell(several) for field in fields]
+            cells[words_in] = Text(words)
+            shown.append(Row(tuple(cells), strong=True))
+    return tuple(shown)
+
+
+def table_of(
+    caption: str,
+    fields: Sequence[Field[T]],
+    rows: Sequence[T],
+    *,
+    top: int | None = None,
+    left: str = "rows",
+    notes: Iterable[str] = (),
+    sortable: bool = False,
+    collapsed: bool = False,
+) -> Table:
+    """Make a table of rows; `rows_of` tells of `top` and `left`."""
+    shown = rows_of(fields, rows, top=top, left=left)
+    return Table(caption, heads(fields), shown, tuple(notes), sortable=sortable, collapsed=collapsed)
+
+
+def padded(width: int, *cells: Cell, strong: bool = False) -> Row:
+    """A row of some cells, and empty ones up to the width of the table."""
+    return Row((*cells, *(Text(""),) * (width - len(cells))), strong=strong)
+
+
+def share_cell(part: float | Fraction, whole: float | Fraction, reason: str = "") -> Cell:
+    """A part of a whole; missing for the reason if the whole is nothing."""
+    return Share(float(part / whole)) if whole else Missing(reason, "-")
+
+
+def share_of(whole: float, reason: str = "") -> Callable[[float], Cell]:
+    """Shares of one whole, for a `Field`."""
+    return lambda part: share_cell(part, whole, reason)
+
+
+def count_cell(value: int, text: str = "") -> Cell:
+    """A count that is worth a look unless it is 0."""
+    return Text(text or str(value), "bad") if value else Missing("", "-")

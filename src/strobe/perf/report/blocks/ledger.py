@@ -1,0 +1,121 @@
+"""Where the difference went: the chain from kernel to end to end, and lines that add up to the saving exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import groupby
+from typing import Final
+
+from strobe.perf.analysis.ledger.close import Ledger, Level, Line
+from strobe.perf.measure.stats import Interval
+from strobe.perf.report.blocks.effects import effect_fields
+from strobe.perf.report.blocks.fields import share_cell, table_of
+from strobe.perf.report.blocks.waterfall import INTERVAL, interval_cell
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Column,
+    Count,
+    ExactTime,
+    Paragraph,
+    Row,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.study import Subject
+
+SMALL_LINE: Final = 0.001
+"""Lines that take less than this share of the reference's end to end in both variants are one row per level together."""
+MAX_EFFECTS: Final = 12
+
+
+def ledger_blocks(finding: Finding, found: Ledger) -> tuple[Block, ...]:
+    """Every line of the account, and the saving of each kernel split into fewer and faster calls."""
+    reference, candidate = finding.reference, finding.candidate
+    return (_lines_table(reference, candidate, found), _effects_table(reference, candidate, found))
+
+
+def _over_all(found: Ledger, interval: Interval | None) -> Interval | None:
+    """The interval of one unit, for all of them."""
+    return None if interval is None else Interval(low=found.num_units * interval.low, high=found.num_units * interval.high)
+
+
+def _line_rows(found: Ledger) -> Iterable[Row]:
+    """One row per line, and one per level for its small lines, so that the rows add up."""
+    least = SMALL_LINE * found.baseline_ns
+    for level, lines in groupby(found.lines, key=lambda line: line.level):
+        small = []
+        for line in lines:
+            if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
+                small.append(line)
+            else:
+                yield _line_row(level, line.name, (line,), found)
+        if small:
+            name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
+            yield _line_row(level, name, small, found)
+
+
+def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> Row:
+    baseline, candidate = sum(line.baseline_ns for line in lines), sum(line.candidate_ns for line in lines)
+    saved = baseline - candidate
+    times = (ExactTime(baseline), ExactTime(candidate), ExactTime(saved))
+    interval = _over_all(found, found.spread.lines.get(lines[0].name)) if len(lines) == 1 else None
+    share = share_cell(saved, found.saved_ns)
+    return Row((Text(level.value), Text(name), *times, *_interval_cells(found, interval), share))
+
+
+def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
+    """One cell if the table has the column."""
+    return (interval_cell(interval),) if found.spread.total else ()
+
+
+def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table:
+    columns = (
+        Column("level", hint="the first level that contains the line"),
+        Column("line"),
+        Column(reference.label, "ms", True),
+        Column(candidate.label, "ms", True),
+        Column("saved", "ms", True),
+        *([INTERVAL] if found.spread.total else []),
+        Column("share of saving", numeric=True),
+    )
+    rows = list(_line_rows(found))
+    total = (ExactTime(found.baseline_ns), ExactTime(found.candidate_ns), ExactTime(found.saved_ns))
+    interval = _interval_cells(found, _over_all(found, found.spread.total))
+    share = share_cell(found.saved_ns, found.saved_ns)
+    rows.append(Row((Text("e2e"), Text("sum of all lines = timed clips"), *total, *interval, share), strong=True))
+    traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
+    source = (
+        "The totals are those of untraced clips. Busy time is that of one traced clip, times the number of clips; idle time is "
+        "what the timed frame blocks have left over, divided as the trace's idle time is. What the trace shows beyond the timed "
+        "frame blocks is the line 'timed run minus trace'."
+        if traced
+        else "Every line was timed in the clips themselves, by the regions that they add up."
+    )
+    notes = (
+        f"Every time is the sum over {found.num_units} paired clips, in integer nanoseconds. The lines add up exactly: checked.",
+        source,
+        f"No intervals: {found.spread.why_none}."
+        if found.spread.why_none
+        else f"Intervals: paired t over {found.spread.samples[0]} palindromes of clips. Lines from a trace have none: it "
+        "is of one clip.",
+    )
+    return Table(
+        f"Account of {candidate.label} against {reference.label}, line by line.", columns, tuple(rows), notes, collapsed=True
+    )
+
+
+def _time(ns: int | Fraction) -> Cell:
+    return Time(ns if isinstance(ns, int) else float(ns))
+
+
+def _effects_table(reference: Subject, candidate: Subject, found: Ledger) -> Block:
+    if not found.effects:
+        return Paragraph("No kernel or operator calls in the traced windows.")
+    fields = effect_fields(("kernel or operator", reference.label, candidate.label), Count, _time)
+    caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
+    notes = (f"Over {found.num_units} clips, traced time; exact in the records.",)
+    return table_of(caption, fields, found.effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)

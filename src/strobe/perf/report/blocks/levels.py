@@ -1,0 +1,64 @@
+"""The speedup of each level, from the attention kernel to end to end: what a gate can ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
+from strobe.perf.analysis.ledger.close import Ledger, Level, LevelSum
+from strobe.perf.analysis.runs.compare import Comparison
+from strobe.perf.measure.stats import paired_interval
+from strobe.perf.report.blocks.ratios import ratio_cell
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import LevelName, Ratio, Speedup
+
+_TIMED: Final = {Level.STEP: DENOISE_STEP, Level.BLOCK: FRAME_BLOCK, Level.E2E: E2E}
+_GATE_NAMES: Final[dict[Level, LevelName]] = {
+    Level.KERNEL: "kernel", Level.SECTION: "section", Level.STEP: "step", Level.BLOCK: "block", Level.E2E: "e2e",
+}  # fmt: skip
+
+
+def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
+    """The speedup of a level and the timed comparison behind it; traced levels have none. None: nothing to divide by."""
+    timed = finding.stage(_TIMED[level.level]) if level.level in _TIMED else None
+    if timed is not None:
+        return ratio_cell(timed.ratio, timed.interval), timed
+    sums = sum(level.tiles[0]), sum(level.tiles[1])
+    if not all(sums):
+        return None
+    many = min(len(level.tiles[0]), len(level.tiles[1]))
+    each = zip(level.tiles[0][:many], level.tiles[1][:many], strict=True)
+    logs = [math.log(reference / candidate) for reference, candidate in each if reference and candidate]
+    ratio = sums[0] * len(level.tiles[1]) / (sums[1] * len(level.tiles[0]))
+    return ratio_cell(ratio, paired_interval(logs)), None
+
+
+def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
+    """What a gate can ask for. Without a ledger only the timed levels exist."""
+    found = []
+    for finding in findings:
+        names = (finding.candidate.label, finding.reference.label)
+        if isinstance(finding.ledger, Ledger):
+            levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
+            found += [
+                Speedup(*names, _GATE_NAMES[level.level], known[0], _saved_ns(level, known[1]))
+                for level, known in levels
+                if known
+            ]
+            continue
+        for name, stage in _TIMED.items():
+            timed = finding.stage(stage)
+            if timed is not None:
+                found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
+    return tuple(found)
+
+
+def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
+    """Time saved per clip, of a traced level per frame block."""
+    return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
+
+
+def _per_clip_ns(timed: Comparison) -> float:
+    return timed.saved_ns / len(timed.baseline.clips_ns)

@@ -1,0 +1,286 @@
+"""What logs and traces say, as report sections: rounds of a stage, attention timers, focal kernels, and what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
+from strobe.perf.analysis.runs.log_rounds import StageRounds
+from strobe.perf.analysis.structure.focal import FocalKernels
+from strobe.perf.logs.reader import sha256_of
+from strobe.perf.logs.series import Log
+from strobe.perf.logs.units import Resolved, short
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, table_of
+from strobe.perf.report.blocks.spread import spread
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Missing,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+
+_RANGES: Final = 6
+_METHODS: Final = {
+    "steady": "the longest suffix without a trend",
+    "window": "what the window lets through",
+    "cause": "all but what has a known cause to differ",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimerLog:
+    """One log and the timers found in it; `remarks` are further findings, such as a timer that did not wait for the device."""
+
+    label: str
+    summaries: tuple[SeriesSummary, ...]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    """A file that was read, as it lay on the disk."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+def input_file(path: Path) -> InputFile:
+    """Return size and SHA-256 of a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    digest = sha256_of(path)
+    return InputFile(path=path, size_bytes=path.stat().st_size, sha256=digest)
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+
+
+def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section:
+    """One table per stage: its rounds in each log, and their averages with and without warm-up.
+
+    Args:
+        logs: each with its label and the rounds of its stages.
+    """
+    names = dict.fromkeys(rounds.name for _, stages in logs for rounds in stages)
+    blocks: list[Block] = []
+    for name in names:
+        found = [(label, rounds) for label, stages in logs for rounds in stages if rounds.name == name]
+        blocks.append(_rounds_table(name, found))
+        blocks += [_ranks_table(label, rounds) for label, rounds in found if len(rounds.resolved) > 1]
+    lead = "Wall time of each round as the log says it. The average without warm-up is the one to compare."
+    return Section("stages", "Stages", lead, tuple(blocks))
+
+
+def round_label(index: int) -> str:
+    """`run_01` is the first round."""
+    return f"run_{index + 1:02d}"
+
+
+def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
+    columns = (Column("round"), *(Column(label, "ms", True) for label, _ in found))
+    rows = [
+        Row((Text(round_label(index)), *(_round_cell(rounds, index) for _, rounds in found)))
+        for index in range(max(len(rounds.rounds) for _, rounds in found))
+    ]
+    all_rounds = (ExactTime(round(rounds.avg_all_rounds_ns)) for _, rounds in found)
+    steady = (
+        Missing("every round is left out") if rounds.avg_excl_warmup_ns is None else ExactTime(round(rounds.avg_excl_warmup_ns))
+        for _, rounds in found
+    )
+    rows.append(Row((Text("avg_all_rounds"), *all_rounds), strong=True))
+    rows.append(Row((Text("avg_excl_warmup"), *steady), strong=True))
+    notes = tuple(f"{label}: {note}" for label, rounds in found for note in _rounds_notes(rounds))
+    return Table(f"{name}, by round.", columns, tuple(rows), notes)
+
+
+def _round_cell(rounds: StageRounds, index: int) -> Cell:
+    return ExactTime(rounds.rounds[index].value_ns) if index < len(rounds.rounds) else Missing("", "-")
+
+
+def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
+    yield from unit_notes(rounds.resolved)
+    if len(rounds.resolved) > 1:
+        yield f"a round lasts as long as the slowest of {len(rounds.resolved)} ranks"
+    causes = dict.fromkeys(rounds.excluded.values())
+    for cause in causes:
+        left_out = [round_label(index) for index in sorted(rounds.excluded) if rounds.excluded[index] == cause]
+        yield f"not in avg_excl_warmup: {', '.join(left_out)} ({cause})"
+    if rounds.note:
+        yield rounds.note
+    if rounds.incomplete:
+        yield f"the last {rounds.incomplete} rounds are left out: not every rank has them"
+    yield from (
+        f"{each.series.title}, in no figure: {each.series.rejected}" for each in rounds.resolved if each.series.rejected.total
+    )
+
+
+def _ranks_table(label: str, rounds: StageRounds) -> Table:
+    columns = (Column("round"), *(Column(_rank(each), "ms", True) for each in rounds.resolved))
+    rows = tuple(Row((Text(round_label(index)), *map(ExactTime, each.ranks_ns))) for index, each in enumerate(rounds.rounds))
+    notes = tuple(note for note in unit_notes(rounds.resolved))
+    return Table(f"{rounds.name} of {label}, by round and rank.", columns, rows, notes, collapsed=True)
+
+
+def _rank(resolved: Resolved) -> str:
+    return "no rank" if resolved.series.rank is None else f"rank {resolved.series.rank}"
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def attention_section(logs: Sequence[TimerLog]) -> Section:
+    """One row per log, timer and rank: the steady values, with where the unit comes from."""
+    fields: tuple[Field[tuple[str, SeriesSummary]], ...] = (
+        Field("log", lambda row: row[0]),
+        Field("timer", lambda row: row[1].series.name, Code),
+        count("rank", lambda row: Text("-") if row[1].series.rank is None else row[1].series.rank),
+        Field("unit", lambda row: _units(row[1]), hint="of the values as written, and where it comes from"),
+        count("values", lambda row: len(row[1].resolved.values_ns), "that are a time"),
+        count("kept", lambda row: row[1].calls.n),
+        *spread(lambda row: row[1].calls, "ms", ("mean", "p50", "min", "p99", "max"), exact=True, what="values", quiet=True),
+    )
+    rows = [(log.label, summary) for log in logs for summary in log.summaries]
+    notes = (f"{log.label}: {note}" for log in logs for note in (*_timer_notes(log.summaries), *log.remarks))
+    lead = "Time of one attention call from end to end as the log says it, in the steady state."
+    return Section("attention", "Attention end to end", lead, (table_of("Attention timers.", fields, rows, notes=notes),))
+
+
+def _units(summary: SeriesSummary) -> str:
+    return ", ".join(
+        f"{choice.unit} ({choice.source}{'' if choice.proven else ', unproven'})" for choice in summary.resolved.choices
+    )
+
+
+def unit_notes(resolved: Iterable[Resolved]) -> Iterator[str]:
+    """Where the units of a table's values come from; what differs from the label first, in capitals."""
+    seen: dict[str, list[str]] = {}
+    for each in resolved:
+        for choice in each.choices:
+            head = "UNIT NOT AS LABELLED" if choice.differs else "UNIT CONTRADICTED" if choice.violated else "unit"
+            seen.setdefault(f"{head}: {choice.text}", []).append(each.series.title)
+    for text, titles in sorted(seen.items(), key=lambda item: item[0].startswith("unit")):
+        yield f"{'; '.join(dict.fromkeys(titles))}: {text}"
+
+
+def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
+    yield from unit_notes(summary.resolved for summary in summaries)
+    for summary in summaries:
+        title = summary.series.title
+        yield f"{title}: kept is {_METHODS[summary.method]}{f'; {summary.note}' if summary.note else ''}"
+        for cause, indices in summary.excluded.items():
+            yield f"{title}: {len(indices)} left out (values {ranges(indices)}): {cause}"
+        if summary.outliers:
+            without = short(round(summary.outliers.mean_without_ns))
+            yield (
+                f"{title}: {summary.outliers.n} of the kept lie more than {OUTLIER} interquartile ranges above the third "
+                f"quartile; the mean without them is {without}"
+            )
+        if summary.series.rejected.total:
+            yield f"{title}, in no figure: {summary.series.rejected}"
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Indices as the numbers of values, counted from 1: `1-48, 60`."""
+    found: list[list[int]] = []
+    for index in sorted(indices):
+        if found and found[-1][1] == index:
+            found[-1][1] = index + 1
+        else:
+            found.append([index + 1, index + 1])
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:_RANGES]]
+    return ", ".join(texts) + (f" and {len(found) - _RANGES} more stretches" if len(found) > _RANGES else "")
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
+    """One row per trace and device: how often the kernels ran and how long.
+
+    Args:
+        traces: each with its label and the focal kernels on its devices.
+        pattern: regular expression that the kernels were found by.
+    """
+    fields: tuple[Field[tuple[str, FocalKernels]], ...] = (
+        Field("trace", lambda row: row[0]),
+        count("device", lambda row: row[1].device),
+        Field("kernels", lambda row: ", ".join(row[1].names), Code),
+        count("occurrences", lambda row: row[1].calls.n),
+        *spread(lambda row: row[1].calls, "ms", ("min", "max"), exact=True),
+        exact_time("avg", lambda row: round(row[1].calls.mean_ns)),
+        *spread(lambda row: row[1].calls, "ms", ("p50", "sum"), exact=True),
+    )
+    rows: list[Row] = []
+    for label, found in traces:
+        rows += rows_of(fields, [(label, each) for each in found])
+        if not found:
+            rows.append(padded(len(fields), Text(label), Missing("no device event has such a name", "none")))
+    lead = "Device events whose name holds the regular expression, over the whole trace. Each counts in full, overlap or not."
+    table = Table(f"Focal kernels: {pattern}", heads(fields), tuple(rows))
+    return Section("kernels", "Focal kernels", lead, (table,))
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
+    """What was read: every file with its SHA-256, and what became of every line of the logs."""
+    columns = (Column("file"), Column("bytes", numeric=True), Column("SHA-256"))
+    rows = tuple(Row((Code(str(file.path)), Count(file.size_bytes), Code(file.sha256))) for file in files)
+    blocks: list[Block] = [Table("Files as they were read.", columns, rows)]
+    if logs:
+        blocks += [_lines_table(logs), *_examples(logs)]
+    return Section("inputs", "What was read", "", tuple(blocks))
+
+
+def _lines_table(logs: Sequence[Log]) -> Table:
+    fields: tuple[Field[Log], ...] = (
+        Field("log", lambda log: log.path.name, Code),
+        count("lines", lambda log: log.counts.lines, "matched + ignored + similar; each part of a progress line is one"),
+        count("matched", lambda log: log.counts.matched),
+        count("ignored", lambda log: log.counts.ignored),
+        count("progress", lambda log: log.counts.progress, "of the ignored"),
+        count("similar", lambda log: log.counts.similar, "looks like a timing of a pattern and does not match it"),
+        count("joined", lambda log: log.counts.joined, "wrapped lines put together"),
+        count("bad bytes", lambda log: log.counts.mended, "lines with bytes that are no text"),
+        count("cut", lambda log: log.counts.cut, "lines so long that only their start was read"),
+        count("values", lambda log: sum(map(len, log.series))),
+        count("no time", _rejected, "NaN, infinite, negative or ambiguous values, in no figure"),
+        Field("end", lambda log: Text("cut short", "bad") if log.counts.truncated else Text("complete")),
+    )
+    return table_of("What became of the lines.", fields, logs)
+
+
+def _rejected(log: Log) -> int:
+    return sum(series.rejected.total for series in log.series)
+
+
+def _examples(logs: Sequence[Log]) -> Iterator[Table]:
+    columns = (Column("log"), Column("line", numeric=True), Column("pattern"), Column("text"))
+    similar = tuple(
+        Row((Code(log.path.name), Count(each.line), Text(each.pattern), Code(each.text))) for log in logs for each in log.similar
+    )
+    if similar:
+        yield Table("Lines that look like a timing and match no pattern, the first of each pattern.", columns, similar)
+    rejected = tuple(
+        Row((Code(log.path.name), Count(each.line), Code(series.title), Code(each.text), Text(each.reason)))
+        for log in logs
+        for series in log.series
+        for each in series.rejected.examples
+    )
+    if rejected:
+        heads = (Column("log"), Column("line", numeric=True), Column("series"), Column("value"), Column("why"))
+        yield Table("Values that are in no figure, the first of each series.", heads, rejected)

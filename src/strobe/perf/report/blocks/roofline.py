@@ -1,0 +1,79 @@
+"""Rates against what a device could do at best, as columns and cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from strobe.core.costs import Cost, DevicePeaks
+from strobe.perf.analysis.device.roofline import Roofline, roofline
+from strobe.perf.records.record import SpanCost
+from strobe.perf.report.model import Cell, Column, Missing, Number, Share, Text, Time
+
+_ACHIEVED = (
+    Column("TFLOP/s", numeric=True, hint="FLOPs of matrix products / time"),
+    Column("GB/s", numeric=True, hint="bytes that must be moved at least / time"),
+)
+
+
+_AGAINST = (
+    Column("of peak", numeric=True, hint="of the dtype's dense matrix peak"),
+    Column("of bandwidth", numeric=True, hint="of the device memory's bandwidth"),
+    Column("bound", hint="the higher of the two floors: FLOPs / peak, or bytes / bandwidth"),
+    Column("floor", "ms", True, "least time that this device could take"),
+    Column("floor / time", numeric=True),
+)
+
+
+def rate_columns(peaks: DevicePeaks | None) -> tuple[Column, ...]:
+    """Head of what `rate_cells` gives: rates, and what they are of a device whose peaks are known."""
+    return _ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)
+
+
+def rate_cells(found: Roofline) -> tuple[Cell, ...]:
+    """A roofline as cells under `rate_columns`."""
+    achieved = (
+        rate_number(found.flops_per_s / 1e12) if found.flops_per_s else Missing("no matrix products", "-"),
+        rate_number(found.bytes_per_s / 1e9) if found.bytes_per_s else Missing("no bytes", "-"),
+    )
+    if found.device is None:
+        return achieved
+    unknown = Missing("the peak of this dtype is not known", "-")
+    none = Missing("no matrix products", "-")
+    return (
+        *achieved,
+        (unknown if found.flops_per_s else none) if found.compute_share is None else Share(found.compute_share),
+        unknown if found.memory_share is None else Share(found.memory_share),
+        unknown if found.bound is None else Text(found.bound),
+        unknown if found.floor_ns is None else Time(found.floor_ns),
+        unknown if found.share is None else Share(found.share),
+    )
+
+
+def rate_number(value: float) -> Number:
+    """Four significant digits, six decimals at most."""
+    return Number(value, min(6, max(0, 3 - math.floor(math.log10(value)))))
+
+
+def device_note(name: str, peaks: DevicePeaks | None) -> str:
+    """What the shares refer to, or why there are none."""
+    if peaks is None:
+        return f"No published peaks are known for {name}: rates only, nothing is held against a roofline."
+    bandwidth = f"{peaks.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
+    return f"{peaks.name}: peaks at boost clock, dense, {bandwidth} of memory bandwidth ({peaks.source})."
+
+
+def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str) -> Roofline:
+    """Hold the time of one call of a region against what it must compute and move, as the records say.
+
+    Args:
+        dtype: of matrix products, where the cost names none.
+    """
+    spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
+    dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
+    return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense)
+
+
+def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:
+    """Rates that cannot be, each with the name of what has it."""
+    return tuple(f"ANOMALY, {name}: {each.anomaly}." for name, each in found if each.anomaly)

@@ -1,0 +1,371 @@
+"""What ran: environment, settings of every variant, optimisations that differ; and what the reader must know first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from strobe.perf.records.clocks import Clocks
+from strobe.perf.records.record import CUSTOM, Header, Knob, Variant
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.damage import damage_banner
+from strobe.perf.report.model import Banner, Cell, Code, Column, Count, Row, Section, Table, Text
+from strobe.perf.report.study import Study, Subject, damage_of
+from strobe.perf.report.text import bytes_cell
+
+_NONE: Final = Text("none", "muted")
+
+
+def settings_section(study: Study) -> Section:
+    """Environment, settings, knobs."""
+    blocks = [_environment(study), _variants(study)]
+    if any(subject.settings.knobs for subject in study.subjects):
+        blocks.append(_knobs(study))
+    lead = "What ran, as it was resolved on this machine and not as it was asked for."
+    return Section("settings", "Settings", lead, tuple(blocks))
+
+
+# ---------------------------------------------------------------------------------------------------------- environment
+
+
+def _known(value: str | None, missing: str = "not known") -> Cell:
+    return Text(value) if value else Text(missing, "muted")
+
+
+def _clocks(clocks: Clocks) -> Cell:
+    parts = [
+        f"{value} {unit}"
+        for value, unit in (
+            (clocks.cpu_mhz, "MHz CPU"), (clocks.governor, "governor"), (clocks.sm_mhz, "MHz SM"),
+            (clocks.memory_mhz, "MHz memory"), (clocks.temperature_c, "degrees C"), (clocks.load, "load"),
+        )
+        if value is not None
+    ]  # fmt: skip
+    return Text(", ".join([*parts, *clocks.throttle]) + f" ({clocks.source})") if parts else Text("not readable here", "muted")
+
+
+def _bytes(value: int | None) -> Cell:
+    return Text("not known", "muted") if value is None else bytes_cell(value, "GiB", 1)
+
+
+def _commit(header: Header) -> Cell:
+    if header.git.commit is None:
+        return Text("not a checkout", "muted")
+    return Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
+
+
+_ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
+    ("run", lambda header: Text(header.run)),
+    ("date", lambda header: Text(header.date)),
+    ("strobe", lambda header: Text(header.strobe)),
+    ("commit", _commit),
+    ("command", lambda header: Text(" ".join(header.argv))),
+    ("device", lambda header: Text(f"{header.machine.device}: {header.machine.device_name}")),
+    ("GPUs", lambda header: Count(header.machine.gpu_count)),
+    (
+        "GPU memory",
+        lambda header: _bytes(header.machine.gpu_memory_bytes) if header.machine.gpu_count else Text("no GPU", "muted"),
+    ),
+    ("driver, CUDA", lambda header: _known(", ".join(filter(None, (header.machine.driver, header.machine.cuda))), "none")),
+    ("torch, Python", lambda header: Text(f"{header.machine.torch or 'none'}, {header.machine.python}")),
+    ("system", lambda header: Text(header.machine.os)),
+    ("CPU", lambda header: Text(header.machine.cpu_name)),
+    ("cores, threads of one operator", lambda header: Text(f"{header.machine.cores}, {header.machine.threads}")),
+    ("memory", lambda header: _bytes(header.machine.memory_bytes)),
+    ("clocks at the start", lambda header: _clocks(header.machine.clocks)),
+    ("world size, SP, TP", lambda header: Text(f"{header.world_size}, {header.sp_degree}, {header.tp_degree}")),
+    ("order of one palindrome", lambda header: Text(" ".join(header.order))),
+    ("palindromes planned", lambda header: Count(header.palindromes)),
+)
+
+
+def _workload(header: Header) -> list[tuple[str, Cell]]:
+    """Rows about the model and the clip; none if the caller's own code was measured."""
+    rows: list[tuple[str, Cell]] = []
+    if header.model is not None:
+        rows.append(("model", Text(header.model.name)))
+        rows.append(("weights SHA-256", Code(header.model.weights_sha256[:16])))
+        rows.append(("transformer parameters", Count(header.model.num_params)))
+    work = header.workload
+    if work is not None:
+        rows.append(("pixels", Text(f"{work.width} x {work.height}")))
+        rows.append(("frames, frames per second of playback", Text(f"{work.frames}, {work.fps}")))
+        rows.append(("frame blocks, latent frames in each", Text(f"{work.frame_blocks}, {work.latents_per_block}")))
+        rows.append(("batch, seed", Text(f"{work.batch}, {work.seed}")))
+        rows += [(f"prompt from frame block {prompt.frame_block} ({prompt.mode})", Text(prompt.text)) for prompt in work.prompts]
+    return rows
+
+
+def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
+    """How the GPU was set up, and its clocks while the timed clips ran."""
+    rows: list[tuple[str, Cell]] = []
+    state = run.header.machine.gpu
+    if state is not None:
+        words = {"persistence mode": state.persistence, "MIG": state.mig}
+        parts = [f"{name} {'on' if on else 'off'}" for name, on in words.items() if on is not None]
+        parts += [f"power limit {state.power_limit_mw / 1000:g} W"] if state.power_limit_mw else []
+        parts += [f"up to {state.max_sm_mhz} MHz SM"] if state.max_sm_mhz else []
+        workspace = run.header.machine.cublaslt_workspace_kib
+        parts += [] if workspace is None else [f"cuBLASLt workspace {workspace} KiB"]
+        rows.append(("GPU set-up", Text(", ".join(parts)) if parts else Text("not readable here", "muted")))
+    read = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None and clip.clocks.samples]
+    low, high = [item.sm_mhz_min for item in read if item.sm_mhz_min], [item.sm_mhz_max for item in read if item.sm_mhz_max]
+    if low and high:
+        count, cost = sum(item.samples or 0 for item in read), sum(item.read_ns or 0 for item in read)
+        watts = max(item.power_mw or 0 for item in read) / 1000
+        text = (
+            f"{min(low)} to {max(high)} MHz SM, up to {watts:.0f} W; {count} readings beside the clips took {cost / 1e6:.3g} ms"
+        )
+        rows.append(("GPU in timed clips", Text(text)))
+    return rows
+
+
+def _files(run: RunRecords) -> list[tuple[str, Cell]]:
+    rows: list[tuple[str, Cell]] = [
+        (f"trace of {trace.variant}, frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}"
+         + (f", with {' and '.join(trace.options)}: no times" if trace.options else ""),
+         Code(f"{trace.path} (SHA-256 {trace.sha256[:16]})"))
+        for trace in run.traces
+    ]  # fmt: skip
+    return [*rows, *(("log", Text(path)) for path in run.header.logs)]
+
+
+def _environment(study: Study) -> Table:
+    columns: list[dict[str, Cell]] = []
+    for run in study.runs:
+        rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run)
+        columns.append(dict(rows))
+    names = dict.fromkeys(name for column in columns for name in column)
+    heads = [Column("")] + [Column("value" if len(study.runs) == 1 else run.header.run) for run in study.runs]
+    rows_out = tuple(Row((Text(name), *(column.get(name, _NONE) for column in columns))) for name in names)
+    return Table("Environment, model and clip.", tuple(heads), rows_out)
+
+
+# ------------------------------------------------------------------------------------------------------------- variants
+
+
+def _or_none(value: object) -> Cell:
+    return _NONE if value is None or value == "" else Text(str(value))
+
+
+def _timesteps(variant: Variant) -> Cell:
+    return Text(", ".join(f"{timestep:g}" for timestep in variant.timesteps)) if variant.timesteps else _NONE
+
+
+def _arena(num_bytes: int | None) -> Cell:
+    return _NONE if num_bytes is None else _bytes(num_bytes)
+
+
+def _calls(variant: Variant) -> Cell:
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(variant.calls_per_stage.items()))
+    return Text(counts) if counts else Text("not counted", "muted")
+
+
+_SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
+    ("preset", lambda variant: Text(variant.preset)),
+    ("attention implementation that ran", lambda variant: _or_none(variant.attention_impl)),
+    ("why not another", lambda variant: _or_none(variant.attention_reason)),
+    ("sparsity", lambda variant: _or_none(variant.sparsity)),
+    ("window, latent frames", lambda variant: _or_none(variant.window)),
+    ("sink, latent frames", lambda variant: _or_none(variant.sink)),
+    ("positions", lambda variant: _or_none(variant.positions)),
+    ("denoise steps", lambda variant: _or_none(variant.steps)),
+    ("timesteps before the shift", _timesteps),
+    ("shift", lambda variant: _or_none(variant.shift)),
+    ("dtype", lambda variant: _or_none(variant.dtype)),
+    ("linear layers", lambda variant: _or_none(variant.linear_format)),
+    ("keys and values", lambda variant: _or_none(variant.kv_format)),
+    ("LoRA", lambda variant: _or_none(variant.lora)),
+    ("compile mode", lambda variant: _or_none(variant.compile_mode)),
+    ("memory pool, reserved", lambda variant: _arena(variant.arena_reserved_bytes)),
+    ("memory pool, in use", lambda variant: _arena(variant.arena_used_bytes)),
+    ("tokens per frame block", lambda variant: _or_none(variant.tokens_per_block)),
+    ("calls per clip", _calls),
+)
+
+
+def _muted_if_same(cell: Cell, reference: Cell) -> Cell:
+    """Print what equals the reference in a quiet tone."""
+    return Text(cell.text, "muted") if cell == reference and isinstance(cell, Text) else cell
+
+
+def _variants(study: Study) -> Table:
+    heads = (Column(""), *(Column(subject.label) for subject in study.subjects))
+    rows = []
+    for name, cell in _SETTINGS:
+        cells = []
+        for subject in study.subjects:
+            reference = study.reference_of(subject)
+            own = cell(subject.settings)
+            cells.append(own if reference is None or reference is subject else _muted_if_same(own, cell(reference.settings)))
+        rows.append(Row((Text(name), *cells)))
+    rows.append(Row((Text("peak memory so far, largest of its clips"), *(_bytes(_peak(subject)) for subject in study.subjects))))
+    notes = ("Grey: the same as the reference of the run.", "Peak memory: of the device on CUDA, of the whole process on a CPU.")
+    return Table("Settings of every variant as it ran.", heads, tuple(rows), notes)
+
+
+def _peak(subject: Subject) -> int | None:
+    clips = subject.run.clips
+    return max((clip.peak_bytes for clip in clips if clip.variant == subject.name and clip.peak_bytes is not None), default=None)
+
+
+def _knob_cell(knob: Knob | None) -> Cell:
+    if knob is None:
+        return _NONE
+    return Text(knob.value, "plain" if knob.on else "muted", knob.reason)
+
+
+def _knobs(study: Study) -> Table:
+    """Only the optimisations in which any variant differs from another, or which could not be turned on."""
+    by_subject = [{knob.name: knob for knob in subject.settings.knobs} for subject in study.subjects]
+    names = dict.fromkeys(name for knobs in by_subject for name in knobs)
+    rows, same = [], []
+    for name in names:
+        knobs = [knobs.get(name) for knobs in by_subject]
+        states = {(knob.value, knob.on) if knob else None for knob in knobs}
+        if len(states) > 1 or any(knob and knob.reason for knob in knobs):
+            rows.append(Row((Text(name), *map(_knob_cell, knobs))))
+        else:
+            same.append(f"{name} ({knobs[0].value if knobs[0] else 'none'})")
+    notes = (f"The same everywhere: {', '.join(same)}.",) if same else ()
+    heads = (Column("knob"), *(Column(subject.label) for subject in study.subjects))
+    return Table("Optimisations that differ, or that this device cannot run.", heads, tuple(rows), notes)
+
+
+# -------------------------------------------------------------------------------------------------------------- banners
+
+_MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
+    ("commit", lambda header: header.git.commit),
+    ("strobe", lambda header: header.strobe),
+    ("device", lambda header: header.machine.device_name),
+    ("driver", lambda header: header.machine.driver),
+    ("CUDA", lambda header: header.machine.cuda),
+    ("torch", lambda header: header.machine.torch),
+    ("cores", lambda header: header.machine.cores),
+    ("threads", lambda header: header.machine.threads),
+    ("launch blocking", lambda header: header.machine.launch_blocking),
+    ("cuBLASLt workspace", lambda header: header.machine.cublaslt_workspace_kib),
+    ("weights", lambda header: header.model.weights_sha256[:16] if header.model else None),
+    ("clip", lambda header: header.workload),
+    ("world size", lambda header: (header.world_size, header.sp_degree, header.tp_degree)),
+)
+
+
+def banners(study: Study, *, gather: bool = False, any_clip: bool = False) -> tuple[Banner, ...]:
+    """What makes the numbers not comparable, and what makes them doubtful.
+
+    Args:
+        gather: the same remark on many runs is one line: they are the cells of a grid.
+        any_clip: clips may differ, for runs of different clips are not compared.
+    """
+    several = len(study.runs) > 1
+    doubts = [(run.header.run if several else "", line) for run in study.runs for line in _doubts(run)]
+    damage = [(run.header.run, line) for run in study.runs for line in damage_of(run)]
+    found = (
+        Banner(
+            "stop",
+            "Not comparable: these differ where they must not, ratios across them mean nothing.",
+            tuple(differences(study, any_clip=any_clip)),
+        ),
+        Banner(
+            "stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(_red_gates(study))
+        ),
+        Banner("caution", "Left out: these could not run on this machine.", tuple(_absent(study))),
+        damage_banner(remarks(damage, gather=gather)),
+        Banner("caution", "Read the numbers with this in mind.", remarks(doubts, gather=gather)),
+    )
+    return tuple(banner for banner in found if banner.items)
+
+
+def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...]:
+    """Return remarks as lines, each with the name of its run; an empty name is left out.
+
+    Args:
+        gather: what is said of several runs is one line, with their number.
+    """
+    runs: dict[str, list[str]] = defaultdict(list)
+    for run, remark in found:
+        runs[remark].append(run)
+    if not gather:
+        return tuple(f"{run}: {remark}" if run else remark for run, remark in found)
+    return tuple(
+        f"{len(own)} cells: {remark}" if len(own) > 1 else f"{own[0]}: {remark}" if own[0] else remark
+        for remark, own in runs.items()
+    )
+
+
+def differences(study: Study, *, any_clip: bool = False) -> list[str]:
+    """What must agree between runs, and between the variants of one, and does not; clips need not, if they may be any."""
+    found = []
+    for name, value in _MUST_AGREE:
+        if any_clip and name == "clip":
+            continue
+        values = [value(run.header) for run in study.runs]
+        if any(other != values[0] for other in values):
+            shown = "" if name == "clip" else ": " + " / ".join(str(item) for item in values)
+            found.append(f"{name} differs between the runs{shown}")
+    for run in study.runs:
+        tokens = {variant.tokens_per_block for variant in run.variants}
+        if len(tokens) > 1:
+            found.append(f"{run.header.run}: variants differ in tokens per frame block: {sorted(map(str, tokens))}")
+    return found
+
+
+def _absent(study: Study) -> list[str]:
+    return [f"{each.variant}: not on this machine: {each.reason}" for run in study.runs for each in run.header.absent]
+
+
+def _same_again(run: RunRecords) -> list[str]:
+    """Candidates that are the preset of the reference under another name."""
+    reference = next((variant for variant in run.variants if variant.name == run.header.baseline), None)
+    return [
+        f"{variant.name} is {variant.preset} again (A/A): what differs between them is the instrument's error"
+        for variant in run.variants
+        if reference is not None and variant is not reference and variant.preset == reference.preset != CUSTOM
+    ]
+
+
+def _red_gates(study: Study) -> list[str]:
+    return [
+        f"{gate.variant} failed its gate against {gate.reference}: {gate.rule}, measured {gate.detail}"
+        for run in study.runs
+        for gate in run.gates
+        if not gate.passed
+    ]
+
+
+def _doubts(run: RunRecords) -> list[str]:
+    head = run.header
+    found: list[str] = []
+    if run.end is None:
+        found.append("the run was cut short: it has no last line")
+    elif run.end.status != "complete":
+        found.append(f"the run is {run.end.status}: {run.end.message or 'no reason given'}")
+    if run.truncated:
+        found.append("the last line of the records is cut short and not read")
+    if head.git.dirty:
+        found.append("the checkout had changed files, so the commit does not name the code that ran")
+    if head.machine.launch_blocking:
+        found.append("CUDA_LAUNCH_BLOCKING was set: launches were serialised")
+    found += _same_again(run)
+    load = head.machine.clocks.load
+    if load is not None and load > head.machine.cores:
+        found.append(f"the machine was busy when the run began: load {load:g} on {head.machine.cores} cores")
+    return found + _clock_doubts(run)
+
+
+def _clock_doubts(run: RunRecords) -> list[str]:
+    clocks = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None]
+    found = []
+    ends = ((item.sm_mhz_min or item.sm_mhz, item.sm_mhz_max or item.sm_mhz) for item in clocks)
+    for name, values in (
+        ("CPU clock", [item.cpu_mhz for item in clocks if item.cpu_mhz]),
+        ("SM clock", [mhz for pair in ends for mhz in pair if mhz]),
+    ):
+        if values and max(values) - min(values) > 0.02 * max(values):
+            found.append(f"{name} varied by more than 2 % between or within timed clips: {min(values)} to {max(values)} MHz")
+    if any(item.source == "nvidia-smi" for item in clocks):
+        found.append("GPU clocks were read when clips had ended, not while they ran; strobe[nvml] reads them inside")
+    reasons = sorted({reason for item in clocks for reason in item.throttle})
+    return [*found, f"the GPU was throttled: {', '.join(reasons)}"] if reasons else found

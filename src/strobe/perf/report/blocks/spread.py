@@ -1,0 +1,72 @@
+"""How times are spread, as columns: the one rule for a p99."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+from strobe.perf.analysis.device.distribution import Distribution
+from strobe.perf.measure.stats import P99_SAMPLES, tail
+from strobe.perf.report.blocks.fields import Field, Unit
+from strobe.perf.report.model import Cell, ExactTime, Missing, Time
+
+T = TypeVar("T")
+Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
+SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
+
+
+def p99_hint(what: str) -> str:
+    """When there is a p99, for the head of its column."""
+    return f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"
+
+
+def spread(
+    get: Callable[[T], Distribution | Cell | None],
+    unit: Unit,
+    figures: Iterable[Figure] = SPREAD,
+    *,
+    exact: bool = False,
+    what: str = "calls",
+    quiet: bool = False,
+    missing: str = "",
+) -> tuple[Field[T], ...]:
+    """Describe times by some of their figures, a column each.
+
+    Args:
+        get: times of a row, or the cell that says why there are none.
+        figures: in order.
+        exact: print to the last nanosecond.
+        what: is counted, in the hint of the p99.
+        quiet: where there is no p99, leave out of how many calls the maximum is.
+        missing: reason where a row has no times.
+    """
+    show = _exact if exact else Time
+    hints = {"p99": p99_hint(what)}
+    return tuple(
+        Field(name, _figure(get, name, quiet), show, unit, hint=hints.get(name, ""), missing=missing) for name in figures
+    )
+
+
+def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls") -> Field[T]:
+    """Column of the p99 where there are samples enough, otherwise of the largest, and which of them it is."""
+    return Field("slow end", get, _tail, unit, hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest")
+
+
+def _tail(samples: Sequence[float]) -> Cell:
+    end = tail(samples)
+    return Time(end.value, f"{end.label} of {end.n}")
+
+
+def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet: bool) -> Callable[[T], Any]:
+    def figure(row: T) -> Any:
+        times = get(row)
+        if not isinstance(times, Distribution):
+            return times
+        value = getattr(times, f"{name}_ns")
+        return Missing("" if quiet else f"max of {times.n}", "-") if value is None else value
+
+    return figure
+
+
+def _exact(ns: float) -> Cell:
+    return ExactTime(round(ns))

@@ -1,0 +1,163 @@
+"""Every run of every stage, averages with and without warm-up, and what was left out and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from strobe.core.spans import DENOISE_STEP, E2E
+from strobe.perf.analysis.runs.compare import STAGES, StageTotal, stage_totals
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Level,
+    Mark,
+    Missing,
+    Notes,
+    Plane,
+    Row,
+    Section,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.study import Study, Subject
+
+_SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
+
+
+def stages_section(study: Study, findings: Sequence[Finding]) -> Section:
+    """The picture of every clip, the table of every run, the averages by stage, the exclusions."""
+    blocks: list[Block] = []
+    for stage, title in _SHOWN:
+        totals = [stage_totals(subject.run, subject.name, stage) for subject in study.subjects]
+        if not any(total.total_ns for each in totals for total in each):
+            continue
+        table = _runs_table(study, totals, title)
+        blocks.append(_runs_figure(study, totals, title, table) if stage == E2E else table)
+    blocks.append(_averages(study))
+    blocks += [_speedups(finding) for finding in findings if not isinstance(finding.stages, str)]
+    blocks.append(_exclusions(study))
+    lead = (
+        "Timed clips: no profiler, no synchronisation inside. Variants ran interleaved, so drift of the machine meets them all."
+    )
+    return Section("stages", "Stages", lead, tuple(blocks))
+
+
+def _warmup(total: StageTotal) -> bool:
+    return total.clip.phase == "warmup"
+
+
+def _runs_figure(study: Study, totals: Sequence[Sequence[StageTotal]], title: str, table: Table) -> Figure:
+    marks, levels = [], []
+    for subject, own in zip(study.subjects, totals, strict=True):
+        marks += [Mark(total.clip.order, total.total_ns, subject.series, hollow=_warmup(total)) for total in own]
+        timed = [total.total_ns for total in own if not _warmup(total)]
+        if timed:
+            levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
+    names = tuple(subject.label for subject in study.subjects)
+    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
+    text = f"{title}: every clip in the order it ran. Hollow: warm-up. Dashed: average without warm-up."
+    return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
+
+
+def _runs_table(study: Study, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
+    longest = max(len(own) for own in totals)
+    digits = max(2, len(str(longest)))
+    rows = [Row((Text(f"run_{number + 1:0{digits}d}"), *(_run_cell(own, number) for own in totals))) for number in range(longest)]
+    rows.append(Row((Text("avg_all_rounds"), *(_mean(list(own)) for own in totals)), strong=True))
+    rows.append(
+        Row((Text("avg_excl_warmup"), *(_mean([total for total in own if not _warmup(total)]) for own in totals)), strong=True)
+    )
+    columns = (Column("run"), *(Column(subject.label, "ms", True) for subject in study.subjects))
+    return Table(f"{title}, every clip of every variant in the order it ran.", columns, tuple(rows))
+
+
+def _run_cell(own: Sequence[StageTotal], number: int) -> Cell:
+    if number >= len(own) or not own[number].total_ns:
+        return Missing("", "-")
+    return Time(own[number].total_ns, "warm-up" if _warmup(own[number]) else "")
+
+
+def _mean(totals: Sequence[StageTotal]) -> Cell:
+    measured = [total.total_ns for total in totals if total.total_ns]
+    return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
+
+
+def _averages(study: Study) -> Table:
+    """Mean of each stage per clip, warm-up left out, with the calls behind it."""
+    rows = []
+    for stage in STAGES:
+        cells = [_average_cell(subject, stage) for subject in study.subjects]
+        if not all(isinstance(cell, Missing) for cell in cells):
+            rows.append(Row((Text(stage), *cells)))
+    columns = (Column("stage"), *(Column(subject.label, "ms", True) for subject in study.subjects))
+    notes = ("Stages nest: frame_block contains every stage above it but the first text, and e2e contains all of them.",)
+    return Table("Stages of a clip, mean over timed clips.", columns, tuple(rows), notes)
+
+
+def _average_cell(subject: Subject, stage: str) -> Cell:
+    timed = [total for total in stage_totals(subject.run, subject.name, stage) if not _warmup(total) and total.calls]
+    if not timed:
+        return Missing("", "-")
+    calls = statistics.fmean(total.calls for total in timed)
+    return Time(statistics.fmean(total.total_ns for total in timed), f"{calls:g} calls" if calls != 1 else "1 call")
+
+
+def _speedups(finding: Finding) -> Table:
+    assert not isinstance(finding.stages, str)
+    rows = []
+    for item in finding.stages:
+        name = f"{item.stage}, one call" if item.per_call else item.stage
+        sides = (item.baseline, item.candidate)
+        times = (Time(side.total_ns / (side.calls if item.per_call else len(side.clips_ns))) for side in sides)
+        rows.append(Row((Text(name), *times, ratio_cell(item.ratio, item.interval), verdict_cell(item.verdict))))
+    labels = (finding.reference.label, finding.candidate.label)
+    columns = (
+        Column("stage"),
+        *(Column(label, "ms", True) for label in labels),
+        Column("speedup", numeric=True),
+        Column("verdict"),
+    )
+    caption = f"{labels[1]} against {labels[0]}, stage by stage, per clip unless one call is said."
+    return Table(caption, columns, tuple(rows), collapsed=True)
+
+
+def _exclusions(study: Study) -> Block:
+    """What the averages and ratios leave out, said once for variants that share it."""
+    items: dict[str, list[str]] = {}
+    for subject in study.subjects:
+        left_out = [
+            (clip.clip, "clip", "warm-up")
+            for clip in subject.run.clips
+            if clip.variant == subject.name and clip.phase == "warmup"
+        ]
+        for line in subject.run.excluded:
+            if line.variant == subject.name:
+                where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
+                left_out += [(index, where, line.cause) for index in line.indices]
+        for where in dict.fromkeys(where for _, where, _ in left_out):
+            causes = sorted({(index, cause) for index, place, cause in left_out if place == where})
+            items.setdefault(f"{where} {excluded_text(causes)}", []).append(subject.label)
+    notes = tuple(
+        f"Excluded from averages and ratios, {', '.join(labels)}: {text}. Clips count from 0: clip 0 is run_01."
+        for text, labels in items.items()
+    )
+    return Notes(notes or ("Nothing was excluded.",))
+
+
+def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
+    """`0 (first block), 1-2 (cache not full)`: neighbours with the same cause are one range."""
+    ranges: list[tuple[int, int, str]] = []
+    for index, cause in causes:
+        if ranges and ranges[-1][1] == index - 1 and ranges[-1][2] == cause:
+            ranges[-1] = (ranges[-1][0], index, cause)
+        else:
+            ranges.append((index, index, cause))
+    return ", ".join(f"{first if first == last else f'{first}-{last}'} ({cause})" for first, last, cause in ranges) or "none"

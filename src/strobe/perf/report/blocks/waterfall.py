@@ -1,0 +1,86 @@
+"""From the time before to the time after, one bar for each line of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from strobe.perf.measure.stats import Interval
+from strobe.perf.report.model import Bar, Cell, Column, Missing, Text, Tone, Waterfall
+from strobe.perf.report.text import exact_ms
+
+MAX_BARS: Final = 14
+
+
+MIN_SHARE: Final = 0.003
+"""Lines that moved by less than this share of all movement, at either end of their intervals, are one bar together."""
+
+
+INTERVAL: Final = Column("95 % interval", "ms", True, "of what is saved")
+
+
+class Drop(NamedTuple):
+    """What a line saves, for the waterfall, with its interval if it has one."""
+
+    name: str
+    saved_ns: Fraction
+    interval: Interval | None = None
+
+
+def _tone(saved_ns: Fraction) -> Tone:
+    return "good" if saved_ns > 0 else "bad" if saved_ns < 0 else "muted"
+
+
+def whisker_words(picture: Waterfall) -> str:
+    """What the whiskers of a waterfall are, if it has any."""
+    if all(bar.low_ns is None for bar in picture.bars):
+        return ""
+    total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
+    return f" Whiskers: where a bar would end at either end of its 95 % interval{total}."
+
+
+def waterfall(
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
+) -> Waterfall:
+    """Draw what lies between both sides; small lines are one bar without an interval, so that the bars add up.
+
+    Args:
+        baseline: name and time.
+        candidate: likewise.
+        lines: what each line between them saves.
+        total: the interval of what they save together.
+    """
+    moved = sum(abs(line.saved_ns) for line in lines)
+    largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
+    shown = [line for line in lines if line in largest and _may_save(line) > MIN_SHARE * moved]
+    small = [line for line in lines if line not in shown]
+    if len(small) == 1:
+        shown, small = list(lines), []
+    if any(line.saved_ns for line in small):
+        shown.append(Drop(f"{len(small)} smaller lines", sum((line.saved_ns for line in small), Fraction(0))))
+    at = baseline[1]
+    bars = [Bar(baseline[0], 0, round(at), "plain", True)]
+    for name, saved, interval in shown:
+        bars.append(Bar(name, round(at), round(at - saved), _tone(saved), False, *_ends(at, interval)))
+        at -= saved
+    assert at == candidate[1], "the bars do not add up"
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
+
+
+def _may_save(line: Drop) -> float:
+    """The largest saving or loss that its interval allows."""
+    saved = abs(float(line.saved_ns))
+    return saved if line.interval is None else max(saved, abs(line.interval.low), abs(line.interval.high))
+
+
+def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
+    """Where a bar that starts there ends if it saves most and least."""
+    return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
+
+
+def interval_cell(interval: Interval | None) -> Cell:
+    """The interval of a saving, in the column's milliseconds."""
+    if interval is None:
+        return Missing("", "-")
+    return Text(f"{exact_ms(round(interval.low))} to {exact_ms(round(interval.high))}")

@@ -1,0 +1,137 @@
+"""Three speedups of every pair, and what the attention operator alone allows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strobe.core.spans import ATTENTION, DENOISE_STEP
+from strobe.perf.analysis.ledger.close import is_attention_kernel
+from strobe.perf.analysis.runs.compare import stage_totals
+from strobe.perf.analysis.runs.compiled import OPERATOR
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.dit_page.pairs import Paired
+from strobe.perf.report.model import Cell, Column, Missing, Number, Ratio, Row, Share, Table, Text, Time
+from strobe.perf.report.study import Profile, Study, Subject
+
+_APART: Final = "blocks that are compiled have no regions but those of the attention operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerStep:
+    """What attention takes in one denoise step of a variant, nanoseconds.
+
+    Args:
+        step: untraced, mean over timed clips.
+        kernel: the attention kernel, traced.
+        operator: the same with tiling, selection and finishing; of dense attention the kernel.
+        section: the whole module of self-attention, traced; None where it cannot be told apart.
+    """
+
+    step: float
+    kernel: float
+    operator: float
+    section: float | None
+
+
+def per_step(subject: Subject) -> PerStep | str:
+    """Return what a variant's trace and timed clips say, or why there is nothing."""
+    totals = [each for each in stage_totals(subject.run, subject.name, DENOISE_STEP) if each.clip.phase == "timed" and each.calls]
+    if not totals:
+        return "no timed clip"
+    if not isinstance(subject.profile, Profile):
+        return subject.profile
+    owned, steps = subject.profile.partition.owned, len(subject.profile.partition.tiles)
+    kernel = sum(ns for label, ns in owned.items() if ATTENTION in label.path and is_attention_kernel(label))
+    if not kernel:
+        return "the trace shows no attention kernel in a section of self-attention"
+    operator = sum(ns for label, ns in owned.items() if ATTENTION in label.path and not OPERATOR.isdisjoint(label.path))
+    section = sum(ns for label, ns in owned.items() if ATTENTION in label.path)
+    return PerStep(
+        step=statistics.fmean(each.total_ns / each.calls for each in totals),
+        kernel=kernel / steps,
+        operator=operator / steps,
+        section=None if subject.settings.compile_mode else section / steps,
+    )
+
+
+def attention_table(study: Study) -> Table:
+    """Attention of every variant, per denoise step."""
+    columns = (
+        Column("variant"),
+        Column("implementation"),
+        Column("sparsity"),
+        Column("kernel", "ms", True, "attention kernel of the video's self-attention, traced"),
+        Column("operator", "ms", True, "with tiling, selection and finishing"),
+        Column("section", "ms", True, "the module of self-attention: projections, norms, RoPE, operator, output projection"),
+        Column("denoise step", "ms", True, "one forward pass, untraced, mean"),
+        Column("kernel / step", numeric=True),
+    )
+    rows = []
+    for subject in study.subjects:
+        head: tuple[Cell, ...] = (
+            Text(subject.label),
+            Text(subject.settings.attention_impl or "not said"),
+            Text("dense") if not subject.settings.sparsity else Text(f"{100 * subject.settings.sparsity:g} %"),
+        )
+        found = per_step(subject)
+        if isinstance(found, str):
+            rows.append(Row((*head, Missing(found), *(Text("") for _ in range(4)))))
+            continue
+        section: Cell = Missing(_APART, "-") if found.section is None else Time(found.section)
+        times = (Time(found.kernel), Time(found.operator), section, Time(found.step))
+        rows.append(Row((*head, *times, Share(found.kernel / found.step))))
+    return Table("Self-attention of the video in one denoise step.", columns, tuple(rows))
+
+
+def bounds_table(pairs: Sequence[Paired]) -> Table:
+    """Kernel, section and end to end, with the bound that the operator sets and what is lost outside of it."""
+    columns = (
+        Column("candidate"),
+        Column("reference"),
+        Column("kernel", numeric=True, hint="attention kernel"),
+        Column("operator", numeric=True, hint="with tiling, selection and finishing"),
+        Column("section", numeric=True, hint="the module of self-attention"),
+        Column("end to end", numeric=True, hint="forward passes, untraced; median over mirrored pairs, 95 % interval"),
+        Column("verdict"),
+        Column("Amdahl bound", numeric=True, hint="end to end, if nothing but the operator had changed"),
+        Column("of the bound", numeric=True),
+        Column(
+            "lost outside the operator", numeric=True, hint="section / what it were with nothing but the operator changed, - 1"
+        ),
+    )
+    notes = (
+        "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
+        "Amdahl bound: T / (T - (kernel of the reference - operator of the candidate)), T one denoise step of the reference.",
+        "Lost outside the operator: what the section takes beyond that of the reference with the operator for its kernel.",
+    )
+    return Table("Speedups, and what the operator alone allows.", columns, tuple(map(_row, pairs)), notes)
+
+
+def _row(pair: Paired) -> Row:
+    finding = pair.finding
+    head = (Text(finding.candidate.label), Text(finding.reference.label))
+    e2e = finding.e2e
+    timed: tuple[Cell, Cell] = (Missing("no end-to-end times"), Text(""))
+    if e2e is not None:
+        timed = (ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict))
+    sides = per_step(finding.reference), per_step(finding.candidate)
+    b, c = sides
+    if isinstance(b, str) or isinstance(c, str):
+        why = b if isinstance(b, str) else str(c)
+        return Row((*head, *(Missing(why, "-") for _ in range(3)), *timed, *(Missing(why, "-") for _ in range(3))))
+    saved = b.kernel - c.operator
+    bound = b.step / (b.step - saved)
+    reached: Cell = Missing("no end-to-end times") if e2e is None else Share(e2e.ratio / bound)
+    section: tuple[Cell, Cell] = (Missing(_APART, "-"), Missing(_APART, "-"))
+    if b.section is not None and c.section is not None:
+        section = Ratio(b.section / c.section), _percent(c.section / (b.section - saved) - 1)
+    return Row(
+        (*head, Ratio(b.kernel / c.kernel), Ratio(b.kernel / c.operator), section[0], *timed, Ratio(bound), reached, section[1])
+    )
+
+
+def _percent(share: float) -> Cell:
+    return Number(100 * share, 1, "%")

@@ -1,0 +1,234 @@
+"""From a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, everything else as numbers and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from strobe.perf.analysis.comparable.checks import Check
+from strobe.perf.analysis.comparable.traces import CommonKernels
+from strobe.perf.analysis.ledger.paths import Node, PathTree
+from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
+from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.analysis.structure.sections import Sections
+from strobe.perf.measure.stats import Interval
+from strobe.perf.report.blocks.answer import limit
+from strobe.perf.report.documents.logs import log_document, rounds_document, timer_document
+from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.speedup_page.answer import headline, headline_levels
+from strobe.perf.report.speedup_page.ledger import line_title, no_account
+from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
+from strobe.perf.report.speedup_page.notes import anomalies, contradictions
+from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+
+
+def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
+    """Everything the report says."""
+    found = {
+        "comparable": study.comparable,
+        "not_comparable_because": [str(check) for check in study.comparability.obstacles],
+        "obstacles": [check.name for check in study.comparability.obstacles],
+        "unlike": study.unlike,
+        "allowed_different": [check.name for check in study.comparability.checks if check.verdict == "allowed"],
+        "facts": [_fact(check) for check in study.comparability.checks],
+        "common_kernels": None if study.common is None else _common(study.common),
+        "levels": {figure.level: _level(figure) for figure in study.levels},
+        "call_ledger": None if study.call_account is None else _account(study.call_account),
+        "ledgers": [{"ranks": name, **_account(account)} for name, account in study.accounts],
+        "answer": _answer(study),
+        "tree": None if study.tree is None else _tree(study.tree),
+        "contradictions": list(contradictions(study)),
+        "anomalies": list(anomalies(study)),
+        "sides": {side.request.name: _side(side) for side in study.sides},
+    }
+    return msgspec.convert(found, SpeedupDocument)
+
+
+def exact(ns: Fraction | int) -> str:
+    """A time to the last digit: `12345` or `12345/7` nanoseconds."""
+    return str(Fraction(ns))
+
+
+def _answer(study: SpeedupStudy) -> dict[str, Any]:
+    found = study.answer
+    figures = headline_levels(study)
+    said = {"headline": headline(study), "levels": [figure.level for figure in figures]}
+    if found is None:
+        nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
+        return {**said, **nothing, "missing": no_account(study), "unit": "", "limit": "", "parts": []}
+    return {
+        **said,
+        "missing": "",
+        "unit": found.unit,
+        "baseline_ns": exact(found.baseline_ns),
+        "candidate_ns": exact(found.candidate_ns),
+        "explained_time_share": found.explained_time,
+        "explained_saving_share": found.explained_saving if study.comparable else None,
+        "limit": limit("candidate", found),
+        "parts": [
+            {
+                "part": ", ".join(part.value for part in line.parts),
+                "baseline_ns": exact(line.baseline_ns),
+                "candidate_ns": exact(line.candidate_ns),
+                "saved_ns": exact(line.saved_ns),
+                "share": line.share if study.comparable else None,
+            }
+            for line in found.lines
+        ],
+    }
+
+
+def _tree(tree: PathTree) -> dict[str, Any]:
+    return {
+        "unit": tree.unit,
+        "operators": tree.operators,
+        "baseline_ns": exact(tree.root.baseline_ns),
+        "candidate_ns": exact(tree.root.candidate_ns),
+        "nodes": [
+            {
+                "path": list(path),
+                "baseline_ns": exact(node.baseline_ns),
+                "candidate_ns": exact(node.candidate_ns),
+                "saved_ns": exact(node.baseline_ns - node.candidate_ns),
+                "leaf": not node.children,
+            }
+            for path, node in _nodes(tree.root, ())
+        ],
+    }
+
+
+def _nodes(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    for child in node.children:
+        path = (*above, child.name)
+        yield path, child
+        yield from _nodes(child, path)
+
+
+def _fact(check: Check) -> dict[str, Any]:
+    sides = {"baseline": check.baseline, "candidate": check.candidate}
+    values = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in sides.items()}
+    return {"name": check.name, "title": check.title, **values, "verdict": check.verdict, "weight": check.weight}
+
+
+def _common(common: CommonKernels) -> dict[str, Any]:
+    return {
+        "baseline_share": float(common.baseline_share),
+        "candidate_share": float(common.candidate_share),
+        "names": list(common.names),
+    }
+
+
+def _level(figure: LevelFigure) -> dict[str, Any]:
+    interval = figure.interval
+    return {
+        "ratio": None if figure.ratio is None else float(figure.ratio),
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "verdict": figure.verdict,
+        "baseline": _measured(figure.baseline),
+        "candidate": _measured(figure.candidate),
+        "saved_ns": None if figure.saved_ns is None else exact(figure.saved_ns),
+        "realised": None if figure.realised is None else float(figure.realised),
+        "unlike": figure.unlike,
+        "missing": figure.missing,
+    }
+
+
+def _measured(measured: Measured | str) -> dict[str, Any] | None:
+    if isinstance(measured, str):
+        return None
+    return {"mean_ns": exact(measured.mean_ns), "n": measured.n, "groups": len(measured.groups_ns), "what": measured.what}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    ledger, spread = account.ledger, account.ledger.spread
+
+    def per_unit(ns: int | Fraction) -> str:
+        return exact(account.per_unit(ns))
+
+    return {
+        "unit": account.unit,
+        "why": account.why,
+        "missing": dict(account.missing),
+        "baseline_ns": per_unit(ledger.baseline_ns),
+        "candidate_ns": per_unit(ledger.candidate_ns),
+        "saved_ns": per_unit(ledger.saved_ns),
+        **_interval(spread.total),
+        "intervals": {"steps": list(spread.samples), "none_because": spread.why_none},
+        "kernel_saved_ns": per_unit(ledger.kernel_saved_ns),
+        "ideal_ns": per_unit(ledger.ideal_ns),
+        "realised_share": ledger.realised_share if kernel_moved(account) else None,
+        "lost_ns": per_unit(ledger.lost_ns),
+        "lines": [
+            {
+                "level": LINE_LEVELS[line.level],
+                "line": line_title(line),
+                "baseline_ns": per_unit(line.baseline_ns),
+                "candidate_ns": per_unit(line.candidate_ns),
+                "saved_ns": per_unit(line.saved_ns),
+                **_interval(spread.lines.get(line.name)),
+                "share": line.share,
+            }
+            for line in ledger.lines
+        ],
+        "kernels": [
+            {
+                "kernel": effect.name,
+                "calls": [per_unit(effect.baseline_calls), per_unit(effect.candidate_calls)],
+                "saved_ns": per_unit(effect.saved_ns),
+                "by_calls_ns": per_unit(effect.calls_effect_ns),
+                "by_speed_ns": per_unit(effect.speed_effect_ns),
+            }
+            for effect in ledger.effects
+        ],
+    }
+
+
+def _interval(saved: Interval | None) -> dict[str, float | None]:
+    """Ends of the 95 % interval of a saving; null where there is none."""
+    return {
+        "saved_low_ns": None if saved is None else round(saved.low, 3),
+        "saved_high_ns": None if saved is None else round(saved.high, 3),
+    }
+
+
+def _side(side: Loaded) -> dict[str, Any]:
+    timings, traced = side.side.timings, side.side.traced
+    return {
+        "focal": side.request.focal,
+        "section": None if side.request.section is None else str(side.request.section),
+        "calls_per_stage": timings.calls,
+        "calls_from": timings.calls_from,
+        "log": None if side.log is None else log_document(side.log),
+        "attention": [timer_document(side.request.name, timer, side.remarks) for timer in timings.timers],
+        "stage": None if isinstance(timings.stage, str) else rounds_document(side.request.name, timings.stage),
+        "traces": []
+        if isinstance(traced, str)
+        else [
+            {
+                "trace": own.label,
+                "device": own.device,
+                "compared_ns": own.total_ns,
+                "steps": len(own.tiles),
+                "focal_ns": list(map(list, own.focal)),
+                "sections": None if own.sections is None else _sections(own.sections),
+            }
+            for own in traced
+        ],
+    }
+
+
+def _sections(sections: Sections) -> dict[str, Any]:
+    return {
+        "definition": str(sections.definition),
+        "found": len(sections.found),
+        "length_ns": [section.length_ns for section in sections.found],
+        "busy_ns": [section.busy_ns for section in sections.found],
+        "focal_inside_ns": [section.focal_ns for section in sections.found],
+        "skipped": dict(sections.skipped),
+        "merged": sections.merged,
+        "overlapping": sections.overlapping,
+    }

@@ -1,0 +1,22 @@
+"""The page of `strobe extract`: the sections asked for, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strobe.perf.logs.series import Log
+from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.model import SCHEMA_VERSION, Report, Section
+
+
+def extract_report(title: str, subtitle: str, sections: Sequence[Section], logs: Sequence[Log] = ()) -> Report:
+    """Compose a report of some sections; what is damaged in the logs stands before them."""
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=title,
+        subtitle=subtitle,
+        facts=(),
+        banners=damage_banners((log.path.name, log.damage) for log in logs),
+        sections=tuple(sections),
+    )

@@ -1,0 +1,95 @@
+"""Timed stages against what the device could do at best, where the records say what a stage must compute."""
+
+from __future__ import annotations
+
+import statistics
+
+from strobe.core.costs import device_peaks
+from strobe.core.errors import DataError
+from strobe.core.spans import ATTENTION_KERNEL
+from strobe.perf.analysis.runs.attended import cost_in_blocks
+from strobe.perf.analysis.runs.compare import timed_clips
+from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.records.record import Variant
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.attention import extents
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns
+from strobe.perf.report.model import (
+    Block,
+    Code,
+    Column,
+    Count,
+    Notes,
+    Row,
+    Section,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.study import Profile, Study, Subject
+
+_TRACED = "traced"
+
+
+def roofline_section(study: Study) -> Section | None:
+    """Every timed stage whose cost is known; None if no record says one."""
+    blocks: list[Block] = []
+    head = (Column("stage"), Column("how"), Column("n", numeric=True), Column("mean", "ms", True))
+    for subject in study.subjects:
+        rows, anomalies = _rows(subject)
+        if rows:
+            name = subject.run.header.machine.device_name
+            notes = (device_note(name, device_peaks(name)), *anomalies)
+            caption = f"{subject.label}: steady stages, {subject.settings.dtype}."
+            blocks.append(Table(caption, (*head, *rate_columns(device_peaks(name))), rows, notes))
+    if not blocks:
+        return None
+    note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
+    lead = "How far each stage is from the best that the device could do. A rate above a peak is an error in it, and flagged."
+    blocks.append(Notes((note,)))
+    return Section("roofline", "Against the device's peaks", lead, tuple(blocks))
+
+
+def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    rows, against = [], []
+    peaks = device_peaks(subject.run.header.machine.device_name)
+    for full in subject.settings.costs:
+        cost, measured = full, _measured(subject, full.span)
+        if measured is None:
+            continue
+        calls, mean, where = measured
+        if where == _TRACED and isinstance(subject.profile, Profile):
+            cost = cost_in_blocks(cost, subject.settings, subject.profile.partition.indices)
+        found = of_cost(cost, mean, peaks, subject.settings.dtype)
+        rows.append(Row((Code(cost.span), Text(where, "muted"), Count(calls), Time(mean), *rate_cells(found))))
+        against.append((cost.span, found))
+    return tuple(rows), anomaly_notes(against)
+
+
+def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
+    """How often a region was measured, its mean, and how: timed in steady frame blocks; one inside a pass, traced."""
+    times = _steady_ns(subject.run, subject.settings, name)
+    if times:
+        return len(times), statistics.fmean(times), "timed"
+    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile) and not _recached(subject.run, subject.profile):
+        extent = extents(subject.profile).get(name)
+        if extent is not None and extent.kernel_ns:
+            return extent.calls, extent.kernel_ns / extent.calls, _TRACED
+    return None
+
+
+def _recached(run: RunRecords, profile: Profile) -> bool:
+    """Whether a prompt switches in the traced frame blocks: a pass over the whole window is no call of the cost's size."""
+    prompts = () if run.header.workload is None else run.header.workload.prompts
+    return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
+
+
+def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
+    """Times of a region in the steady frame blocks of the timed clips; of one beside them, in all."""
+    try:
+        steady = latencies(run, variant.name).steady.kept
+    except DataError:
+        return []
+    orders = {clip.order for clip in timed_clips(run) if clip.variant == variant.name}
+    blocks = {*steady, None}  # None: on another thread
+    return [span.value_ns for span in run.spans if span.name == name and span.order in orders and span.parent in blocks]

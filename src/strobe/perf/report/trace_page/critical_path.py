@@ -1,0 +1,125 @@
+"""The critical path of each trace, and how long the trace would be without parts of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strobe.perf.analysis.critical_path.graph import Lag
+from strobe.perf.analysis.critical_path.path import KERNEL, KIND, CriticalPath, PathPart, WhatIf
+from strobe.perf.report.blocks.fields import share_cell
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Missing,
+    Notes,
+    Number,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+from strobe.perf.report.trace_page.seen import seen_paths
+from strobe.perf.report.trace_study import TraceStudy
+
+LAG_HINTS: Final = {
+    Lag.HOST.value: "the host worked towards its next call",
+    Lag.LAUNCH.value: "from the start of a launch call to the start on the device",
+    Lag.GAP.value: "from the end of an event to the start of the next one that was queued behind it",
+    Lag.OTHER_STREAM.value: "from the end of an event of another stream to the start of one that is taken to have waited for it",
+    Lag.SYNC.value: "a call that waits, without the device events that it waits for",
+    Lag.BEFORE.value: "up to an event whose launch the trace does not hold",
+}
+"""What the lags are that may be on a path."""
+ASSUMPTIONS: Final = (
+    "A device event starts after its launch call, and after the event before it in its stream.",
+    "Threads of the host take turns: each call comes after the one before it, whatever the thread.",
+    "A call that waits for a whole device returns after everything launched before it; one that waits for a stream or an event "
+    "after what ended last while it waited; a copy whose call returns after it ended was waited for.",
+    "What did not decide when a node began takes the usual time of its kind.",
+    "What-if leaves out durations, not launches: the order and the rest of the host stay. Polling is work of the host, other "
+    "ranks are as fast as they were, and communication keeps its length, waiting included.",
+)
+"""What the graph takes for granted."""
+
+
+def critical_path_section(study: TraceStudy) -> Section | None:
+    """Parts and what-if of each trace that was read with details; `None` if there is none with device events."""
+    blocks: list[Block] = []
+    for label, found in zip(study.labels, seen_paths(study), strict=True):
+        if isinstance(found, CriticalPath):
+            blocks += [_parts(label, found, study.options.top), _what_if(label, found)]
+        elif found is not None:
+            blocks.append(Notes((found,)))
+    if not blocks:
+        return None
+    lead = (
+        "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
+        "what is on it decides how long the trace took; the rest ran beside it."
+    )
+    blocks.append(Notes(ASSUMPTIONS))
+    return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
+
+
+def _parts(label: str, found: CriticalPath, top: int) -> Table:
+    columns = (
+        Column("on the path"),
+        Column("kind"),
+        Column("time", "ms", True, "adds up to the length of the path"),
+        Column("share", numeric=True, hint="of the path"),
+        Column("times", numeric=True, hint="how often it is on the path"),
+    )
+    rows = [Row((_name(part), _kind(part), ExactTime(part.ns), share_cell(part.ns, found.duration_ns), Count(part.count)))
+            for part in found.parts[:top]]  # fmt: skip
+    rest = found.parts[top:]
+    if rest:
+        own = sum(part.ns for part in rest)
+        times = ExactTime(own), share_cell(own, found.duration_ns), Count(sum(part.count for part in rest))
+        rows.append(Row((Text(f"{len(rest)} more rows"), Text(""), *times), strong=True))
+    whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns), Text("")
+    rows.append(Row((Text("the whole path"), Text(""), *whole), strong=True))
+    notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
+    if found.num_inferred:
+        notes.append(
+            f"{found.num_inferred} of {found.num_events} device events started later than launch and stream explain, and are "
+            "taken to have waited for what ended last on another stream."
+        )
+    caption = f"{label}: {found.duration_ns / 1e6:.6f} ms, {found.num_events} device events."
+    return Table(caption, columns, tuple(rows), tuple(notes), sortable=True)
+
+
+def _name(part: PathPart) -> Cell:
+    return Code(part.name) if part.name else Text(part.kind)
+
+
+def _kind(part: PathPart) -> Cell:
+    return Text(KERNEL if part.kind == KERNEL else "lag")
+
+
+def _what_if(label: str, found: CriticalPath) -> Table:
+    columns = (
+        Column("if this took no time"),
+        Column("kind"),
+        Column("removed", "ms", True, "its time in the whole trace, on the path and beside it"),
+        Column("the trace takes", "ms", True),
+        Column("saved", "ms", True, "less than removed where something else ran beside it"),
+        Column("faster", numeric=True, hint="time with it / time without it"),
+    )
+    rows = tuple(Row(_cells(one, found)) for one in found.what_if)
+    note = (
+        f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
+        f"{found.gap_ns / 1e3:.3f} µs."
+    )
+    return Table(f"{label}: what if?", columns, rows, (note,), sortable=True)
+
+
+def _cells(one: WhatIf, found: CriticalPath) -> tuple[Cell, ...]:
+    names = {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}
+    name = Code(one.name) if one.kind == KERNEL else Text(one.name or names.get(one.kind, one.kind))
+    kind = {KERNEL: KERNEL, KIND: KIND}.get(one.kind, "lag")
+    times = ExactTime(one.removed_ns), ExactTime(one.duration_ns), ExactTime(found.duration_ns - one.duration_ns)
+    faster = Missing("nothing is left", "-") if one.speedup is None else Number(one.speedup, 3, "x")
+    return name, Text(kind), *times, faster

@@ -1,0 +1,126 @@
+"""How much work waited in front of each device over time: launched and not started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from strobe.perf.analysis.device.queue import LENGTHS, Queue
+from strobe.perf.report.blocks.fields import count_cell, share_cell
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Figure,
+    Kind,
+    KindStyle,
+    Missing,
+    Number,
+    Row,
+    Section,
+    Strip,
+    StripLane,
+    Table,
+)
+from strobe.perf.report.trace_page.seen import Seen, seen_queues
+from strobe.perf.report.trace_study import TraceStudy
+
+MAX_LANES: Final = 8
+"""Queues that are drawn."""
+MAX_STRETCHES: Final = 12
+"""Rows of the picture's table for each lane."""
+_STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
+
+
+def queue_section(study: TraceStudy) -> Section | None:
+    """A table of all devices and streams and a picture of each trace; `None` without device events."""
+    found = seen_queues(study)
+    if not found:
+        return None
+    lead = (
+        "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
+        "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
+    )
+    blocks: list[Block] = [_table(found, study.options.top), *_pictures(_drawn(found))]
+    return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
+
+
+def _drawn(found: Sequence[tuple[Seen, Sequence[Queue]]]) -> list[tuple[Seen, Queue]]:
+    """The devices and, of an only one, the streams whose events waited longest."""
+    if len(found) > 1:
+        return [(one, device) for one, (device, *_) in found[:MAX_LANES]]
+    ((one, (device, *streams)),) = found
+    longest = sorted(streams, key=lambda queue: (-queue.total_ns, queue.stream or 0))[: MAX_LANES - 1]
+    return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
+
+
+def _name(one: Seen, queue: Queue) -> str:
+    return one.name if queue.stream is None else f"{one.name}, stream {queue.stream}"
+
+
+def _table(found: Sequence[tuple[Seen, Sequence[Queue]]], top: int) -> Table:
+    columns = (
+        Column("queue"),
+        Column("max", numeric=True, hint="largest length"),
+        Column("median", numeric=True, hint="over time: it is no longer for half of the time"),
+        Column("mean", numeric=True, hint="over time"),
+        Column("empty", "ms", True, "time with a length of 0"),
+        Column("of span", numeric=True),
+        Column("waited", numeric=True, hint="events that were in it"),
+        Column("wait of one", "µs", True, "mean, of the events that waited"),
+        Column("unlinked", numeric=True, hint="events whose launch the trace does not hold: not counted"),
+    )
+    rows = [Row(tuple(_cells(_name(one, queue), queue))) for one, queues in found for queue in queues]
+    notes = (f"{len(rows) - top} more rows are left out.",) if len(rows) > top else ()
+    return Table("Length of each queue.", columns, tuple(rows[:top]), notes, sortable=True)
+
+
+def _cells(name: str, queue: Queue) -> Iterator[Cell]:
+    yield from (Code(name), Count(queue.longest), Count(queue.median), Number(queue.mean, 2))
+    yield from (ExactTime(queue.empty_ns), share_cell(queue.empty_ns, queue.span_ns), Count(queue.queued))
+    yield Number(queue.total_ns / queue.queued / 1e3, 3) if queue.queued else Missing("none waited", "-")
+    yield count_cell(queue.unlinked)
+
+
+def _pictures(drawn: Sequence[tuple[Seen, Queue]]) -> Iterator[Figure]:
+    """One picture for all queues over windows of the same length, else one for each length."""
+    kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
+    for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
+        lanes = [(one, queue) for one, queue in drawn if queue.span_ns == length]
+        if not length:
+            continue
+        strip = Strip(
+            length_ns=length, kinds=kinds, lanes=tuple(StripLane(_name(one, queue), _permille(queue)) for one, queue in lanes)
+        )
+        alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
+        yield Figure("Length of the queues over time.", alt, strip, _stretches(lanes, kinds))
+
+
+def _label(low: int, high: int | None) -> str:
+    if high is None:
+        return f"{low} and more"
+    return "empty" if high == 0 else f"{low} to {high}"
+
+
+def _permille(queue: Queue) -> tuple[tuple[int, ...], ...]:
+    bins = [right - left for left, right in pairwise(queue.edges_ns)]
+    return tuple(tuple(1000 * ns // max(1, wide) for ns, wide in zip(own, bins, strict=True)) for own in queue.lengths_ns)
+
+
+def _stretches(lanes: Sequence[tuple[Seen, Queue]], kinds: Sequence[Kind]) -> Table:
+    ends = Column("from", "ms", True), Column("to", "ms", True)
+    columns = (Column("queue"), *ends, *(Column(kind.label, "ms", True) for kind in kinds))
+    rows = []
+    for one, queue in lanes:
+        num_bins = len(queue.edges_ns) - 1
+        step = -(-num_bins // MAX_STRETCHES)
+        for first in range(0, num_bins, step):
+            last = min(first + step, num_bins)
+            sums = [ExactTime(sum(own[first:last])) for own in queue.lengths_ns]
+            stretch = ExactTime(queue.edges_ns[first]), ExactTime(queue.edges_ns[last])
+            rows.append(Row((Code(_name(one, queue)), *stretch, *sums)))
+    return Table("Time by length in stretches of the picture.", columns, tuple(rows))

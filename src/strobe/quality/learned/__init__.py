@@ -1,0 +1,2 @@
+"""Metrics by trained networks. Their weights come from a folder of the user and are held against a SHA-256; nothing
+is downloaded."""

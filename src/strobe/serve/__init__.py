@@ -1,0 +1,1 @@
+"""A stream in a browser: server, protocol, scheduler and client. Needs the extra `serve`."""

@@ -1,0 +1,266 @@
+"""The server's application: the page, the socket, and what operators and `curl` ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final
+
+import torch
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from strobe.core.errors import StrobeError
+from strobe.engine.load import Model
+from strobe.engine.presets import PRESETS
+from strobe.models.shapes.grammar import CHOICES
+from strobe.serve.connection import Connection
+from strobe.serve.guard import Guard
+from strobe.serve.hub import Hub, describe
+from strobe.serve.metrics import Metrics, log_event
+from strobe.serve.protocol import Ended, Seen
+from strobe.serve.settings import ServeSettings
+from strobe.serve.streams import Origin
+from strobe.serve.worker import Worker
+
+PAGE: Final[dict[str, tuple[str, str]]] = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in ("app", "player", "timeline", "strip")},
+}
+"""Paths of the page's files, and what they are: no path of a request ever reaches the disk."""
+EXAMPLES: Final = (
+    "a red circle moving left",
+    "a blue square moving up fast",
+    "a green star moving right on navy",
+    "a yellow triangle moving down on gray",
+    "an orange star gliding slowly up on forest",
+    "a cyan circle drifting right fast on black",
+)
+"""Prompts of the bundled model to begin with."""
+SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fresh snow", "a lighthouse in a storm at night")
+"""Prompts of any other model to begin with."""
+
+
+class Server:
+    """The application and all that it holds.
+
+    Args:
+        model: loads what streams run, away from the event loop.
+        device: where they run.
+        preset: of who asks for none.
+        presets: names that may be asked for.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], Model],
+        device: torch.device,
+        *,
+        preset: str = "balanced",
+        presets: tuple[str, ...] = tuple(PRESETS),
+        settings: ServeSettings,
+    ) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self._load, self._device, self._preset, self._presets = model, device, preset, presets
+        self._progress = (0, 1, "start")
+        self._failure = ""
+        self.hub: Hub | None = None
+        self.words: dict[str, list[str]] = {}
+        self.examples: list[str] = list(SENTENCES)
+        page = {path: Route(path, functools.partial(_page_file, *where)) for path, where in PAGE.items()}
+        guard = Middleware(
+            Guard,
+            hosts=settings.allow_host,
+            token=settings.token or None,
+            page=tuple(page),
+            secure=settings.tls_cert is not None,
+            metrics=self.metrics,
+        )
+        self.app = Starlette(
+            routes=[
+                *page.values(),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._metrics),
+                Route("/v1/login", self._login, methods=["POST"]),
+                Route("/v1/mjpeg", self._mjpeg),
+                Route("/v1/clips/{clip}", self._clip),
+                WebSocketRoute("/v1/stream", self._stream),
+            ],
+            middleware=[guard],
+            lifespan=self._lifespan,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Streams can be opened."""
+        return self.hub is not None and bool(self.hub.device.costs)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        loop, settings = asyncio.get_running_loop(), self.settings
+        hub = Hub(loop, self.metrics, suspend_s=settings.suspend_s, resume_s=settings.resume_s, encoders=settings.encoders)
+        starting = asyncio.create_task(self._start(hub))
+        keeping = asyncio.create_task(hub.housekeeping())
+        try:
+            yield
+        finally:
+            await self._drain(hub)
+            for task in (starting, keeping):
+                task.cancel()
+            await asyncio.gather(starting, keeping, return_exceptions=True)
+            if hub.worker is not None:
+                await asyncio.to_thread(hub.worker.close)
+            await hub.close()
+
+    async def _start(self, hub: Hub) -> None:
+        """Load, warm up, then let viewers in; the page and `/readyz` tell how far it is."""
+
+        def work() -> Worker:
+            self._progress = (0, 1, "load the model")
+            model = self._load()
+            worker = Worker(
+                model,
+                self._device,
+                presets=self._presets,
+                default=self._preset,
+                start_buffer_s=self.settings.start_buffer_s,
+                most=self.settings.streams,
+                made=hub.made,
+                failed=hub.failed,
+            )
+            worker.start()
+            return worker
+
+        try:
+            hub.worker = worker = await asyncio.to_thread(work)
+            if worker.model.name == "shapes":
+                self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
+            await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
+            self.hub = hub
+            log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
+        except (StrobeError, OSError, RuntimeError, ValueError) as error:  # told by /readyz and the page
+            self._failure = describe(error)
+            log_event("failed to start", error=self._failure)
+
+    def _tell(self, done: int, total: int, what: str) -> None:
+        self._progress = (done, total, what)
+
+    async def _drain(self, hub: Hub) -> None:
+        """Tell viewers that the server goes, and let the message leave."""
+        hub.draining = True
+        for channel in hub.channels.values():
+            channel.tell(Ended(reason="the server is shutting down", resume_s=0.0))
+        if any(channel.send is not None for channel in hub.channels.values()):
+            await asyncio.sleep(0.3)
+
+    async def _healthz(self, request: Request) -> Response:
+        return JSONResponse({"ok": not self._failure, "error": self._failure}, status_code=500 if self._failure else 200)
+
+    async def _readyz(self, request: Request) -> Response:
+        done, total, what = self._progress
+        body = {"ready": self.ready, "done": done, "total": total, "doing": what, "error": self._failure}
+        body["login"] = bool(self.settings.token)
+        return JSONResponse(body, status_code=200 if self.ready else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _login(self, request: Request) -> Response:
+        guard = self._guard()
+        try:
+            token = (await request.json()).get("token", "")
+            cookie = guard.login(token) if isinstance(token, str) else None
+        except PermissionError as error:
+            return PlainTextResponse(f"{error}\n", status_code=429)
+        except (ValueError, AttributeError, RecursionError):
+            return PlainTextResponse('give {"token": "..."}\n', status_code=400)
+        if cookie is None:
+            self.metrics.refused.labels("login").inc()
+            return PlainTextResponse("that is not the token\n", status_code=403)
+        return Response(status_code=204, headers={"Set-Cookie": cookie})
+
+    def _guard(self) -> Guard:
+        layer: Any = self.app.middleware_stack
+        while not isinstance(layer, Guard):
+            layer = layer.app
+        return layer
+
+    async def _clip(self, request: Request) -> Response:
+        path = self.hub.clips.get(request.path_params["clip"]) if self.hub is not None else None
+        if path is None:
+            return PlainTextResponse("there is no such clip any more; record it again\n", status_code=404)
+        return FileResponse(path, media_type="video/mp4", filename="strobe.mp4")
+
+    async def _stream(self, socket: WebSocket) -> None:
+        if self.hub is None:
+            await socket.close(1013, "the server is warming up")
+            return
+        await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
+
+    async def _mjpeg(self, request: Request) -> Response:
+        """A stream of its own as MJPEG, for `curl` and `<img>`: at the model's frame rate, until the connection ends."""
+        hub = self.hub
+        if hub is None:
+            return PlainTextResponse("the server is warming up\n", status_code=503)
+        asked = request.query_params
+        try:
+            seed = int(asked.get("seed", "0")[:16])
+        except ValueError:
+            return PlainTextResponse("seed: give a whole number\n", status_code=400)
+        preset, device = asked.get("preset", hub.device.default), hub.device
+        if preset not in device.configs:
+            return PlainTextResponse(f"preset: one of {', '.join(device.configs)}\n", status_code=400)
+        admission = await hub.admission(preset)
+        if not admission.admitted:
+            hub.metrics.refused.labels(admission.reason_kind).inc()
+            return PlainTextResponse(f"{admission.reason}\n", status_code=503)
+        origin = Origin(prompt=asked.get("prompt", self.examples[0])[:2000], seed=seed, preset=preset)
+        try:
+            stream = await hub.on_device(lambda: device.open(secrets.token_hex(4), origin))
+        except StrobeError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        channel = hub.add(stream, "jpeg")
+        channel.send = lambda message: None
+        hub.tell_worker(channel)
+        queue: asyncio.Queue[bytes] = asyncio.Queue(2)
+
+        async def put(header: bytes, data: bytes) -> None:
+            await queue.put(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (len(data), data))
+
+        async def parts() -> AsyncIterator[bytes]:
+            sender, begun = asyncio.create_task(hub.pictures(channel, put)), 0.0
+            try:
+                for number in range(2**62):
+                    part = await queue.get()
+                    now = asyncio.get_running_loop().time()
+                    begun = begun or now - number / hub.fps
+                    await asyncio.sleep(max(0.0, begun + number / hub.fps - now))
+                    begun = max(begun, now - number / hub.fps)  # after a stall the clock starts again
+                    yield part
+                    hub.seen(channel, Seen(frame=number, generation=0, epoch=0))
+            finally:
+                sender.cancel()
+                await hub.drop(channel)
+
+        return StreamingResponse(parts(), media_type="multipart/x-mixed-replace; boundary=frame")
+
+
+async def _page_file(name: str, media: str, request: Request) -> Response:
+    """A file of the page, out of the package."""
+    return Response(_read(name), media_type=media, headers={"Cache-Control": "no-cache"})
+
+
+@functools.cache
+def _read(name: str) -> bytes:
+    return (files("strobe.serve") / "static" / name).read_bytes()

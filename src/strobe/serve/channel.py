@@ -1,0 +1,82 @@
+"""A stream on the event loop's side: frames that were made and not painted, and what its viewer has of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.engine.video import VideoFile
+from strobe.serve.protocol import Codec, FromServer
+from strobe.serve.streams import Block
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """A clip that grows on the server's disk."""
+
+    path: Path
+    video: VideoFile
+    frames: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frame:
+    """A frame that was made and not painted."""
+
+    number: int
+    epoch: int
+    pixels: NDArray[np.uint8]
+    block: Block | None
+
+
+@dataclass(kw_only=True, eq=False)
+class Channel:
+    """A stream on the event loop's side.
+
+    Args:
+        name: of the stream.
+        secret: opens it again.
+        frames: made and not painted, in order.
+        cursor: number of the frame that is sent next.
+        received: number of the first frame that the viewer has not received.
+        painted: number of the first frame that it has not painted.
+    """
+
+    name: str
+    secret: str
+    codec: Codec
+    preset: str
+    generation: int = 0
+    frames: deque[Frame] = field(default_factory=deque)
+    cursor: int = 0
+    received: int = 0
+    painted: int = 0
+    playing: bool = True
+    asleep: bool = False
+    send: Callable[[FromServer], None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    left_s: float = 0.0
+    quiet_s: float = 0.0
+    epochs: dict[int, float] = field(default_factory=dict)
+    stalls: int = 0
+    stall_ms: float = 0.0
+    encode_ms: float = 0.0
+    recording: Recording | None = None
+
+    def tell(self, message: FromServer) -> None:
+        """Send a message to the viewer, if there is one."""
+        if self.send is not None:
+            self.send(message)
+
+    def flush(self, generation: int, frame: int) -> None:
+        """Forget all frames: the next one is `frame`."""
+        self.frames.clear()
+        self.generation, self.cursor, self.received, self.painted = generation, frame, frame, frame
+        self.epochs.clear()
+        self.changed.set()

@@ -1,0 +1,210 @@
+"""A viewer in Python: what the tests, the load generator and scripts open a stream with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from strobe.core.errors import SessionError
+from strobe.serve import protocol
+from strobe.serve.protocol import Codec, FromServer, FromViewer, Picture, Refused, Welcome
+
+LARGEST: Final = 16 * 2**20
+"""Bytes of a picture that a client takes."""
+
+
+class RefusedError(SessionError):
+    """The server did not open the stream; `answer` says why and what would fit."""
+
+    def __init__(self, answer: Refused) -> None:
+        super().__init__(answer.reason + (f"; these presets would fit: {', '.join(answer.fits)}" if answer.fits else ""))
+        self.answer = answer
+
+
+@dataclass(kw_only=True, eq=False)
+class Playback:
+    """A start buffer and a clock: which picture is due when, and what was late. Nothing is decoded.
+
+    A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
+    at the first picture of a new prompt, which is shown at once.
+    """
+
+    fps: int
+    start_buffer_s: float
+    stalls: int = 0
+    stall_s: float = 0.0
+    painted: int = 0
+    on_time: int = 0
+    late_ms: list[float] = field(default_factory=list)
+    _waiting: list[tuple[float, Picture]] = field(default_factory=list)
+    _due: float | None = None
+    _dry: float | None = None
+    _epoch: int = 0
+
+    def arrive(self, picture: Picture, now: float) -> None:
+        """A picture has come."""
+        if picture.epoch > self._epoch:
+            self._epoch, self._due = picture.epoch, now
+            self._waiting.clear()
+        self._waiting.append((now, picture))
+        if self._due is None and len(self._waiting) >= max(1, round(self.start_buffer_s * self.fps)):
+            self._due = now
+            if self._dry is not None:
+                self.stall_s, self._dry = self.stall_s + now - self._dry, None
+
+    def paint(self, now: float) -> Picture | None:
+        """The picture that is due, if one is; None otherwise."""
+        if self._due is None or now < self._due:
+            return None
+        if not self._waiting:
+            if now >= self._due + 1 / self.fps:
+                self.stalls, self._dry, self._due = self.stalls + 1, self._due, None
+            return None
+        late, (_, picture) = now - self._due, self._waiting.pop(0)
+        self.late_ms.append(1e3 * late)
+        self.painted, self.on_time = self.painted + 1, self.on_time + (late <= 1 / self.fps)
+        self._due += 1 / self.fps
+        return picture
+
+    def flush(self) -> None:
+        """What waits is void."""
+        self._waiting.clear()
+        self._due = self._dry = None
+
+    @property
+    def waiting(self) -> int:
+        """Pictures that wait."""
+        return len(self._waiting)
+
+
+class Viewer:
+    """An open stream. Iterate over it for what the server sends; say things with `send`.
+
+    ```python
+    async with watch("ws://127.0.0.1:7860", prompt="a red circle moving left") as viewer:
+        async for message in viewer:
+            if isinstance(message, Picture):
+                ...
+    ```
+
+    Args:
+        socket: the connection.
+        welcome: the server's answer.
+    """
+
+    def __init__(self, socket: ClientConnection, welcome: Welcome) -> None:
+        self.socket, self.welcome = socket, welcome
+        self.generation = 0
+
+    async def send(self, message: FromViewer) -> None:
+        """Send a message."""
+        await self.socket.send(protocol.write(message))
+
+    async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:
+        """Say that a picture was painted."""
+        await self.send(
+            protocol.Seen(
+                frame=picture.frame,
+                generation=picture.generation,
+                epoch=picture.epoch,
+                waiting=waiting,
+                late_ms=late_ms,
+                stalls=0 if playback is None else playback.stalls,
+                stall_ms=0.0 if playback is None else 1e3 * playback.stall_s,
+            )
+        )
+
+    async def __aiter__(self) -> AsyncIterator[FromServer | Picture]:
+        """Pictures and messages in order of arrival, until the connection ends."""
+        while True:
+            try:
+                yield await self.receive()
+            except ConnectionClosed:
+                return
+
+    async def receive(self) -> FromServer | Picture:
+        """Return the next picture or message.
+
+        Raises:
+            ConnectionClosed: the connection ended.
+        """
+        data = await self.socket.recv()
+        message = protocol.read_picture(data) if isinstance(data, bytes) else protocol.read_server(data)
+        if isinstance(message, protocol.Flushed):
+            self.generation = message.generation
+        return message
+
+    async def play(self, seconds: float) -> Playback:
+        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted."""
+        playback = Playback(fps=self.welcome.fps, start_buffer_s=self.welcome.start_buffer_ms / 1e3)
+        ends = time.monotonic() + seconds
+        while (now := time.monotonic()) < ends:
+            try:
+                async with asyncio.timeout(min(0.005, ends - now)):
+                    message = await self.receive()
+                if isinstance(message, Picture) and message.generation == self.generation:
+                    playback.arrive(message, time.monotonic())
+                    if message.codec == "jpeg":
+                        await self.send(protocol.Received(frame=message.frame, generation=message.generation))
+                elif isinstance(message, protocol.Flushed):
+                    playback.flush()
+                elif isinstance(message, protocol.Ended):
+                    break
+            except TimeoutError:
+                pass
+            picture = playback.paint(time.monotonic())
+            if picture is not None:
+                await self.seen(picture, playback.waiting, playback.late_ms[-1], playback)
+        return playback
+
+
+@asynccontextmanager
+async def watch(
+    url: str,
+    *,
+    prompt: str = "",
+    seed: int = 0,
+    preset: str = "",
+    codec: Codec = "jpeg",
+    image: str = "",
+    resume: str = "",
+    token: str = "",
+) -> AsyncIterator[Viewer]:
+    """Open a stream, or go on with one by its secret.
+
+    Args:
+        url: of the server, such as ws://127.0.0.1:7860.
+        image: start image in base64.
+        resume: secret of a stream that was opened before.
+        token: of a server that asks for one.
+
+    Raises:
+        RefusedError: the server does not open it.
+        SessionError: it warms up, or wants a token.
+        OSError: there is no server.
+    """
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    try:
+        connection = await connect(f"{url.rstrip('/')}/v1/stream", additional_headers=headers, max_size=LARGEST, compression=None)
+    except InvalidStatus as error:
+        raise SessionError(
+            f"{url} refuses the connection: it warms up (see /readyz), needs a token, or does not answer to that host name"
+        ) from error
+    async with connection as socket:
+        opened = protocol.Open(
+            v=protocol.VERSION, prompt=prompt, seed=seed, preset=preset, codec=codec, image=image, resume=resume
+        )
+        await socket.send(protocol.write(opened))
+        answer = protocol.read_server(await socket.recv())
+        if isinstance(answer, Refused):
+            raise RefusedError(answer)
+        if not isinstance(answer, Welcome):
+            raise SessionError(getattr(answer, "message", f"the server answered {type(answer).__name__.lower()}"))
+        yield Viewer(socket, answer)

@@ -1,0 +1,357 @@
+"""One viewer's connection, from `Open` to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
+from strobe.engine.prompts import MODES
+from strobe.serve import protocol
+from strobe.serve.channel import Channel
+from strobe.serve.hub import Hub, describe
+from strobe.serve.metrics import log_event
+from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
+from strobe.serve.streams import Origin, Stream
+
+OPEN_WITHIN_S: Final = 10.0
+"""A connection that says nothing for so long is closed."""
+SEND_WITHIN_S: Final = 15.0
+"""A viewer that takes nothing for so long is gone."""
+MESSAGES_A_SECOND: Final = 150
+BURST: Final = 400
+OUTBOX: Final = 512
+
+
+class _TooMany(StrobeError):
+    """The viewer sends more than it may, or takes less than it must."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Connection:
+    """A viewer.
+
+    Args:
+        words: what the model's prompts are made of, by kind; empty if any text will do.
+        examples: prompts to begin with; the first is taken where a viewer gives none.
+    """
+
+    socket: WebSocket
+    hub: Hub
+    words: dict[str, list[str]]
+    examples: list[str]
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
+
+    async def run(self) -> None:
+        """Serve the viewer until it goes."""
+        await self.socket.accept()
+        channel: Channel | None = None
+        try:
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                first = await self._receive()
+            if not isinstance(first, protocol.Open):
+                raise DataError("the first message must be `open`")
+            channel = await self._open(first)
+            if channel is None:
+                return
+            await self._watch(channel)
+        except (WebSocketDisconnect, TimeoutError, ConnectionError, RuntimeError):
+            pass
+        except StrobeError as error:
+            self.hub.metrics.refused.labels("message").inc()
+            with suppress(Exception):
+                await self._send(protocol.Error(message=str(error)))
+        finally:
+            if channel is not None and channel.send == self._post:
+                channel.send, channel.left_s = None, monotonic()
+                self.hub.tell_worker(channel)
+            await self._shut()
+
+    async def _shut(self) -> None:
+        if self.socket.application_state is WebSocketState.CONNECTED:
+            with suppress(Exception):
+                async with asyncio.timeout(2.0):
+                    await self.socket.close(1000)
+
+    async def _watch(self, channel: Channel) -> None:
+        """Send and receive until one of them ends; what ended it is raised."""
+        tasks = [
+            asyncio.create_task(self._obey_all(channel)),
+            asyncio.create_task(self._send_all()),
+            asyncio.create_task(self.hub.pictures(channel, self._send_picture)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self) -> FromViewer:
+        message = await self.socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code") or 1000)
+        now = monotonic()
+        if len(self._times) == BURST and now - self._times[0] < BURST / MESSAGES_A_SECOND:
+            raise _TooMany(f"more than {MESSAGES_A_SECOND} messages a second")
+        self._times.append(now)
+        text = message.get("text")
+        if text is None:
+            raise DataError("a binary message; this server reads JSON text")
+        return protocol.read_viewer(text)
+
+    def _post(self, message: FromServer) -> None:
+        """Put a message into the outbox; a viewer that lets it run over is dropped with the next one sent."""
+        with suppress(asyncio.QueueFull):
+            self._outbox.put_nowait(message)
+
+    async def _send_all(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            if self._outbox.full():
+                raise _TooMany("the viewer does not take its messages")
+            await self._send(message)
+            if isinstance(message, protocol.Ended):
+                return
+
+    async def _send(self, message: FromServer) -> None:
+        async with asyncio.timeout(SEND_WITHIN_S), self._sending:
+            await self.socket.send_text(protocol.write(message))
+
+    async def _send_picture(self, header: bytes, data: bytes) -> None:
+        async with asyncio.timeout(SEND_WITHIN_S), self._sending:
+            await self.socket.send_bytes(header + data)
+
+    async def _open(self, message: protocol.Open) -> Channel | None:
+        """The viewer's channel, new or resumed; None if it was refused."""
+        if message.v != protocol.VERSION:
+            await self._refuse("version", f"this server speaks version {protocol.VERSION} of the protocol, not {message.v}")
+            return None
+        if self.hub.draining:
+            await self._refuse("draining", "the server is shutting down; connect again in a moment", retry_s=10.0)
+            return None
+        if message.resume:
+            return await self._resume(message)
+        device = self.hub.device
+        prompt = message.prompt.strip() or self.examples[0]
+        preset = message.preset or device.default
+        if preset not in device.configs:
+            await self._refuse("preset", f"preset {preset!r} does not run here", fits=tuple(device.configs))
+            return None
+        origin = Origin(prompt=prompt, seed=message.seed, preset=preset, image=_image(message.image))
+        admission = await self.hub.admission(preset)
+        if not admission.admitted:
+            await self._refuse(admission.reason_kind, admission.reason, fits=admission.fits)
+            return None
+        name = secrets.token_hex(4)
+        try:
+            stream = await self.hub.on_device(lambda: device.open(name, origin))
+        except StrobeError as error:
+            await self._refuse("prompt", str(error))
+            return None
+        channel = self.hub.add(stream, message.codec)
+        log_event("stream opened", stream=name, preset=preset, codec=message.codec)
+        return await self._attach(channel, stream, resumed=False)
+
+    async def _resume(self, message: protocol.Open) -> Channel | None:
+        channel = self.hub.find(message.resume)
+        if channel is None:
+            await self._refuse("secret", "no stream has that secret any more; open a new one")
+            return None
+        if channel.send is not None:
+            channel.tell(protocol.Ended(reason="the stream was opened on another connection", resume_s=0.0))
+        channel.codec = message.codec
+        stream = await self.hub.on_device(lambda: self.hub.device.stream(channel.name))
+        self.hub.metrics.resumed.inc()
+        return await self._attach(channel, stream, resumed=True)
+
+    async def _attach(self, channel: Channel, stream: Stream, *, resumed: bool) -> Channel:
+        """Welcome the viewer; pictures go on with the first that was not painted."""
+        channel.cursor = channel.received = channel.painted
+        channel.send, channel.quiet_s = self._post, monotonic()
+        await self._wake(channel)
+        await self._send(self._welcome(channel, stream, resumed))
+        self.hub.tell_worker(channel)
+        channel.changed.set()
+        return channel
+
+    def _welcome(self, channel: Channel, stream: Stream, resumed: bool) -> Welcome:
+        device, defaults = self.hub.device, self.hub.device.model.defaults
+        height, width = defaults.frame_size
+        return Welcome(
+            v=protocol.VERSION,
+            stream=channel.name,
+            secret=channel.secret,
+            model=device.model.name,
+            preset=stream.origin.preset,
+            presets=[
+                PresetOffer(name=name, block_ms=cost.block_s * 1e3, stream_bytes=cost.stream_bytes)
+                for name, cost in device.costs.items()
+            ],
+            prompt=stream.log[-1].text,
+            seed=stream.origin.seed,
+            width=width,
+            height=height,
+            fps=defaults.fps,
+            block_frames=defaults.frame_block * defaults.stride.time,
+            codec=channel.codec,
+            words=self.words,
+            examples=self.examples,
+            modes={str(name): told for name, told in MODES.items()},
+            start_buffer_ms=1e3 * device.start_buffer_s,
+            resumed_at_frame=channel.painted if resumed else 0,
+            bit_equal=True,
+            note=self._note(stream.origin.preset),
+        )
+
+    def _note(self, preset: str) -> str:
+        """What a viewer should know before it wonders."""
+        cost = self.hub.device.costs[preset]
+        if cost.share <= 1:
+            return ""
+        return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; a faster preset will not"
+
+    async def _refuse(self, kind: str, reason: str, *, fits: tuple[str, ...] = (), retry_s: float | None = None) -> None:
+        self.hub.metrics.refused.labels(kind).inc()
+        log_event("stream refused", reason=kind)
+        await self._send(Refused(reason=reason, fits=list(fits), retry_s=retry_s))
+
+    async def _wake(self, channel: Channel) -> None:
+        """Bring a suspended stream back to the device when it is wanted again."""
+        if channel.asleep:
+            device = self.hub.device
+            await self.hub.on_device(lambda: device.stream(channel.name).session)
+            channel.asleep = False
+            log_event("stream woken", stream=channel.name)
+
+    async def _obey_all(self, channel: Channel) -> None:
+        while True:
+            message = await self._receive()
+            if isinstance(message, protocol.Close):
+                await self.hub.drop(channel)
+                return
+            try:
+                await self._obey(channel, message)
+            except (StrobeError, KeyError) as error:
+                gone = isinstance(error, KeyError)
+                self._post(protocol.Error(message="the stream is closed; open another one" if gone else describe(error)))
+                if gone:
+                    return
+
+    async def _obey(self, channel: Channel, message: FromViewer) -> None:
+        hub, device, name = self.hub, self.hub.device, channel.name
+        match message:
+            case protocol.Seen():
+                hub.seen(channel, message)
+            case protocol.Received():
+                hub.received(channel, message)
+            case protocol.Prompt():
+                await self._wake(channel)
+                epoch, frame_block = await hub.on_device(
+                    lambda: device.stream(name).prompt(message.text, message.mode, message.over)
+                )
+                hub.prompted(channel, epoch)
+                self._post(
+                    protocol.Prompted(
+                        text=message.text,
+                        mode=message.mode,
+                        epoch=epoch,
+                        frame_block=frame_block,
+                        typed_ms=message.typed_ms,
+                    )
+                )
+                hub.tell_worker(channel)
+            case protocol.Play() | protocol.Pause():
+                channel.playing, channel.quiet_s = isinstance(message, protocol.Play), monotonic()
+                if channel.playing:
+                    await self._wake(channel)
+                hub.tell_worker(channel)
+                self._post(protocol.State(state="playing" if channel.playing else "paused"))
+            case protocol.Reset():
+                stream = await self._reset(channel, message)
+                hub.flushed(channel, stream, "reset")
+            case protocol.Mark():
+                await self._wake(channel)
+                branch = await hub.on_device(lambda: device.stream(name).mark(message.name))
+                self._post(
+                    protocol.Marked(branch=branch.number, name=branch.name, frame_block=branch.frame_block, frame=branch.frame)
+                )
+            case protocol.Go():
+                await self._wake(channel)
+                stream = await hub.on_device(lambda: device.go(name, message.branch))
+                hub.flushed(channel, stream, f"branch {message.branch}")
+            case protocol.Fork():
+                await self._fork(channel, message.branch)
+            case protocol.Record():
+                await self._record(channel, message.on)
+            case protocol.AskRecipe():
+                self._post(await hub.on_device(lambda: device.stream(name).recipe()))
+            case protocol.Open():
+                raise DataError("the stream is open; open another one on a connection of its own")
+
+    async def _reset(self, channel: Channel, message: protocol.Reset) -> Stream:
+        device = self.hub.device
+
+        def reset() -> Stream:
+            stream = device.stream(channel.name)
+            before = stream.origin
+            preset = before.preset if message.preset is None else message.preset
+            if preset not in device.configs:
+                raise ConfigError(f"preset {preset!r} does not run here; these do: {', '.join(device.configs)}")
+            prompt = stream.log[-1].text if message.prompt is None else message.prompt
+            seed = before.seed if message.seed is None else message.seed
+            stream.reset(Origin(prompt=prompt, seed=seed, preset=preset, image=before.image), device.configs[preset])
+            device.rewound(channel.name)
+            return stream
+
+        stream = await self.hub.on_device(reset)
+        channel.asleep = False
+        return stream
+
+    async def _fork(self, channel: Channel, branch: int) -> None:
+        device, name = self.hub.device, secrets.token_hex(4)
+
+        admission = await self.hub.admission(channel.preset)
+        if not admission.admitted:
+            raise SessionError(f"no room for a second stream: {admission.reason}")
+
+        def fork() -> Stream:
+            other = device.stream(channel.name).forked(branch, name)
+            device.adopt(other)
+            return other
+
+        other = self.hub.add(await self.hub.on_device(fork), channel.codec)
+        self._post(protocol.Forked(stream=other.name, secret=other.secret, branch=branch))
+
+    async def _record(self, channel: Channel, on: bool) -> None:
+        if on:
+            self.hub.start_recording(channel)
+            self._post(protocol.Recorded(on=True, download="", frames=0))
+            return
+        clip, frames = await self.hub.end_recording(channel)
+        self._post(protocol.Recorded(on=False, download=f"/v1/clips/{clip}" if clip else "", frames=frames))
+
+
+def _image(text: str) -> bytes:
+    """The bytes of a start image.
+
+    Raises:
+        DataError: it is not base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"the start image is not base64: {error}") from error

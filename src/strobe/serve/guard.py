@@ -1,0 +1,150 @@
+"""Who may come in: Host and Origin of every request, a token where the server is not for this machine alone, and limits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import time
+from collections import deque
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from strobe.serve.metrics import Metrics
+
+COOKIE: Final = "strobe_login"
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v1/login"})
+"""Paths that need no token; the page's own files need none either."""
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+LONGEST_BODY: Final = 4096
+LOGINS_A_MINUTE: Final = 20
+
+
+def is_loopback(host: str) -> bool:
+    """The name or address is this machine alone."""
+    name = host.strip("[]").lower()
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+class Guard:
+    """ASGI middleware before everything else.
+
+    Args:
+        app: what is guarded.
+        hosts: names beside this machine's own that a Host header may have.
+        token: what a viewer must know; None: nothing, for a server on loopback.
+        page: paths of the page's own files.
+        secure: the server speaks TLS, so cookies are sent back over it alone.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Iterable[str], token: str | None, page: Iterable[str], secure: bool, metrics: Metrics
+    ) -> None:
+        self._app, self._token, self._secure, self._metrics = app, token, secure, metrics
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._free = OPEN_PATHS | frozenset(page)
+        self._logins: deque[float] = deque()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            code, kind, message = refusal
+            self._metrics.refused.labels(kind).inc()
+            await _refuse(scope, receive, send, code, message)
+            return
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _harden(MutableHeaders(scope=message), scope["path"])
+            await send(message)
+
+        await self._app(scope, receive, sealed)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, str] | None:
+        """Code, counter and sentence of why a request is refused; None if it is not."""
+        host = headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if not (is_loopback(name) or name in self._hosts):
+            return 403, "host", "this server does not answer to that host name; start it with --allow-host NAME to have it do so"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return 403, "origin", "this page may not use that server: its origin is another"
+        if int(headers.get("content-length") or 0) > LONGEST_BODY if (headers.get("content-length") or "0").isdecimal() else True:
+            return 413, "body", f"a body of more than {LONGEST_BODY} bytes"
+        if scope["path"] not in self._free and not self.knows(headers):
+            return 401, "token", "log in first: POST /v1/login, or send the token as `Authorization: Bearer TOKEN`"
+        return None
+
+    def knows(self, headers: Headers) -> bool:
+        """The request has the token, or the cookie that it was exchanged for."""
+        if self._token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(given.strip(), self._token):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and _same(cookie.value, self._cookie())
+
+    def login(self, token: str) -> str | None:
+        """The cookie for a token that is right, else None. At most some tries a minute are looked at.
+
+        Raises:
+            PermissionError: there were too many.
+        """
+        now = time.monotonic()
+        while self._logins and now - self._logins[0] > 60:
+            self._logins.popleft()
+        if len(self._logins) >= LOGINS_A_MINUTE:
+            raise PermissionError("too many logins; wait a minute")
+        self._logins.append(now)
+        if self._token is not None and not _same(token, self._token):
+            return None
+        secure = "; Secure" if self._secure else ""
+        return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/; Max-Age=604800{secure}"
+
+    def _cookie(self) -> str:
+        """What a browser keeps instead of the token."""
+        return hmac.new((self._token or "").encode(), b"strobe login", hashlib.sha256).hexdigest()
+
+
+def _same(given: str, expected: str) -> bool:
+    """Equal, in a time that does not tell how far."""
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), expected.encode())
+
+
+def _harden(headers: MutableHeaders, path: str) -> None:
+    headers["Content-Security-Policy"] = POLICY
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Referrer-Policy"] = "no-referrer"
+    headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    headers["Cross-Origin-Resource-Policy"] = "same-origin"
+    headers.setdefault("Cache-Control", "no-store")
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, code: int, message: str) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
+        return
+    response = PlainTextResponse(message + "\n", status_code=code)
+    await response(scope, receive, send)

@@ -1,0 +1,346 @@
+"""Streams and who watches them: what the event loop keeps beside the thread that owns the device.
+
+A frame goes from the device's thread into its channel, from there through an encoder of a small pool to the viewer, and is
+forgotten once the viewer has painted it. Every place is bounded: the device makes no frames that the viewer does not come for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.errors import StrobeError
+from strobe.engine.video import VideoFile
+from strobe.serve.channel import Channel, Frame, Recording
+from strobe.serve.encode import Encoder, new_encoder
+from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
+from strobe.serve.protocol import Codec, Effective, Flushed, Made, Picture, Received, Seen
+from strobe.serve.scheduler import Admission
+from strobe.serve.streams import Block, Stream
+from strobe.serve.worker import Worker
+
+T = TypeVar("T")
+JPEGS_UNDER_WAY: Final = 3
+"""JPEG pictures sent and not received; a slow connection gets fewer frames made, not older ones."""
+PICTURES_UNDER_WAY: Final = 64
+"""The same of H.264."""
+CLIPS: Final = 16
+"""Recorded clips that are kept."""
+LONGEST_CLIP_S: Final = 600.0
+
+
+class Hub:
+    """All streams of a server.
+
+    Args:
+        worker: makes their frame blocks; built with this hub's `made` and `failed`.
+        loop: the event loop that everything here but `made` and `failed` runs on.
+        suspend_s: a stream that is paused or unwatched for so long is moved to main memory.
+        resume_s: a stream that nobody watches is closed after so long.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, suspend_s: float, resume_s: float, encoders: int
+    ) -> None:
+        self.loop, self.metrics = loop, metrics
+        self.suspend_s, self.resume_s = suspend_s, resume_s
+        self.worker: Worker | None = None
+        self.channels: dict[str, Channel] = {}
+        self.clips: dict[str, Path] = {}
+        self.draining = False
+        self._secrets: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
+        self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
+
+    @property
+    def fps(self) -> int:
+        """Frames per second of the model."""
+        return self.device.model.defaults.fps
+
+    @property
+    def device(self) -> Worker:
+        """The worker, once it is there."""
+        assert self.worker is not None
+        return self.worker
+
+    async def on_device(self, work: Callable[[], T]) -> T:
+        """Have something done on the device's thread.
+
+        Raises:
+            StrobeError: what it raised.
+        """
+        return await asyncio.wrap_future(self.device.submit(work))
+
+    async def admission(self, preset: str) -> Admission:
+        """Whether one more stream fits, once those that nobody watches or that are paused are in main memory."""
+        found = await self.on_device(lambda: self.device.admission(preset))
+        if not found.admitted:
+            idle = [each for each in self.channels.values() if each.send is None or not each.playing]
+            for channel in idle:
+                if not channel.asleep:
+                    await self.suspend(channel)
+            found = await self.on_device(lambda: self.device.admission(preset))
+        return found
+
+    def add(self, stream: Stream, codec: Codec) -> Channel:
+        """Make the channel of a stream that was opened or forked."""
+        secret = secrets.token_urlsafe(24)
+        channel = Channel(name=stream.name, secret=secret, codec=codec, preset=stream.origin.preset, asleep=stream.asleep)
+        channel.flush(stream.generation, stream.frames_made)
+        channel.left_s = channel.quiet_s = monotonic()
+        self.channels[stream.name] = channel
+        self._secrets[secret] = stream.name
+        return channel
+
+    def find(self, secret: str) -> Channel | None:
+        """The channel that a secret opens."""
+        for known, name in self._secrets.items():
+            if secrets.compare_digest(known.encode(), secret.encode()):
+                return self.channels.get(name)
+        return None
+
+    async def drop(self, channel: Channel) -> None:
+        """Close a stream for good."""
+        self.channels.pop(channel.name, None)
+        self._secrets.pop(channel.secret, None)
+        channel.frames.clear()
+        channel.changed.set()
+        self.stop_recording(channel)
+        await self.on_device(lambda: self.device.drop(channel.name))
+        log_event("stream closed", stream=channel.name)
+
+    def made(self, name: str, block: Block) -> None:
+        """A frame block was made. From the device's thread."""
+        self.loop.call_soon_threadsafe(self._made, name, block)
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """A stream failed and is closed. From the device's thread."""
+        self.loop.call_soon_threadsafe(self._failed, name, error)
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        from strobe.serve.protocol import Ended
+
+        self.metrics.failed.inc()
+        log_event("stream failed", stream=name, error=type(error).__name__)
+        channel = self.channels.pop(name, None)
+        if channel is not None:
+            self._secrets.pop(channel.secret, None)
+            told = str(error) if isinstance(error, StrobeError) else f"the server could not go on: {type(error).__name__}"
+            channel.tell(Ended(reason=told, resume_s=0.0))
+
+    def _made(self, name: str, block: Block) -> None:
+        channel = self.channels.get(name)
+        self.metrics.blocks.observe(block.block_ms / 1e3)
+        self.metrics.busy.inc(block.block_ms / 1e3)
+        for phase, spent in block.phases.items():
+            self.metrics.phases.labels(phase.removesuffix("_ms")).observe(spent / 1e3)
+        if channel is None or block.generation != channel.generation:
+            return
+        if block.entered is not None:
+            entry = block.entered
+            channel.tell(Effective(epoch=entry.epoch, frame_block=block.index, frame=block.first_frame, text=entry.text))
+        for offset, pixels in enumerate(block.frames):
+            last = block if offset == len(block.frames) - 1 else None
+            channel.frames.append(Frame(number=block.first_frame + offset, epoch=block.epoch, pixels=pixels, block=last))
+        channel.changed.set()
+        if channel.recording is not None:
+            self._pool.submit(self._write, channel.recording, block.frames)
+
+    def seen(self, channel: Channel, message: Seen) -> None:
+        """A viewer says what it has painted."""
+        if message.generation != channel.generation:
+            return
+        painted = min(max(channel.painted, message.frame + 1), channel.cursor)
+        self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(painted - channel.painted)
+        channel.painted = painted
+        channel.received = min(max(channel.received, painted + message.waiting), channel.cursor)
+        while channel.frames and channel.frames[0].number < painted:
+            channel.frames.popleft()
+        for epoch in [each for each in channel.epochs if each <= message.epoch]:
+            self.metrics.prompt_to_pixel.observe(monotonic() - channel.epochs.pop(epoch))
+        self.metrics.stalls.inc(max(0, message.stalls - channel.stalls))
+        self.metrics.stall_seconds.inc(max(0.0, min(message.stall_ms - channel.stall_ms, 60_000.0)) / 1e3)
+        channel.stalls, channel.stall_ms = message.stalls, message.stall_ms
+        channel.quiet_s = monotonic()
+        channel.changed.set()
+        self.tell_worker(channel)
+
+    def received(self, channel: Channel, message: Received) -> None:
+        """A viewer says what has arrived."""
+        if message.generation == channel.generation:
+            channel.received = min(max(channel.received, message.frame + 1), channel.cursor)
+            channel.quiet_s = monotonic()
+            channel.changed.set()
+
+    def tell_worker(self, channel: Channel) -> None:
+        """Say what the device's thread must know to decide."""
+        running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
+        self.device.painted(channel.name, channel.painted, running)
+
+    async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
+        """Encode and send frames as they come, until cancelled."""
+        encoder: Encoder | None = None
+        generation, width, height = -1, 0, 0
+        most = JPEGS_UNDER_WAY if channel.codec == "jpeg" else PICTURES_UNDER_WAY
+        while True:
+            frame = next((each for each in channel.frames if each.number >= channel.cursor), None)
+            if frame is None or channel.cursor - channel.received >= most:
+                channel.changed.clear()
+                await channel.changed.wait()
+                continue
+            if encoder is None or generation != channel.generation:
+                height, width = frame.pixels.shape[:2]
+                encoder, generation = new_encoder(channel.codec, width, height, self.fps), channel.generation
+            began, made_us = monotonic(), time.time_ns() // 1000
+            data, key = await self.loop.run_in_executor(self._pool, encoder.encode, frame.pixels)
+            spent = monotonic() - began
+            if generation != channel.generation:
+                continue
+            channel.cursor, channel.encode_ms = frame.number + 1, channel.encode_ms + spent * 1e3
+            picture = Picture(
+                codec=channel.codec,
+                key=key,
+                generation=generation,
+                frame=frame.number,
+                epoch=frame.epoch,
+                made_us=made_us,
+                data=data,
+            )
+            await send(picture.header(), data)
+            self.metrics.encode.observe(spent)
+            self.metrics.pictures.labels(channel.codec).inc()
+            self.metrics.sent_bytes.inc(len(data))
+            if frame.block is not None:
+                self._tell_made(channel, frame.block)
+
+    def _tell_made(self, channel: Channel, block: Block) -> None:
+        content_ms = 1e3 * len(block.frames) / self.fps
+        phases = {"denoise_ms": 0.0, "commit_ms": 0.0, "decode_ms": 0.0} | block.phases
+        channel.tell(
+            Made(
+                frame_block=block.index,
+                first_frame=block.first_frame,
+                frames=len(block.frames),
+                epoch=block.epoch,
+                generation=block.generation,
+                block_ms=block.block_ms,
+                encode_ms=channel.encode_ms,
+                queued=len(channel.frames),
+                ahead_ms=1e3 * len(channel.frames) / self.fps,
+                real_time_factor=content_ms / block.block_ms,
+                cache=block.cache,
+                **phases,
+            )
+        )
+        channel.encode_ms = 0.0
+
+    def prompted(self, channel: Channel, epoch: int) -> None:
+        """A prompt was taken: count until it is seen."""
+        channel.epochs[epoch] = monotonic()
+
+    def flushed(self, channel: Channel, stream: Stream, why: str) -> None:
+        """A stream was reset or went to a branch: what waits is void."""
+        channel.flush(stream.generation, stream.frames_made)
+        channel.preset = stream.origin.preset
+        text = stream.log[-1].text
+        channel.tell(
+            Flushed(
+                generation=stream.generation,
+                frame=stream.frames_made,
+                prompt=text,
+                seed=stream.origin.seed,
+                preset=stream.origin.preset,
+                why=why,
+            )
+        )
+        self.tell_worker(channel)
+
+    def start_recording(self, channel: Channel) -> None:
+        """Begin to write the frames that are made from now on."""
+        if channel.recording is None:
+            path = Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4"
+            channel.recording = Recording(path=path, video=VideoFile(path, fps=self.fps))
+
+    def _write(self, recording: Recording, frames: NDArray[np.uint8]) -> None:
+        import torch
+
+        if recording.frames < LONGEST_CLIP_S * self.fps:
+            recording.video.write(torch.from_numpy(frames))
+            recording.frames += len(frames)
+
+    async def end_recording(self, channel: Channel) -> tuple[str, int]:
+        """Finish the clip; its name for `download`, empty if nothing was recorded, and its frames."""
+        recording, channel.recording = channel.recording, None
+        if recording is None:
+            return "", 0
+        await self.loop.run_in_executor(self._pool, recording.video.close)
+        if not recording.frames:
+            return "", 0
+        name = secrets.token_urlsafe(24)
+        self.clips[name] = recording.path
+        while len(self.clips) > CLIPS:
+            self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
+        return name, recording.frames
+
+    def stop_recording(self, channel: Channel) -> None:
+        """Drop a clip that nobody asks for any more."""
+        recording, channel.recording = channel.recording, None
+        if recording is not None:
+            self._pool.submit(recording.video.close)
+
+    async def housekeeping(self) -> None:
+        """Suspend who pauses or is away, close who stays away. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(0.5)
+            for channel in list(self.channels.values()):
+                await self._keep(channel)
+            states = {"playing": 0, "paused": 0, "suspended": 0}
+            for channel in self.channels.values():
+                states["suspended" if channel.asleep else "playing" if channel.playing else "paused"] += 1
+            for state, count in states.items():
+                self.metrics.streams.labels(state).set(count)
+            self.metrics.viewers.set(sum(channel.send is not None for channel in self.channels.values()))
+            self.metrics.queued.set(sum(len(channel.frames) for channel in self.channels.values()))
+
+    async def _keep(self, channel: Channel) -> None:
+        now = monotonic()
+        away = channel.send is None
+        if away and now - channel.left_s > self.resume_s:
+            await self.drop(channel)
+            return
+        idle = now - (channel.left_s if away else channel.quiet_s)
+        if not channel.asleep and (away or not channel.playing) and idle > self.suspend_s:
+            await self.suspend(channel)
+
+    async def suspend(self, channel: Channel) -> None:
+        """Move a stream to main memory."""
+        from strobe.serve.protocol import State
+
+        channel.asleep = True
+        self.tell_worker(channel)
+        await self.on_device(lambda: self.device.stream(channel.name).suspend())
+        self.metrics.suspended.inc()
+        channel.tell(State(state="suspended"))
+        log_event("stream suspended", stream=channel.name)
+
+    async def close(self) -> None:
+        """End everything."""
+        for channel in self.channels.values():
+            self.stop_recording(channel)
+        self._pool.shutdown(wait=True)
+        self._folder.cleanup()
+
+
+def describe(error: BaseException) -> str:
+    """What a viewer is told of an error: ours in its own words, any other by its kind alone."""
+    return str(error) if isinstance(error, StrobeError) else f"the server could not do that: {type(error).__name__}"

@@ -1,0 +1,85 @@
+"""The page of the protocol, made from its message types."""
+
+from __future__ import annotations
+
+import inspect as python_inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+from msgspec import inspect
+
+from strobe.serve import protocol
+from strobe.serve.protocol import FromServer, FromViewer, Picture
+
+_HEAD = f"""# The protocol of `strobe serve`
+
+Generated from `strobe.serve.protocol` by `make docs`; do not edit. This is version {protocol.VERSION}.
+
+{python_inspect.getdoc(protocol)}
+
+The socket is `/v1/stream`. Every message is one JSON object whose key `type` says which it is; unknown keys are refused.
+What cannot be obeyed is answered with `error`, and the stream goes on.
+"""
+
+
+def protocol_markdown() -> str:
+    """Return `docs/protocol.md`."""
+    parts = [_HEAD, "## From the viewer", *map(_section, get_args(FromViewer)), "## From the server"]
+    parts += [*map(_section, get_args(FromServer)), "## Pictures", python_inspect.getdoc(Picture) or "", "## Inside messages"]
+    inside = {part.__name__: part for kind in get_args(FromServer) for part in _parts(kind)}
+    return "\n\n".join([*parts, *map(_section, inside.values())]).strip() + "\n"
+
+
+def _section(kind: type[msgspec.Struct]) -> str:
+    config = kind.__struct_config__
+    title = f"### `{config.tag}`" if config.tag else f"### {kind.__name__}"
+    told = python_inspect.getdoc(kind) or ""
+    fields = _fields(kind)
+    if not fields:
+        return f"{title}\n\n{told}"
+    rows = [f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} |" for field in fields]
+    return "\n".join([title, "", told, "", "| key | type | default |", "|---|---|---|", *rows])
+
+
+def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
+
+
+def _parts(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for field in _fields(kind):
+        found: Any = field.type
+        found = getattr(found, "item_type", found)
+        if isinstance(found, inspect.StructType):
+            yield found.cls
+
+
+def _default(field: inspect.Field) -> str:
+    return "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+
+
+def _type(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return _type(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(map(_type, kind.types))
+    if isinstance(kind, inspect.ListType):
+        return f"list of {_type(kind.item_type)}"
+    if isinstance(kind, inspect.DictType):
+        return f"object of {_type(kind.value_type)}"
+    if isinstance(kind, inspect.StructType):
+        return kind.cls.__name__
+    if isinstance(kind, inspect.LiteralType):
+        return ", ".join(f"`{value}`" for value in kind.values)
+    plain = re.sub(r"Type$", "", type(kind).__name__).lower()
+    bounds = [
+        f"{sign} {bound}"
+        for sign, bound in (("at least", getattr(kind, "ge", None)), ("below", getattr(kind, "lt", None)))
+        if bound is not None
+    ]
+    most = getattr(kind, "le", None) if getattr(kind, "le", None) is not None else getattr(kind, "max_length", None)
+    bounds += [f"at most {most}{' characters' if plain == 'str' else ''}"] if most is not None else []
+    return f"{plain}, {', '.join(bounds)}" if bounds else plain

@@ -1,0 +1,137 @@
+"""Which stream makes its next frame block, and whether one more fits: pure functions of plain values.
+
+One device makes one frame block at a time. A stream with `ahead_s` of video beyond what its viewer has painted runs dry after
+that time: its deadline. Earliest deadline first is optimal on one device for jobs that cannot be interrupted only as long as none
+is much longer than the others' slack; admission therefore also holds the longest single piece of work against the slack of all.
+Source: C. L. Liu and J. W. Layland, Scheduling algorithms for multiprogramming in a hard-real-time environment, 1973.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FULL: Final = 0.97
+"""Share of a device's time that steady frame blocks may take; the rest is for switches, resumes and slow blocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """One stream as the scheduler sees it.
+
+    Args:
+        stream: its name.
+        ahead_s: seconds of video that are made and not painted yet.
+        target_s: how many it wants; it is not made any further ahead.
+        running: it is playing, and its viewer is there and keeps up.
+        opened_s: when it was opened, any clock: the older goes first if deadlines are equal.
+    """
+
+    stream: str
+    ahead_s: float
+    target_s: float
+    running: bool = True
+    opened_s: float = 0.0
+
+
+def choose(demands: Sequence[Demand]) -> str | None:
+    """Return the stream with the earliest deadline among those that want more; None if none does."""
+    wanting = [demand for demand in demands if demand.running and demand.ahead_s < demand.target_s]
+    return min(wanting, key=lambda demand: (demand.ahead_s, demand.opened_s, demand.stream)).stream if wanting else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a stream of a preset takes.
+
+    Args:
+        block_s: time of a steady frame block on the device.
+        longest_s: the longest piece of work that cannot be interrupted: a block after a prompt switch.
+        content_s: seconds of video in a frame block.
+        stream_bytes: device memory of one stream.
+    """
+
+    block_s: float
+    longest_s: float
+    content_s: float
+    stream_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Share of the device's time that a stream takes at its frame rate."""
+        return self.block_s / self.content_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Whether one more stream fits.
+
+    Args:
+        admitted: it does.
+        reason: why not, in a sentence; empty if it does.
+        fits: presets that would fit, the best first.
+        reason_kind: "time", "memory", "streams" or empty, for counters.
+    """
+
+    admitted: bool
+    reason: str = ""
+    fits: tuple[str, ...] = ()
+    reason_kind: str = ""
+
+
+def admit(
+    asked: str,
+    open_streams: Sequence[Cost],
+    costs: Mapping[str, Cost],
+    *,
+    free_bytes: int,
+    start_buffer_s: float,
+    most: int,
+) -> Admission:
+    """Decide whether a stream of preset `asked` fits beside those that are open.
+
+    Alone on the device a stream is let in if its memory is there, however slow it is: it stalls nobody else. Beside others all
+    steady frame blocks must take at most `FULL` of the device's time, the new stream must fit into `free_bytes`, and while
+    the longest piece of any stream runs, no other may run dry: it and one block of every stream must fit into the start buffer
+    and one block's video.
+
+    Args:
+        asked: its preset.
+        open_streams: costs of the streams that are open and not suspended.
+        costs: of every preset that runs here, the best quality first.
+        free_bytes: device memory that is free.
+        start_buffer_s: seconds of video that a viewer has before it begins to play.
+        most: streams that may be open at all.
+    """
+    if len(open_streams) >= most:
+        return Admission(admitted=False, reason=f"{most} streams are open, and more are not allowed here", reason_kind="streams")
+    told = _obstacle(costs[asked], open_streams, free_bytes, start_buffer_s)
+    if told is None:
+        return Admission(admitted=True)
+    fits = tuple(name for name, cost in costs.items() if _obstacle(cost, open_streams, free_bytes, start_buffer_s) is None)
+    return Admission(admitted=False, reason=told[1], fits=fits, reason_kind=told[0])
+
+
+def _obstacle(cost: Cost, open_streams: Sequence[Cost], free_bytes: int, start_buffer_s: float) -> tuple[str, str] | None:
+    """Kind and sentence of what keeps a stream out; None if nothing does."""
+    if cost.stream_bytes > free_bytes:
+        wanted, free = cost.stream_bytes / 2**30, free_bytes / 2**30
+        return "memory", f"a stream takes {wanted:.1f} GiB of device memory, and {free:.1f} GiB are free"
+    if not open_streams:
+        return None
+    together = (*open_streams, cost)
+    busy = sum(each.share for each in together)
+    if busy > FULL:
+        return "time", (
+            f"{len(together)} streams would keep the device busy {busy:.0%} of the time, and {FULL:.0%} is the most at which "
+            "none of them stalls"
+        )
+    slack = start_buffer_s + min(each.content_s for each in together)
+    worst = max(each.longest_s - each.block_s for each in together) + sum(each.block_s for each in together)
+    if worst > slack:
+        return "time", (
+            f"a prompt switch of one of {len(together)} streams would hold the device for {worst:.2f} s, and the others have "
+            f"{slack:.2f} s of video to show meanwhile"
+        )
+    return None

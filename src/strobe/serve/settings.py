@@ -1,0 +1,70 @@
+"""What a server can be told: one schema for the configuration file, the environment and the flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strobe.core.errors import ConfigError
+from strobe.serve.guard import is_loopback
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """Where a server listens, whom it lets in and what it holds.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0: any that is free.
+        allow_host: names beside this machine's own by which it may be addressed, for a proxy or another host.
+        token: what viewers must know; needed unless `host` is loopback.
+        tls_cert, tls_key: files of a certificate and its key.
+        insecure_http: listen on another address than loopback without TLS.
+        start_buffer_s: seconds of video that a viewer holds before it plays.
+        streams: the most that may be open.
+        suspend_s: seconds after which a stream that is paused or unwatched is moved to main memory.
+        resume_s: seconds after which a stream that nobody watches is closed.
+        encoders: threads that encode pictures.
+
+    Raises:
+        ConfigError: a number out of bounds, or an address that others reach without a token or TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 7860
+    allow_host: tuple[str, ...] = ()
+    token: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_http: bool = False
+    start_buffer_s: float = 0.5
+    streams: int = 32
+    suspend_s: float = 20.0
+    resume_s: float = 300.0
+    encoders: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port {self.port} is none; give 1 to 65535, or 0 for any that is free")
+        for name, least, most in (
+            ("start_buffer_s", 0.05, 10.0),
+            ("streams", 1, 10_000),
+            ("suspend_s", 0.5, 86_400.0),
+            ("resume_s", 1.0, 604_800.0),
+            ("encoders", 1, 256),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} {value:g} is out of bounds; give {least:g} to {most:g}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("a certificate needs its key: give both tls_cert and tls_key, or neither")
+        if not is_loopback(self.host):
+            if not self.token:
+                raise ConfigError(f"{self.host} can be reached by others: give a token, or listen on 127.0.0.1")
+            if self.tls_cert is None and not self.insecure_http:
+                raise ConfigError(
+                    f"{self.host} can be reached by others, and without TLS they can read the token: give tls_cert and tls_key, "
+                    "put a proxy with TLS in front of 127.0.0.1, or say insecure_http"
+                )
+        if self.token and len(self.token) < 16:
+            raise ConfigError(f"a token of {len(self.token)} characters can be guessed; give at least 16")

@@ -1,0 +1,150 @@
+"""Streams that come, play and go on a device that exists on paper: the scheduler of the server against a clock of its own."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from strobe.serve.scheduler import Cost, Demand, admit, choose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """A viewer that comes at `at_s`, asks for `preset`, watches for `watches_s` and switches the prompt at `switches_s` after."""
+
+    at_s: float
+    preset: str
+    watches_s: float
+    switches_s: tuple[float, ...] = ()
+
+
+@dataclass(kw_only=True, slots=True)
+class Watched:
+    """What became of a viewer.
+
+    Args:
+        blocks: frame blocks made for it.
+        late: of them, those that were ready after the viewer had run dry.
+        stall_s: how long it waited in all, the start buffer apart.
+        most_ahead_s: the most video that was ever made ahead of it.
+    """
+
+    preset: str
+    admitted: bool
+    fits: tuple[str, ...] = ()
+    blocks: int = 0
+    late: int = 0
+    stall_s: float = 0.0
+    most_ahead_s: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Stream:
+    name: str
+    cost: Cost
+    outcome: Watched
+    opened_s: float
+    ends_s: float
+    switches: list[float]
+    made_s: float = 0.0
+    began_s: float | None = None
+    waited_s: float = field(default=0.0)
+
+    def played_s(self, now: float, buffer_s: float) -> float:
+        """Seconds of video painted by `now`; the viewer begins with a full buffer, and waits when it is dry."""
+        if self.began_s is None:
+            return 0.0
+        return min(self.made_s, now - self.began_s - self.waited_s)
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    costs: Mapping[str, Cost],
+    *,
+    memory_bytes: int,
+    start_buffer_s: float,
+    most: int = 1000,
+) -> list[Watched]:
+    """Run the server's own `admit` and `choose` over arrivals; return what became of each, in their order.
+
+    A frame block after a switch takes `longest_s`, every other `block_s`.
+    """
+    coming = sorted(range(len(arrivals)), key=lambda number: arrivals[number].at_s)
+    outcomes: list[Watched] = [Watched(preset=arrival.preset, admitted=False) for arrival in arrivals]
+    streams: list[_Stream] = []
+    heapq.heapify(coming_times := [(arrivals[number].at_s, number) for number in coming])
+    now = 0.0
+    while coming_times or streams:
+        while coming_times and coming_times[0][0] <= now:
+            _, number = heapq.heappop(coming_times)
+            arrival, outcome = arrivals[number], outcomes[number]
+            answer = admit(
+                arrival.preset,
+                [stream.cost for stream in streams if stream.ends_s > now],
+                costs,
+                free_bytes=memory_bytes - sum(stream.cost.stream_bytes for stream in streams),
+                start_buffer_s=start_buffer_s,
+                most=most,
+            )
+            outcome.admitted, outcome.fits = answer.admitted, answer.fits
+            if answer.admitted:
+                streams.append(_opened(arrival, f"{number:06d}", outcome, costs[arrival.preset], now))
+        streams = [stream for stream in streams if stream.ends_s > now]
+        demands = [
+            Demand(
+                stream=stream.name,
+                ahead_s=stream.made_s - stream.played_s(now, start_buffer_s),
+                target_s=start_buffer_s + min(stream.cost.content_s, stream.cost.block_s),
+                opened_s=stream.opened_s,
+            )
+            for stream in streams
+        ]
+        name = choose(demands)
+        if name is None:
+            now = _next_moment(now, streams, demands, coming_times)
+            continue
+        stream = next(each for each in streams if each.name == name)
+        now = _make(stream, now, start_buffer_s)
+    return outcomes
+
+
+def _opened(arrival: Arrival, name: str, outcome: Watched, cost: Cost, now: float) -> _Stream:
+    return _Stream(
+        name=name,
+        cost=cost,
+        outcome=outcome,
+        opened_s=now,
+        ends_s=now + arrival.watches_s,
+        switches=sorted(now + each for each in arrival.switches_s),
+    )
+
+
+def _next_moment(now: float, streams: Sequence[_Stream], demands: Sequence[Demand], coming: Sequence[tuple[float, int]]) -> float:
+    """When something changes while nobody wants a frame block."""
+    moments = [demand.ahead_s - demand.target_s + now for demand in demands]
+    moments += [stream.ends_s for stream in streams] + [at for at, _ in coming[:1]]
+    return max(now + 1e-6, min(moments, default=now))
+
+
+def _make(stream: _Stream, now: float, start_buffer_s: float) -> float:
+    """Make a frame block of a stream; return when it is ready."""
+    switched = bool(stream.switches) and stream.switches[0] <= now
+    if switched:
+        stream.switches.pop(0)
+    ready = now + (stream.cost.longest_s if switched else stream.cost.block_s)
+    outcome = stream.outcome
+    if stream.began_s is not None:
+        dry = stream.began_s + stream.waited_s + stream.made_s
+        if ready > dry + 1e-9:
+            outcome.late, outcome.stall_s, stream.waited_s = (
+                outcome.late + 1,
+                outcome.stall_s + ready - dry,
+                stream.waited_s + ready - dry,
+            )
+    stream.made_s += stream.cost.content_s
+    outcome.blocks += 1
+    if stream.began_s is None and stream.made_s >= start_buffer_s:
+        stream.began_s = ready
+    outcome.most_ahead_s = max(outcome.most_ahead_s, stream.made_s - stream.played_s(ready, start_buffer_s))
+    return ready

@@ -1,0 +1,374 @@
+// The page: wires the stream to what a person sees and does.
+
+import { Player } from "./player.js";
+import { Timeline } from "./timeline.js";
+import { Strip, drawCache } from "./strip.js";
+
+const $ = (id) => document.getElementById(id);
+const show = { welcome: null, cache: null, rtf: null, dirty: true, prompting: new Map(), shown: "" };
+const timeline = new Timeline($("timeline"));
+const strip = new Strip($("strip"), $("strip-legend"));
+let second = null;
+let skewMs = Infinity; // least time from a picture's making to its arrival: the two clocks' difference, and the shortest way
+
+function say(text, kind = "") {
+  $("prompt-said").textContent = text;
+  $("prompt-said").dataset.kind = kind;
+}
+
+function state(kind, text) {
+  $("state").dataset.state = kind;
+  $("state-text").textContent = text;
+}
+
+function veil(title, text, { progress = null, actions = [], login = false } = {}) {
+  $("veil").hidden = title === null;
+  if (title === null) return;
+  $("veil-title").textContent = title;
+  $("veil-text").textContent = text;
+  $("veil-progress").hidden = progress === null;
+  if (progress !== null) $("veil-progress").value = progress;
+  $("login").hidden = !login;
+  $("veil-actions").replaceChildren(...actions.map(([label, act]) => button(label, act)));
+}
+
+function button(label, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = label;
+  made.addEventListener("click", act);
+  return made;
+}
+
+const player = new Player($("picture"), {
+  welcome(message) {
+    show.welcome = message;
+    show.shown = message.prompt;
+    veil(null);
+    const { model, preset, width, height, fps, seed } = message;
+    $("facts").textContent = `${model} · ${preset} · ${height}×${width} at ${fps} FPS · seed ${seed} · ${message.codec}`;
+    $("caption-a").textContent = message.prompt;
+    $("prompt").value = $("prompt").value || message.prompt;
+    $("seed").value = seed;
+    options($("preset"), message.presets.map((each) => [each.name, offer(each, message)]), preset);
+    options($("mode"), Object.keys(message.modes).map((name) => [name, name]), "recache");
+    for (const option of $("mode").options) option.title = message.modes[option.value];
+    words(message);
+    timeline.reset(message.prompt, message.resumed_at_frame);
+    strip.clear();
+    skewMs = Infinity;
+    state("live", "live");
+    if (message.note) say(message.note);
+  },
+  first(ms) {
+    $("f-first").textContent = `${Math.round(ms)} ms`;
+    document.body.dataset.first = "1";
+  },
+  prompted(message) {
+    show.prompting.set(message.epoch, message.typed_ms);
+    timeline.typed(message.epoch, message.text);
+    const when = message.frame_block === null ? "once its text is encoded" : `at frame block ${message.frame_block}`;
+    say(`"${message.text}" takes effect ${when}`);
+  },
+  effective(message) {
+    timeline.effective(message.epoch, message.frame);
+  },
+  made(message) {
+    strip.add(message);
+    show.cache = message.cache;
+    show.rtf = message.real_time_factor;
+    show.dirty = true;
+  },
+  flushed(message) {
+    timeline.reset(message.prompt, message.frame);
+    strip.clear();
+    $("caption-a").textContent = message.prompt;
+    $("facts").textContent = $("facts").textContent.replace(/seed \d+/, `seed ${message.seed}`);
+    say(message.why === "reset" ? "began again" : `back at ${message.why}`);
+  },
+  marked(message) {
+    const thumb = document.createElement("canvas");
+    thumb.width = thumb.height = 96;
+    thumb.setAttribute("role", "img");
+    thumb.setAttribute("aria-label", `picture of ${message.name}`);
+    const { width, height } = $("picture");
+    const side = Math.min(width, height);
+    thumb.getContext("2d").drawImage($("picture"), (width - side) / 2, (height - side) / 2, side, side, 0, 0, 96, 96);
+    const item = document.createElement("li");
+    const what = document.createElement("span");
+    what.className = "what";
+    what.textContent = `${message.name}, frame block ${message.frame_block}`;
+    const go = button("Go back", () => player.say({ type: "go", branch: message.branch }));
+    const beside = button("Beside", () => player.say({ type: "fork", branch: message.branch }));
+    go.setAttribute("aria-label", `Go back to ${message.name}`);
+    beside.setAttribute("aria-label", `Show ${message.name} beside this stream`);
+    item.append(thumb, what, go, beside);
+    $("branches").append(item);
+    timeline.branches.push(message);
+    say(`kept "${message.name}"`);
+  },
+  forked(message) {
+    openSecond(message.secret);
+  },
+  recorded(message) {
+    $("record").setAttribute("aria-pressed", String(message.on));
+    $("record").textContent = message.on ? "Stop recording" : "Record";
+    $("download").hidden = !message.download;
+    if (message.download) {
+      $("download").href = message.download;
+      say(`recorded ${message.frames} frames; the clip is ready to download`);
+    } else if (!message.on) say("nothing was recorded: no frame was made meanwhile");
+  },
+  recipe(message) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(message, null, 2)], { type: "application/json" }));
+    link.download = "strobe-recipe.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    say("strobe generate --replay strobe-recipe.json makes this stream again");
+  },
+  state(message) {
+    const playing = message.state === "playing";
+    $("play").setAttribute("aria-pressed", String(playing));
+    $("play-text").textContent = playing ? "Pause" : "Play";
+    $("play").querySelector(".glyph").dataset.glyph = playing ? "pause" : "play";
+    state(playing ? "live" : message.state, playing ? "live" : message.state);
+  },
+  error(message) {
+    say(message.message, "error");
+  },
+  refused(message) {
+    const fits = message.fits.map((name) => [`Use ${name}`, () => retry({ preset: name })]);
+    veil("Not now", message.reason, { actions: [...fits, ["Try again", () => retry({})]] });
+    state("lost", "refused");
+  },
+  ended(message) {
+    say(message.reason, "error");
+    state("lost", "ended");
+  },
+  lost(tries) {
+    state("lost", "connection lost, trying again");
+    if (tries > 0) warm();
+  },
+  stall(now) {
+    state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
+  },
+  paint(meta) {
+    skewMs = Math.min(skewMs, meta.arrivedMs - meta.madeMs);
+    strip.paint(meta, skewMs > 0 ? 0 : skewMs);
+    timeline.frame = meta.frame;
+    const typed = show.prompting.get(meta.epoch);
+    if (typed !== undefined) {
+      show.prompting.delete(meta.epoch);
+      const ms = performance.now() - typed;
+      timeline.seen(meta.epoch, meta.frame, ms);
+      $("f-prompt").textContent = `${Math.round(ms)} ms`;
+      document.body.dataset.epoch = String(meta.epoch);
+      const prompt = timeline.at(meta.epoch);
+      if (prompt) {
+        $("caption-a").textContent = prompt.text;
+        say(`seen after ${Math.round(ms)} ms`);
+      }
+    }
+  },
+});
+
+function retry(options) {
+  player.closed = false;
+  requestAnimationFrame(player.tick);
+  veil("Connecting", "");
+  player.open(options);
+}
+
+function offer(each, { fps, block_frames: frames }) {
+  const rate = each.block_ms ? `${((1000 * frames) / each.block_ms).toFixed(0)} FPS` : "not measured";
+  const memory = each.stream_bytes ? `, ${(each.stream_bytes / 2 ** 30).toFixed(1)} GiB` : "";
+  return `${each.name}: ${rate}${memory}`;
+}
+
+function options(select, entries, chosen) {
+  select.replaceChildren(
+    ...entries.map(([value, label]) => {
+      const option = document.createElement("option");
+      option.value = value;
+      option.textContent = label;
+      option.selected = value === chosen;
+      return option;
+    }),
+  );
+}
+
+function words(message) {
+  const kinds = Object.entries(message.words);
+  const box = $("words");
+  box.replaceChildren();
+  if (!kinds.length) {
+    const row = document.createElement("div");
+    row.className = "kind";
+    row.append(...message.examples.map((text) => button(text, () => steer(text))));
+    box.append(row);
+    return;
+  }
+  const all = new Map(kinds.flatMap(([kind, list]) => list.map((word) => [word, kind])));
+  for (const [kind, list] of kinds) {
+    const row = document.createElement("div");
+    row.className = "kind";
+    row.setAttribute("role", "group");
+    row.setAttribute("aria-label", kind);
+    const label = document.createElement("span");
+    label.textContent = kind;
+    row.append(label, ...list.map((word) => wordButton(word, kind, all)));
+    box.append(row);
+  }
+  mark();
+}
+
+function wordButton(word, kind, all) {
+  const made = button(word, () => {
+    const parts = $("prompt").value.split(/\s+/).filter(Boolean);
+    const at = parts.findIndex((part) => all.get(part) === kind);
+    if (at >= 0) parts[at] = word;
+    else parts.push(...(kind === "background" ? ["on", word] : [word]));
+    $("prompt").value = parts.join(" ");
+    mark();
+    steer($("prompt").value);
+  });
+  made.dataset.word = word;
+  made.setAttribute("aria-pressed", "false");
+  return made;
+}
+
+function mark() {
+  const parts = new Set($("prompt").value.split(/\s+/));
+  for (const made of $("words").querySelectorAll("[data-word]")) made.setAttribute("aria-pressed", String(parts.has(made.dataset.word)));
+}
+
+function steer(text) {
+  $("prompt").value = text;
+  player.say({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
+}
+
+function openSecond(secret) {
+  second?.close();
+  $("screen-b").hidden = false;
+  second = new Player($("picture-b"), {
+    welcome(message) {
+      $("caption-b").textContent = `branch: ${message.prompt}`;
+    },
+    ended(message) {
+      $("caption-b").textContent = message.reason;
+    },
+    refused(message) {
+      $("caption-b").textContent = message.reason;
+    },
+  });
+  second.secret = secret;
+  second.open();
+}
+
+function closeSecond() {
+  second?.close();
+  second = null;
+  $("screen-b").hidden = true;
+}
+
+$("prompt-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if ($("prompt").value.trim()) steer($("prompt").value.trim());
+});
+$("prompt").addEventListener("input", mark);
+$("play").addEventListener("click", () => player.say({ type: player.playing ? "pause" : "play" }));
+$("reset").addEventListener("click", () => player.say({ type: "reset" }));
+$("branch").addEventListener("click", () => player.say({ type: "mark", name: "" }));
+$("record").addEventListener("click", () => player.say({ type: "record", on: $("record").getAttribute("aria-pressed") !== "true" }));
+$("recipe").addEventListener("click", () => player.say({ type: "recipe" }));
+$("close-b").addEventListener("click", closeSecond);
+$("settings").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [file] = $("image").files;
+  const asked = { preset: $("preset").value, seed: Number($("seed").value) };
+  if (!file) {
+    player.say({ type: "reset", ...asked });
+    return;
+  }
+  if (file.size > 4_000_000) {
+    say(`the image has ${(file.size / 1e6).toFixed(1)} MB; at most 4 MB are taken`, "error");
+    return;
+  }
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode(...bytes.subarray(at, at + 32768));
+  player.say({ type: "close" });
+  player.secret = "";
+  player.socket.close();
+  clearTimeout(player.retry);
+  player.open({ ...asked, prompt: $("prompt").value, image: btoa(text) });
+});
+$("login").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const answer = await fetch("/v1/login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value }) });
+  if (answer.ok) retry({});
+  else $("veil-text").textContent = (await answer.text()).trim();
+});
+addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, select, textarea, button, a");
+  if (event.key === "/" && !typing) {
+    event.preventDefault();
+    $("prompt").focus();
+    $("prompt").select();
+  } else if (!typing && event.key === " ") {
+    event.preventDefault();
+    $("play").click();
+  } else if (!typing && event.key.toLowerCase() === "b") $("branch").click();
+  else if (!typing && event.key.toLowerCase() === "r") $("record").click();
+});
+
+function figures() {
+  const budget = show.welcome ? (1000 * show.welcome.block_frames) / show.welcome.fps : 750;
+  if (show.welcome) {
+    timeline.draw(show.welcome.fps);
+    $("f-rtf").textContent = show.rtf === null ? "-" : `${show.rtf.toFixed(2)}×`;
+    $("f-rtf").dataset.bad = show.rtf !== null && show.rtf < 1 ? "1" : "0";
+    $("f-buffer").textContent = `${Math.round(player.bufferedMs)} ms`;
+    $("f-stalls").textContent = player.stalls ? `${player.stalls}, ${(player.stallMs / 1000).toFixed(1)} s` : "0";
+    const late = player.lateP95();
+    $("f-late").textContent = late === null ? "-" : `${late.toFixed(1)} ms`;
+  }
+  if (show.dirty) {
+    strip.draw(budget);
+    drawCache($("cache"), $("cache-note"), show.cache);
+    show.dirty = false;
+  }
+}
+setInterval(figures, 250);
+addEventListener("resize", () => {
+  show.dirty = true;
+});
+
+async function warm() {
+  for (;;) {
+    let answer = null;
+    try {
+      answer = await (await fetch("/readyz")).json();
+    } catch {
+      veil("No server", "The server does not answer. This page tries again.");
+    }
+    if (answer?.error) {
+      veil("The server could not start", answer.error);
+      return false;
+    }
+    if (answer?.ready) {
+      if (answer.login && (await fetch("/metrics")).status === 401) {
+        veil("Who is there?", "This server asks for its token.", { login: true });
+        return false;
+      }
+      return true;
+    }
+    if (answer) veil("Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
+    await new Promise((wake) => setTimeout(wake, 250));
+  }
+}
+
+globalThis.strobe = { player, timeline, strip }; // for the console, and for tests
+figures();
+if (await warm()) player.open({});

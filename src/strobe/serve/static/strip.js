@@ -1,0 +1,105 @@
+// What each frame block was spent on, and what the stream remembers.
+
+import { draw } from "./timeline.js";
+
+export const PARTS = [
+  ["denoise", "denoise"],
+  ["commit", "commit"],
+  ["decode", "decode"],
+  ["encode", "encode"],
+  ["network", "network"],
+  ["paint", "decode and wait in the page"],
+];
+const SHOWN = 40;
+
+export class Strip {
+  constructor(svg, legend) {
+    this.svg = svg;
+    this.blocks = [];
+    for (const [name, label] of PARTS) {
+      const item = document.createElement("li");
+      item.className = `c-${name}`;
+      item.textContent = label;
+      legend.append(item);
+    }
+  }
+
+  add(made) {
+    const known = made.denoise_ms + made.commit_ms + made.decode_ms;
+    this.blocks.push({
+      index: made.frame_block,
+      first: made.first_frame,
+      frames: made.frames,
+      denoise: known ? made.denoise_ms : made.block_ms,
+      commit: made.commit_ms,
+      decode: made.decode_ms,
+      encode: made.encode_ms,
+      network: 0,
+      paint: 0,
+      seen: 0,
+    });
+    if (this.blocks.length > SHOWN) this.blocks.shift();
+  }
+
+  // Mean of the pictures of a block: on the way, and in the page's decoder; waiting for the due time is the buffer's.
+  paint(meta, skewMs) {
+    const block = this.blocks.find((each) => meta.frame >= each.first && meta.frame < each.first + each.frames);
+    if (!block) return;
+    block.seen += 1;
+    block.network += (Math.max(0, meta.arrivedMs - meta.madeMs - skewMs) - block.network) / block.seen;
+    block.paint += (meta.decodeMs - block.paint) / block.seen;
+  }
+
+  clear() {
+    this.blocks = [];
+  }
+
+  draw(budgetMs) {
+    const width = Math.max(280, this.svg.clientWidth || 360);
+    const height = 110;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.replaceChildren();
+    const sums = this.blocks.map((block) => PARTS.reduce((sum, [name]) => sum + block[name], 0));
+    const top = Math.max(budgetMs * 1.1, ...sums, 1);
+    const y = (ms) => height - 14 - (ms / top) * (height - 24);
+    const step = (width - 34) / SHOWN;
+    this.blocks.forEach((block, at) => {
+      let from = 0;
+      const x = width - 34 - (this.blocks.length - at) * step;
+      const group = draw(this.svg, "g", {});
+      for (const [name] of PARTS) {
+        const ms = block[name];
+        if (ms > 0) draw(group, "rect", { class: `c-${name}`, x, y: y(from + ms), width: Math.max(1, step - 1.5), height: Math.max(0.5, y(from) - y(from + ms)) });
+        from += ms;
+      }
+      const parts = PARTS.filter(([name]) => block[name] > 0).map(([name, label]) => `${label} ${block[name].toFixed(1)} ms`);
+      draw(group, "title", {}, `frame block ${block.index}: ${parts.join(", ")}`);
+    });
+    draw(this.svg, "line", { class: "axis", x1: 0, x2: width - 34, y1: height - 14, y2: height - 14 });
+    draw(this.svg, "line", { class: "budget", x1: 0, x2: width - 34, y1: y(budgetMs), y2: y(budgetMs) });
+    draw(this.svg, "text", { x: width - 32, y: y(budgetMs) + 4 }, `${Math.round(budgetMs)} ms`);
+    draw(this.svg, "text", { x: 0, y: height - 2 }, this.blocks.length ? `blocks ${this.blocks[0].index} to ${this.blocks.at(-1).index}; dashed: the time a block lasts on the screen` : "no frame block yet");
+  }
+}
+
+export function drawCache(svg, note, cache) {
+  const width = Math.max(280, svg.clientWidth || 360);
+  svg.replaceChildren();
+  if (!cache) return;
+  const { sink, window, filled, end, frame_block: block, sparsity_percent: sparse } = cache;
+  const gap = 18;
+  const cell = Math.min(22, (width - gap) / window - 2);
+  svg.setAttribute("viewBox", `0 0 ${width} ${cell + 22}`);
+  for (let at = 0; at < window; at += 1) {
+    const isSink = at < sink;
+    const x = at * (cell + 2) + (isSink ? 0 : gap);
+    const there = at < filled;
+    const now = there && at >= filled - block;
+    const kind = !there ? "k-empty" : now ? "k-now" : isSink ? "k-sink" : "k-past";
+    draw(svg, "rect", { class: kind, x, y: 2, width: cell, height: cell, rx: 3 });
+  }
+  draw(svg, "text", { x: 0, y: cell + 17 }, `sink ${sink}`);
+  draw(svg, "text", { x: sink * (cell + 2) + gap, y: cell + 17 }, `window ${window}, of ${end} made`);
+  const left = sparse ? ` Each query leaves out ${sparse} % of the past between them.` : "";
+  note.textContent = `Every frame attends to the sink (the stream's first frames), to the newest of the window and to its own block.${left}`;
+}

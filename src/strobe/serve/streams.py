@@ -1,0 +1,361 @@
+"""One stream as the thread that owns the device has it: a session, what was made of it, and its branches."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter_ns
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strobe.core import spans
+from strobe.core.errors import ConfigError, SessionError, StrobeError
+from strobe.engine.config import EngineConfig
+from strobe.engine.frame_block import FrameBlock
+from strobe.engine.load import Model
+from strobe.engine.machine import device_name, versions
+from strobe.engine.prompting import PromptAck
+from strobe.engine.prompts import Mode
+from strobe.engine.session import Session
+from strobe.engine.snapshot import Snapshot
+from strobe.engine.video import decode_image
+from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
+
+_PHASES: Final = {
+    "denoise_ms": (spans.DENOISE_STEP,),
+    "commit_ms": (spans.COMMIT,),
+    "decode_ms": (spans.VAE_DECODE, spans.DECODE_WAIT),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a stream begins with.
+
+    Args:
+        image: bytes of the picture to start from; empty without one.
+    """
+
+    prompt: str
+    seed: int
+    preset: str
+    image: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A prompt of the log: its number, and the first frame block that follows it."""
+
+    epoch: int
+    frame_block: int
+    text: str
+    mode: Mode
+    over: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """A stream between two frame blocks, to return to."""
+
+    number: int
+    name: str
+    snapshot: Snapshot
+    origin: Origin
+    log: tuple[Entry, ...]
+    frame_block: int
+    frame: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """Frames of a frame block that was made.
+
+    Args:
+        frames: uint8 [F, Y, X, 3].
+        first_frame: number of the first of them.
+        entered: the prompt that took effect with it, if one did.
+        block_ms: time that the device was held.
+        phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
+    """
+
+    frames: NDArray[np.uint8]
+    index: int
+    first_frame: int
+    generation: int
+    epoch: int
+    entered: Entry | None
+    block_ms: float
+    phases: dict[str, float]
+    made_s: float
+    cache: dict[str, int]
+
+
+@dataclass(kw_only=True, eq=False)
+class Stream:
+    """A stream on the device, or suspended to main memory. Every method belongs to the thread that owns the device.
+
+    Args:
+        name: what others call it; no secret.
+        origin: what it begins with.
+    """
+
+    name: str
+    model: Model
+    device: torch.device
+    origin: Origin
+    config: EngineConfig
+    generation: int = 0
+    frames_made: int = 0
+    blocks_made: int = 0
+    log: list[Entry] = field(default_factory=list)
+    branches: dict[int, Branch] = field(default_factory=dict)
+    _session: Session | None = None
+    _blocks: Iterator[FrameBlock] | None = None
+    _asleep: Snapshot | None = None
+    _next_epoch: int = 1
+    _waiting: tuple[int, PromptAck, int] | None = None
+    _next_branch: int = 1
+
+    def open(self) -> None:
+        """Open its session.
+
+        Raises:
+            StrobeError: the prompt, picture or preset is refused, or the device has too little memory.
+        """
+        origin = self.origin
+        start = decode_image(origin.image, self.model.defaults.frame_size) if origin.image else None
+        self._session = Session(
+            origin.prompt, preset=self.config, model=self.model, seed=origin.seed, device=self.device, start=start
+        )
+        self._blocks = self._session.stream()
+        self.log = [Entry(epoch=0, frame_block=0, text=origin.prompt, mode="recache", over=4)]
+        self.frames_made, self.blocks_made, self._next_epoch = 0, 0, 1
+
+    @property
+    def asleep(self) -> bool:
+        """It is suspended to main memory."""
+        return self._asleep is not None
+
+    @property
+    def session(self) -> Session:
+        """The session, woken if it is suspended."""
+        if self._asleep is not None:
+            self.wake()
+        if self._session is None:
+            raise SessionError("the stream is closed; open another one")
+        return self._session
+
+    def make(self) -> Block:
+        """Make its next frame block and take it off the device."""
+        session = self.session
+        assert self._blocks is not None
+        began, recorder = perf_counter_ns(), TimingRecorder(self.device) if self.device.type == "cpu" else None
+        if recorder is None:
+            block, phases = next(self._blocks), {}
+        else:
+            recorder.start_clip()
+            with recording(recorder):
+                block = next(self._blocks)
+            regions = recorder.finish_clip()
+            phases = {
+                phase: sum(region.value_ns for region in regions if region.name in names) / 1e6
+                for phase, names in _PHASES.items()
+            }
+        block_ms = (perf_counter_ns() - began) / 1e6
+        self._settle()
+        entered = next((entry for entry in self.log if entry.frame_block == block.index), None)
+        epoch = max(entry.epoch for entry in self.log if entry.frame_block <= block.index)
+        made = Block(
+            frames=block.frames.numpy(),
+            index=block.index,
+            first_frame=self.frames_made,
+            generation=self.generation,
+            epoch=epoch,
+            entered=entered,
+            block_ms=block_ms,
+            phases=phases,
+            made_s=monotonic(),
+            cache=_layout(session, block.index),
+        )
+        self.frames_made += len(made.frames)
+        self.blocks_made = block.index + 1
+        return made
+
+    def prompt(self, text: str, mode: Mode, over: int) -> tuple[int, int | None]:
+        """Steer it; a prompt that waits is replaced.
+
+        Returns:
+            the prompt's number, and the first frame block that follows it: None while its text is encoded beside the stream.
+
+        Raises:
+            ConfigError: the model does not understand the prompt; the old one stays.
+        """
+        if not text.strip():
+            raise ConfigError("the prompt is empty; say what to show")
+        answer = self.session.prompt(text, mode=mode, over=over)
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        self._waiting = epoch, answer, over
+        self._settle()
+        return epoch, self.log[-1].frame_block if self.log[-1].epoch == epoch else None
+
+    def _settle(self) -> None:
+        """Log the prompt that waited for its text, once its frame block is known."""
+        if self._waiting is None or not self._waiting[1].found.done():
+            return
+        (epoch, answer, over), self._waiting = self._waiting, None
+        with suppress(StrobeError):  # its text could not be encoded, or another prompt took its place
+            at = answer.wait(0)
+            entry = Entry(epoch=epoch, frame_block=at, text=answer.prompts[0], mode=answer.mode, over=over)
+            self.log = [each for each in self.log if each.frame_block < at] + [entry]
+
+    def reset(self, origin: Origin, config: EngineConfig) -> None:
+        """Begin again with other words, another seed or preset; if that is refused, the stream stays as it was."""
+        other = Stream(name=self.name, model=self.model, device=self.device, origin=origin, config=config)
+        if not origin.prompt.strip():
+            raise ConfigError("the prompt is empty; say what to show")
+        self.model.text.check([origin.prompt])
+        self.suspend()
+        before, self._asleep, opened = self._asleep, None, False
+        try:
+            other.open()
+            opened = True
+        finally:
+            if not opened:
+                self._asleep = before
+        self._session, self._blocks, self.origin, self.config = other._session, other._blocks, origin, config
+        self.log, self.frames_made, self.blocks_made, self._next_epoch = other.log, 0, 0, 1
+        self.generation += 1
+
+    def mark(self, name: str) -> Branch:
+        """Keep it as it is now, between two frame blocks.
+
+        Raises:
+            SessionError: it keeps as many branches as it may.
+        """
+        if len(self.branches) >= MARKS:
+            raise SessionError(f"a stream keeps {MARKS} branches; open another stream for more")
+        session = self.session
+        branch = Branch(
+            number=self._next_branch,
+            name=name.strip() or f"branch {self._next_branch}",
+            snapshot=session.snapshot().to("cpu"),
+            origin=self.origin,
+            log=tuple(self.log),
+            frame_block=session.next_block,
+            frame=self.frames_made,
+        )
+        self._next_branch += 1
+        self.branches[branch.number] = branch
+        return branch
+
+    def branch(self, number: int) -> Branch:
+        """A branch that it keeps.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        if number not in self.branches:
+            raise ConfigError(f"there is no branch {number}; this stream keeps {sorted(self.branches) or 'none'}")
+        return self.branches[number]
+
+    def go(self, number: int) -> Branch:
+        """Return to a branch; a new generation begins.
+
+        Raises:
+            ConfigError: there is none of that number.
+            SessionError: it is of another seed or preset than the stream has now.
+        """
+        branch = self.branch(number)
+        self.session.restore(branch.snapshot.to(self.device))
+        self._take(branch)
+        self.generation += 1
+        return branch
+
+    def forked(self, number: int, name: str) -> Stream:
+        """A second stream that goes on from a branch; it shares the weights.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        branch = self.branch(number)
+        other = Stream(name=name, model=self.model, device=self.device, origin=branch.origin, config=self.config)
+        other._asleep = branch.snapshot
+        other._take(branch)
+        return other
+
+    def _take(self, branch: Branch) -> None:
+        self.log, self.frames_made, self.blocks_made = list(branch.log), branch.frame, branch.frame_block
+        self._next_epoch = max(entry.epoch for entry in branch.log) + 1
+        if self._session is not None:
+            self._blocks = self._session.stream()
+
+    def suspend(self) -> None:
+        """Move its state to main memory and free the device. Nothing happens to one that is suspended."""
+        if self._session is not None:
+            self._asleep = self._session.snapshot().to("cpu")
+            self._session.close()
+            self._session = self._blocks = None
+
+    def wake(self) -> None:
+        """Bring it back to the device; what follows is bit-equal to what would have followed."""
+        assert self._asleep is not None
+        origin, snapshot = self.origin, self._asleep
+        session = Session(
+            preset=snapshot.identity.config,
+            model=self.model,
+            seed=origin.seed,
+            device=self.device,
+            samples=snapshot.identity.samples,
+        )
+        session.restore(snapshot.to(self.device))
+        self._session, self._asleep = session, None
+        self._blocks = session.stream()
+
+    def recipe(self) -> Recipe:
+        """What makes it again."""
+        origin = self.origin
+        return Recipe(
+            v=VERSION,
+            model=self.model.name,
+            weights=self.model.weights_hash,
+            preset=origin.preset,
+            seed=origin.seed,
+            prompts=[
+                RecipePrompt(frame_block=each.frame_block, text=each.text, mode=each.mode, over=each.over)
+                for each in self.log
+                if each.frame_block < max(1, self.blocks_made)
+            ],
+            frame_blocks=self.blocks_made,
+            image=base64.b64encode(origin.image).decode(),
+            image_sha256=hashlib.sha256(origin.image).hexdigest() if origin.image else "",
+            device=device_name(self.device),
+            versions=versions(),
+        )
+
+    def close(self) -> None:
+        """Free all that it holds."""
+        if self._session is not None:
+            self._session.close()
+        self._session = self._blocks = self._asleep = None
+        self.branches.clear()
+
+
+def _layout(session: Session, index: int) -> dict[str, int]:
+    """Latent frames of the cache as the frame block saw them: sink, window, ring rows and how many of them are filled."""
+    config, policy = session.config, session.config.policy
+    end = config.latents_of(index).stop
+    return {
+        "sink": policy.sink,
+        "window": policy.window,
+        "filled": min(end, policy.window),
+        "end": end,
+        "frame_block": len(config.latents_of(index)),
+        "sparsity_percent": round(100 * config.sparsity),
+    }

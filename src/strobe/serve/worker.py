@@ -1,0 +1,293 @@
+"""The thread that owns the device: it makes frame blocks of many streams, the earliest deadline first, and does all else between.
+
+Nothing but this thread touches a session. Others hand it work by `submit`; it hands frame blocks out by the `made` callback.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import torch
+
+from strobe.core.errors import StrobeError
+from strobe.engine.config import EngineConfig, check_device, resolve
+from strobe.engine.load import Model
+from strobe.engine.memory import free_bytes, predict
+from strobe.engine.presets import PRESETS
+from strobe.engine.presets import preset as find_preset
+from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose
+from strobe.serve.streams import Block, Origin, Stream
+
+T = TypeVar("T")
+_MEASURED: Final = {"cpu": 1, "cuda": 6}
+"""Steady frame blocks that a cost is taken from at the start: on a CPU the viewer should not wait for more."""
+_KEPT: Final = 64
+"""Block times of a stream that its cost is taken from while it runs."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Playing:
+    """A stream and what its viewer has of it. `painted` is the first frame that was not painted yet."""
+
+    stream: Stream
+    cost: Cost
+    opened_s: float
+    running: bool = True
+    painted: int = 0
+    block_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def ahead_s(self, fps: int) -> float:
+        """Seconds of video that are made and not painted."""
+        return max(0, self.stream.frames_made - self.painted) / fps
+
+
+class Worker:
+    """Runs streams of one model on one device.
+
+    Args:
+        model: what they run.
+        presets: names of presets that may be asked for, the best quality first; those that cannot run here are left out.
+        default: the preset of who asks for none.
+        start_buffer_s: seconds of video that viewers hold before they play; a stream is made no further ahead.
+        most: streams that may be open.
+        made: called from this thread with each stream's name and frame block.
+        failed: called from this thread when a stream's frame block failed; the stream is closed.
+
+    Raises:
+        ConfigError: the default preset cannot run here.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        device: torch.device,
+        *,
+        presets: tuple[str, ...] = tuple(PRESETS),
+        default: str = "balanced",
+        start_buffer_s: float = 0.5,
+        most: int = 64,
+        made: Callable[[str, Block], None],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self.model, self.device, self.default = model, device, default
+        self.start_buffer_s, self.most = start_buffer_s, most
+        check_device(find_preset(default), device)
+        self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
+        self.costs: dict[str, Cost] = {}
+        self.busy_s = 0.0
+        self._made, self._failed = made, failed
+        self._playing: dict[str, Playing] = {}
+        self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="strobe-device", daemon=True)
+
+    @property
+    def content_s(self) -> float:
+        """Seconds of video in a steady frame block."""
+        defaults = self.model.defaults
+        return defaults.frame_block * defaults.stride.time / defaults.fps
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End after the frame block that is being made; what was handed in before is done first."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done on the thread that owns the device, between two frame blocks."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closing:
+                future.set_exception(StrobeError("the server is shutting down; connect again in a moment"))
+                return future
+            self._work.append((work, future))
+            self._wake.notify()
+        return future
+
+    def painted(self, name: str, frame: int, running: bool) -> None:
+        """Say from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
+        with self._wake:
+            playing = self._playing.get(name)
+            if playing is not None:
+                playing.painted, playing.running = frame, running
+                self._wake.notify()
+
+    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> None:
+        """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
+
+        The others are predicted from it by their transformer passes until they run.
+
+        Args:
+            prompt: any that the model understands.
+            tell: called with steps done, steps in all and what comes next.
+        """
+        measured = _MEASURED.get(self.device.type, 2)
+        steps = measured + 3
+        tell(0, steps, "open a session")
+        config = self.configs[self.default]
+        stream = Stream(
+            name="warm-up",
+            model=self.model,
+            device=self.device,
+            origin=Origin(prompt=prompt, seed=0, preset=self.default),
+            config=config,
+        )
+        stream.open()
+        try:
+            times = []
+            for number in range(measured + 2):
+                tell(number + 1, steps, f"frame block {number}")
+                if number == measured + 1:
+                    stream.prompt(prompt, "recache", 4)
+                times.append(stream.make().block_ms / 1e3)
+        finally:
+            stream.close()
+        steady = sorted(times[1 : 1 + measured])[measured // 2]
+        passes = self._passes(config)
+        for name, other in self.configs.items():
+            ratio = self._passes(other) / passes
+            self.costs[name] = Cost(
+                block_s=steady * ratio,
+                longest_s=max(times[-1], steady) * ratio,
+                content_s=self.content_s,
+                stream_bytes=self._stream_bytes(other),
+            )
+        tell(steps, steps, "ready")
+
+    def _passes(self, config: EngineConfig) -> int:
+        return sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
+
+    def _stream_bytes(self, config: EngineConfig) -> int:
+        resolved = resolve(config, self.model.defaults, self.device)
+        return sum(part.num_bytes for part in predict(self.model.parts, resolved))
+
+    def admission(self, preset: str) -> Admission:
+        """Whether one more stream fits. On the device's thread."""
+        awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
+        free = free_bytes(self.device)
+        return admit(
+            preset,
+            awake,
+            self.costs,
+            free_bytes=2**62 if free is None else free,
+            start_buffer_s=self.start_buffer_s,
+            most=self.most,
+        )
+
+    def open(self, name: str, origin: Origin) -> Stream:
+        """Open a stream that `admission` let in. On the device's thread.
+
+        Raises:
+            StrobeError: the prompt or the picture is refused.
+        """
+        stream = Stream(name=name, model=self.model, device=self.device, origin=origin, config=self.configs[origin.preset])
+        stream.open()
+        self.adopt(stream)
+        return stream
+
+    def adopt(self, stream: Stream) -> None:
+        """Take a stream that was forked. On the device's thread."""
+        cost = self.costs[stream.origin.preset]
+        with self._wake:
+            self._playing[stream.name] = Playing(
+                stream=stream, cost=cost, opened_s=monotonic(), running=False, painted=stream.frames_made
+            )
+
+    def stream(self, name: str) -> Stream:
+        """A stream that is open. On the device's thread."""
+        return self._playing[name].stream
+
+    def drop(self, name: str) -> None:
+        """Close a stream. On the device's thread."""
+        with self._wake:
+            playing = self._playing.pop(name, None)
+        if playing is not None:
+            playing.stream.close()
+
+    def go(self, name: str, branch: int) -> Stream:
+        """Take a stream back to a branch. On the device's thread. Raises: see `Stream.go`."""
+        stream = self.stream(name)
+        stream.go(branch)
+        self.rewound(name)
+        return stream
+
+    def rewound(self, name: str) -> None:
+        """A stream was reset or went to a branch: nothing of it is painted. On the device's thread."""
+        with self._wake:
+            playing = self._playing[name]
+            playing.painted, playing.cost = playing.stream.frames_made, self.costs[playing.stream.origin.preset]
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                name = choose(self._demands())
+                if not self._work and name is None:
+                    if self._closing:
+                        break
+                    self._wake.wait()  # for work, or for a viewer that has painted
+                    continue
+                work = self._work.popleft() if self._work else None
+            if work is not None:
+                self._do(*work)
+            elif name is not None and not self._closing:
+                self._make(name)
+            elif self._closing:
+                break
+        for name in list(self._playing):
+            self.drop(name)
+
+    def _demands(self) -> list[Demand]:
+        fps = self.model.defaults.fps
+        return [
+            Demand(
+                stream=name,
+                ahead_s=each.ahead_s(fps),
+                target_s=self.start_buffer_s + min(self.content_s, each.cost.block_s),
+                running=each.running,
+                opened_s=each.opened_s,
+            )
+            for name, each in self._playing.items()
+        ]
+
+    @staticmethod
+    def _do(work: Callable[[], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is whoever waits that it concerns
+            future.set_exception(error)
+
+    def _make(self, name: str) -> None:
+        playing = self._playing[name]
+        began = monotonic()
+        try:
+            block = playing.stream.make()
+        except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
+            self.drop(name)
+            self._failed(name, error)
+            return
+        self.busy_s += monotonic() - began
+        playing.block_ms.append(block.block_ms)
+        self._made(name, block)
+
+
+def _runs(name: str, model: Model, device: torch.device) -> bool:
+    try:
+        resolve(find_preset(name), model.defaults, device)
+    except StrobeError:
+        return False
+    return True

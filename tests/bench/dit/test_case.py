@@ -1,0 +1,152 @@
+"""Forward passes of tiny transformers under several kinds of attention: gates, regions, variants over shared weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from strobe.bench.dit.case import DitCase, variants_of
+from strobe.bench.dit.models import MODELS, Loaded, Shot, load_named
+from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.spans import TRACEABLE
+from strobe.integrations.diffusers import processors
+from strobe.perf.measure.profile import _Regions
+from strobe.perf.measure.timing import TimingRecorder, recording
+
+CPU = torch.device("cpu")
+
+
+def tiny(name: str) -> Loaded:
+    return load_named(name, shot=None, tiny=True, weights=None, device=CPU, dtype=torch.float32, seed=0)
+
+
+def case_of(loaded: Loaded, *sparsity: float, compiled: tuple[bool, ...] = (False,), **options: Any) -> DitCase:
+    variants = variants_of(("dense", "vsa"), sparsity or (0.5,), compiled, masked=loaded.masked)
+    return DitCase(loaded, variants, steps=2, device=CPU, **options)
+
+
+def regions(case: DitCase, name: str) -> Counter[str]:
+    """Regions entered in one denoise step, by the innermost two names."""
+    recorder = TimingRecorder(CPU, inside=True)
+    recorder.start_clip()
+    with recording(recorder):
+        for _ in case.blocks(name):
+            pass
+    recorder.finish_clip()
+    return Counter({"/".join(each.path[-2:]): each.calls for each in recorder.inside() if each.block == 1})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_gate_is_green_and_every_kernel_is_marked(name: str) -> None:
+    loaded = tiny(name)
+    case = case_of(loaded, 0.5, 0.8)
+    assert case.baseline == "dense" and case.candidates[-2:] == ("vsa-50", "vsa-80")
+    assert ("dense-strobe" in case.candidates) == (name == "hunyuan-video-1.5"), "whose stock attention has a mask"
+    for candidate in case.candidates:
+        gate = case.gate(candidate)
+        assert gate.passed and "diffusers' own attention" in gate.rule, gate
+    layers = loaded.transformer.config.num_layers
+    for variant in ("dense", "vsa-50"):
+        found = regions(case, variant)
+        assert found["dit_forward/attention"] == layers and found["attention/attention_kernel"] >= layers
+        assert found["dit_forward/ffn"] >= layers
+    sparse = regions(case, "vsa-50")
+    assert sparse["attention/attention_select"] == sparse["dit_forward/attention"]
+    settings = case.settings("vsa-50")
+    assert settings.costs[0].flops < (settings.costs[0].dense_flops or 0)
+    assert case.settings("dense").costs[0].flops == settings.costs[0].dense_flops
+
+
+def test_marks_leave_nothing_behind() -> None:
+    loaded = tiny("wan-1.3b")
+    case = case_of(loaded)
+    module = __import__(type(loaded.transformer).__module__, fromlist=["dispatch_attention_fn"])
+    before = module.dispatch_attention_fn, processors.dense_attention
+    regions(case, "dense")
+    assert (module.dispatch_attention_fn, processors.dense_attention) == before
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in case._make("dense").transformer.modules())
+    blocks = case.blocks("dense")  # nobody listens: nothing is hooked
+    next(blocks)
+    assert module.dispatch_attention_fn is before[0]
+    blocks.close()
+
+
+def test_variants_share_the_weights_and_leave_the_given_transformer_alone() -> None:
+    loaded = tiny("wan-1.3b")
+    stock = {name: type(each) for name, each in loaded.transformer.attn_processors.items()}
+    case = case_of(loaded)
+    for name in ("dense", "vsa-50"):
+        case.prepare(name)
+    weights = [next(case._make(name).transformer.parameters()).data_ptr() for name in ("dense", "vsa-50")]
+    assert set(weights) == {next(loaded.transformer.parameters()).data_ptr()}
+    assert {name: type(each) for name, each in loaded.transformer.attn_processors.items()} == stock
+
+
+def test_a_wrong_kernel_is_a_red_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = processors.video_sparse_attention
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        found = right(*args, **kwargs)
+        return type(found)(**{name: getattr(found, name) for name in found.__dataclass_fields__} | {"out": found.out * 1.01})
+
+    monkeypatch.setattr(processors, "video_sparse_attention", wrong)
+    gate = case_of(tiny("wan-1.3b")).gate("vsa-50")
+    assert not gate.passed and float(gate.detail) > 1e-4
+
+
+def test_compiled_variants_are_whole_graphs_that_tracing_does_not_recompile() -> None:
+    from torch._dynamo.utils import counters
+
+    case = case_of(tiny("wan-1.3b"), 0.5, 0.8, compiled=(False, True), compiler="eager")
+    compiled = [name for name in case.candidates if name.endswith("-compile")]
+    assert compiled == ["dense-compile", "vsa-50-compile", "vsa-80-compile"]
+    assert all(case.gate(name).passed for name in compiled)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs >= 3
+
+    @contextmanager
+    def either(name: str) -> Iterator[None]:
+        launched = case.launched(name)
+        assert launched is not None
+        with recording(_Regions(TRACEABLE)):
+            for _ in case.blocks(name):
+                pass
+            with launched:
+                yield
+
+    for name in compiled:
+        with either(name):
+            found = regions(case, name)
+        assert found["attention/attention_kernel"], "launched one by one it has its regions"
+        assert "attention/attention_kernel" not in regions(case, name)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert case.launched("dense") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: variants_of(("dense", "flash"), (0.9,), (False,), masked=False), "unknown attention 'flash'"),
+        (lambda: variants_of(("dense", "vsa"), (90,), (False,), masked=False), "--sparsity 90: give shares between 0 and 1"),
+        (lambda: variants_of(("dense",), (0.9,), (False,), masked=False), "one variant alone compares nothing"),
+        (
+            lambda: Shot(height=480, width=830, frames=81).grid((4, 8, 8), (1, 2, 2)),
+            "widths divisible by 16 and 4 n \\+ 1 frames",
+        ),
+        (lambda: Shot(height=480, width=832, frames=80).grid((4, 8, 8), (1, 2, 2)), "480x832 and 80 frames"),
+        (lambda: tiny("wan-2b"), "unknown model 'wan-2b'"),
+    ],
+)
+def test_wrong_words_are_refused(wrong: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        wrong()
+
+
+def test_nothing_is_compiled_on_a_cpu() -> None:
+    with pytest.raises(ImplUnavailableError, match="option 'compile' cannot run: nothing is compiled on cpu"):
+        case_of(tiny("wan-1.3b"), compiled=(True, False))

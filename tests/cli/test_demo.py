@@ -1,0 +1,62 @@
+"""The last lines of the demo: what made the fastest preset fast, and commands that the command line reads."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from strobe.cli.compare import ClipFlags
+from strobe.cli.demo import what_next, why_fast
+from strobe.cli.main import app
+from strobe.engine.load import load
+from strobe.engine.session import Session
+from terminal import Strobe
+
+RUN = Path(__file__).parents[2] / "benchmarks" / "presets-h200"
+
+
+def test_one_sentence_says_what_made_the_fastest_preset_fast(strobe: Strobe, tmp_path: Path) -> None:
+    found = strobe("report", RUN, "-o", tmp_path, "--json", "--quiet").document
+    (said,) = why_fast(found)
+    parts = sorted((row["share"], row["part"]) for row in found["parts"] if row["candidate"] == "ultra")
+    assert said.startswith("ultra is 2.64 times as fast as baseline; what it saves in a frame block is above all ")
+    assert f"{parts[-1][1]} ({100 * parts[-1][0]:.0f} %) and {parts[-2][1]} ({100 * parts[-2][0]:.0f} %)" in said
+    slower = json.loads(json.dumps(found))
+    for row in slower["speedups"]:
+        row["low"] = 0.9
+    assert list(why_fast(slower)) == [], "nothing is said of a difference that is not proven"
+
+
+def test_the_next_commands_are_three_that_are_read() -> None:
+    commands = [line.strip() for line in what_next(RUN)][1:]
+    assert len(commands) == 3
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "strobe"
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_milliseconds_and_rates_stand_beside_the_ratios(strobe: Strobe, tmp_path: Path) -> None:
+    lines = strobe("report", RUN, "-o", tmp_path).out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("end to end"))
+    assert [lines[at + row].split()[:4] for row in (1, 2)] == [
+        ["baseline", "648.8", "254.3", "1"],
+        ["quality", "435.8", "378.7", "1.49x"],
+    ]
+
+
+def test_the_object_of_the_demo_keeps_inside_the_frame() -> None:
+    """No frame shows it on two opposite edges, so that nothing looks broken; the cross-fades of switches apart."""
+    flags, model = ClipFlags(), load()
+    script = flags.script(model.defaults)
+    switched = {switch.frame_block for switch in script.switches}
+    with Session(flags.prompt, model=model, preset="turbo", seed=flags.seed, device="cpu") as session:
+        for block in session.stream(script.num_blocks, switches=script.switches):
+            if block.index in switched:
+                continue
+            frames = block.frames.int()
+            ground = frames.flatten(1, 2).mode(dim=1).values[:, None, None]
+            shown = (frames - ground).abs().amax(-1) > 90
+            for low, high in ((shown[:, 0], shown[:, -1]), (shown[:, :, 0], shown[:, :, -1])):
+                assert not (low.any(-1) & high.any(-1)).any(), block.index

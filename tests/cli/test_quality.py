@@ -1,0 +1,143 @@
+"""`strobe quality`: clips and folders against a reference, what cannot be measured, VBench out and back, the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from published_metrics import disturbed, waves
+from strobe.perf.report.model import decode_report
+from strobe.quality.fidelity import COMPARED, compare
+from strobe.quality.files import read_clip
+from strobe.quality.temporal import border_jump
+from terminal import Strobe
+
+
+def pictures(folder: Path, clip: torch.Tensor) -> Path:
+    """Write a clip losslessly, float `[F, 3, Y, X]`."""
+    folder.mkdir(parents=True)
+    for at, frame in enumerate((clip * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()):
+        Image.fromarray(frame).save(folder / f"{at}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A reference of 12 frames, a close clip, and one that drifts and jumps at frames 4 and 8."""
+    place, reference = tmp_path_factory.mktemp("clips"), waves(24, 28, 12)
+    jump = torch.tensor([0.0] * 4 + [0.2] * 4 + [0.4] * 4)[:, None, None, None]
+    made = {"ref": reference, "close": disturbed(reference, 0.05), "far": (reference * 0.5 + jump).clamp(0, 1)}
+    return {name: pictures(place / name, clip) for name, clip in made.items()}
+
+
+def cells(document: Any) -> dict[tuple[str, str], Any]:
+    return {(cell["clip"], cell["metric"]): cell for cell in document["cells"]}
+
+
+def test_every_cell_is_what_the_metric_says(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
+    page = tmp_path / "page.json"
+    arguments = ("quality", clips["ref"], clips["close"], clips["far"], "--block-frames", 4)
+    found = cells(strobe(*arguments, "--json", "-o", page).document)
+    reference = read_clip(clips["ref"])
+    for name in ("close", "far"):
+        for expected in compare(read_clip(clips[name]), reference):
+            cell = found[name, expected.metric]
+            assert (cell["value"], cell["definition"]) == (expected.value, expected.definition)
+            assert cell["reference"] == str(clips["ref"])
+    for name in ("ref", "far"):
+        jump = border_jump(read_clip(clips[name]).permute(0, 3, 1, 2)[None] / 255, (4, 8)).item()
+        assert found[name, "border_jump"]["value"] == jump
+    assert found["far", "border_jump"]["value"] > 2 * found["ref", "border_jump"]["value"]
+    assert not any((("ref", metric) in found) for metric in COMPARED), "the reference is not compared with itself"
+    assert "psnr" in strobe(*arguments).out and decode_report(page.read_bytes()).title == "Quality against ref"
+
+
+def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
+    found = cells(strobe("quality", clips["ref"], clips["close"], "--json").document)
+    for metric, said in (
+        ("border_jump", "give --block-frames"),
+        ("lpips", "alexnet-owt-7be5be79.pth"),
+        ("dists", "vgg16-397923af.pth"),
+        ("clip_score", "give --prompt"),
+        ("fvd", "some thousand clips"),
+        ("ms_ssim", "needs frames of 176 pixels"),
+    ):
+        cell = found["close", metric]
+        assert cell["value"] is None and said in cell["note"]
+    asked = strobe("quality", clips["ref"], clips["close"], "--metrics", "lpips", "psnr", "--weights", tmp_path)
+    assert asked.code == 3 and "metric 'lpips' cannot run: not measured: " in asked.err and "is missing: put" in asked.err
+    assert strobe("quality", clips["ref"], clips["close"], "--metrics", "pnsr").code == 2
+
+
+def test_requirements(clips: dict[str, Path], strobe: Strobe) -> None:
+    met = strobe("quality", clips["ref"], clips["ref"], clips["close"], "--require", "psnr>25", "--json")
+    assert met.code == 0 and met.document["not_met"] == [], "equal pictures have an infinite PSNR"
+    missed = strobe("quality", clips["ref"], clips["far"], "--require", "psnr>30", "--json")
+    assert missed.code == 1 and "far: psnr is" in missed.document["not_met"][0]
+
+
+def test_folders_of_clips_are_paired_by_name(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
+    reference = waves(24, 28, 5)
+    strengths = {"a": 0.02, "b": 0.2}
+    for name, strength in strengths.items():
+        pictures(tmp_path / "dense" / name, reference)
+        pictures(tmp_path / "sparse" / name, disturbed(reference, strength))
+    found = cells(strobe("quality", tmp_path / "dense", tmp_path / "sparse", "--json").document)
+    each = [compare(read_clip(tmp_path / "sparse" / name), read_clip(tmp_path / "dense" / name), ("ssim",)) for name in "ab"]
+    cell = found["sparse", "ssim"]
+    assert cell["n"] == 2 and cell["value"] == pytest.approx(np.mean([one[0].value for one in each]))
+    pictures(tmp_path / "sparse" / "c", reference)
+    told = strobe("quality", tmp_path / "dense", tmp_path / "sparse")
+    assert told.code == 2 and "do not hold clips of the same names: c on one side only" in told.err
+
+
+def test_vbench_out_and_back(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
+    place, results = tmp_path / "vb", tmp_path / "eval_results.json"
+    arguments = ("quality", clips["ref"], clips["close"], "--metrics", "psnr", "--prompt", "waves", "--json")
+    command = strobe(*arguments, "--export-vbench", place).document["vbench"]
+    assert f"--videos_path {place / 'videos'} --output_path" in command and "--mode=custom_input" in command
+    exported = json.loads((place / "prompts.json").read_text())
+    assert exported == {str(place / "videos" / f"{name}.mp4"): "waves" for name in ("ref", "close")}
+    assert all(len(read_clip(Path(path))) == 12 for path in exported)
+    written = {
+        "imaging_quality": [51.0, [{"video_path": path, "video_results": 50.0 + at} for at, path in enumerate(exported)]],
+        "dynamic_degree": [0.5, [{"video_path": path, "video_results": at == 0} for at, path in enumerate(exported)]],
+    }
+    results.write_text(json.dumps(written))
+    found = cells(strobe(*arguments, "--import-vbench", results).document)
+    assert found["close", "vbench_imaging_quality"]["value"] == 51.0 and found["ref", "vbench_dynamic_degree"]["value"] == 1.0
+    assert "holds something already" in strobe(*arguments, "--export-vbench", place).err
+    results.write_text(json.dumps({"imaging_quality": [51.0, [{"video_path": "other.mp4", "video_results": 1.0}]]}))
+    assert "judges clips that were not exported from these: other" in strobe(*arguments, "--import-vbench", results).err
+    results.write_text(json.dumps({"imaging_quality": 51.0}))
+    assert "is not [mean, [{video_path, video_results}, ...]]" in strobe(*arguments, "--import-vbench", results).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ref",), "nothing to compare"),
+        (("ref", "none"), "none does not exist"),
+        (("ref", "close", "-o", "page.pdf"), "cannot write .pdf"),
+        (("ref", "close", "close"), "a clip is named twice"),
+        (("ref", "close", "--block-frames", "1"), "frame blocks of 1 frames"),
+        (("ref", "short"), "given 5 frames of 28x24 and 12 frames of 28x24"),
+        (("ref", "broken.mp4"), "cannot read the clip"),
+        (("ref", "empty"), "holds no frames"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    arguments: tuple[str, ...], said: str, clips: dict[str, Path], strobe: Strobe, tmp_path: Path
+) -> None:
+    pictures(tmp_path / "short", waves(24, 28, 5))
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    (tmp_path / "empty").mkdir()
+    there = {"short", "broken.mp4", "empty", "none", "page.pdf"}
+    found = strobe("quality", *(clips.get(each, tmp_path / each if each in there else each) for each in arguments))
+    assert found.code == 2 and said in found.err and found.err.count("\n") == 1

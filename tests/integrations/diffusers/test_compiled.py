@@ -1,0 +1,162 @@
+"""Compiled sparse layers: all layers of one kind share one graph, as those of the stock model do."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import Tensor
+
+from strobe.integrations.diffusers import sparsify
+from tiny_pipelines import NEWER, Case, gates, hunyuan, hunyuan15, ltx2, wan
+
+LAYERS = 4
+FAMILIES: dict[str, Callable[[], Case]] = {
+    "wan": lambda: wan(layers=LAYERS),
+    "ltx-2": lambda: ltx2(layers=LAYERS),
+    "ltx-2.3": lambda: ltx2(layers=LAYERS, perturbed_attn=True, **NEWER),
+    "hunyuan": lambda: hunyuan(layers=LAYERS),
+    "hunyuan 1.5": lambda: hunyuan15(layers=LAYERS),
+}
+OPTIONS: dict[str, Any] = {"sparsity": 0.6, "tile": (3, 2, 4)}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """No warning of unmeasured quality, and a compiler that knows nothing yet."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        yield
+    torch._dynamo.reset()
+
+
+def twin(case: Case) -> Case:
+    """Modules of its own over the same weights."""
+    shared = {id(value): value for value in (*case.model.parameters(), *case.model.buffers())}
+    return Case(copy.deepcopy(case.model, shared), case.arguments, case.layers)
+
+
+def counted(case: Case, counter: Any, **options: Any) -> Tensor:
+    """Compile the blocks of a transformer and run it."""
+    case.model.compile_repeated_blocks(fullgraph=True, backend=counter, **options)
+    return case.run()
+
+
+def counter_of(backend: str = "eager") -> Any:
+    return torch._dynamo.testing.CompileCounterWithBackend(backend)
+
+
+def stock_graphs(case: Case, **options: Any) -> int:
+    """Graphs of the stock model."""
+    counter = counter_of()
+    counted(twin(case), counter, **options)
+    torch._dynamo.reset()
+    found: int = counter.frame_count
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
+    """Older compilers compile whatever is read into the graph: a name would give every layer a graph of its own."""
+    case = FAMILIES[name]()
+    with sparsify(case.model, **OPTIONS, gates=gates(LAYERS) if name == "wan" else None) as handle:
+        wanted = case.run()
+        processors: list[Any] = [layer.processor for layer in handle.layers.values()]
+        names = [processor.name for processor in processors]
+        assert len(set(names)) == case.layers
+        for processor in processors:
+            del processor.name
+        assert torch.equal(case.run(), wanted)
+        for processor, own in zip(processors, names, strict=True):
+            processor.name = own
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
+    case = FAMILIES[name]()
+    stock = stock_graphs(case, dynamic=False)
+    for gated in (False, True) if name == "wan" else (False,):
+        torch._dynamo.reset()
+        given, counter = gates(LAYERS) if gated else None, counter_of("aot_eager")
+        with sparsify(case.model, **OPTIONS, gates=given):
+            eager = case.run()
+        own = twin(case)
+        with sparsify(own.model, **OPTIONS, gates=given):
+            assert (counted(own, counter, dynamic=False) - eager).abs().max() <= 1e-5
+            assert counter.frame_count == stock
+            own.run()
+            assert counter.frame_count == stock, "nothing is compiled again"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_dense_layers_are_one_graph_more(name: str) -> None:
+    case, counter = FAMILIES[name](), counter_of()
+    stock = stock_graphs(case, dynamic=False)
+    with sparsify(case.model, **OPTIONS, dense_layers=[1, 3]):
+        counted(case, counter, dynamic=False)
+        assert counter.frame_count == stock + 1
+        case.run()
+        assert counter.frame_count == stock + 1
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [*((name, None) for name in FAMILIES), ("wan", False)])
+def test_two_sparsities_over_the_same_weights(name: str, dynamic: bool | None) -> None:
+    """The second is compiled once more for each kind of block, whatever its number of layers; taking turns compiles nothing."""
+    case, counter = FAMILIES[name](), counter_of()
+    stock = stock_graphs(case, dynamic=dynamic)
+    first, second = twin(case), twin(case)
+    with sparsify(first.model, **OPTIONS), sparsify(second.model, **OPTIONS | {"sparsity": 0.3}):
+        wanted = first.run(), second.run()
+        assert (wanted[0] - wanted[1]).abs().max() > 1e-3
+        assert (counted(first, counter, dynamic=dynamic) - wanted[0]).abs().max() <= 1e-5
+        assert counter.frame_count == stock
+        assert (counted(second, counter, dynamic=dynamic) - wanted[1]).abs().max() <= 1e-5
+        both = counter.frame_count
+        assert both <= stock + stock, "not one graph per layer"
+        for _ in range(2):
+            for turn, found in zip((first, second), wanted, strict=True):
+                assert (turn.run() - found).abs().max() <= 1e-5
+        assert counter.frame_count == both, "nothing is compiled again"
+
+
+def test_recalls_are_measured_without_compiling() -> None:
+    case, counter = wan(layers=LAYERS), counter_of()
+    with sparsify(case.model, **OPTIONS) as handle:
+        with handle.recalls(4) as found:
+            case.run()
+        counted(case, counter, dynamic=False)
+        before = counter.frame_count
+        with handle.recalls(4) as again:
+            case.run()
+            case.run()
+        case.run()
+    assert counter.frame_count == before
+    assert {key: len(calls) for key, calls in again.items()} == dict.fromkeys(handle.layers, 2)
+    assert all(torch.equal(again[key][0], found[key][0]) for key in handle.layers)
+
+
+def test_a_whole_wan_is_one_graph() -> None:
+    """Compiled before it was made sparse: what was compiled is not used for the other."""
+    case = wan(1)
+    dense = case.run()
+    torch._dynamo.reset()
+    compiled = torch.compile(case.model, fullgraph=True, backend="aot_eager")
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = compiled(**case.arguments, return_dict=False)[0]
+        return found
+
+    assert (run() - dense).abs().max() <= 1e-5
+    with sparsify(compiled, sparsity=0.6, tile=(3, 2, 4)):
+        eager = case.run()
+        assert (run() - eager).abs().max() <= 1e-5
+    assert (run() - dense).abs().max() <= 1e-5
+    assert (eager - dense).abs().max() > 1e-3
+    torch._dynamo.reset()

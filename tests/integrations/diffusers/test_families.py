@@ -1,0 +1,158 @@
+"""Every family: all tiles selected is dense, fewer are what a mask of pairs gives, restore leaves everything as it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers.processors import SparseProcessor
+from tiny_pipelines import CASES, NUM_TOKENS, hunyuan, ltx2, masked_attention, wan
+
+ALL_TILES = 1e-12
+"""A sparsity that skips no tile, and still goes through tiles."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        yield
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_tiles_selected_is_dense(name: str) -> None:
+    case = CASES[name]()
+    dense = case.run()
+    for sparsity, tile in ((ALL_TILES, (4, 4, 4)), (ALL_TILES, "auto"), (0.0, "auto")):
+        with sparsify(case.model, sparsity=sparsity, tile=tile) as handle:
+            assert (case.run() - dense).abs().max() <= 1e-5
+            rows = handle.report().layers
+            assert len(rows) == case.layers and all(row.share == 1 for row in rows)
+    assert torch.equal(case.run(), dense)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sparse_is_attention_with_a_mask_of_pairs(name: str) -> None:
+    case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
+    dense = case.run()
+    whole = (NUM_TOKENS,) if name.startswith(("wan", "ltx")) else range(NUM_TOKENS, NUM_TOKENS + 20)
+    with masked_attention(tile, sparsity, lambda queries, keys: queries in whole and keys in whole):
+        wanted = case.run()
+    with sparsify(case.model, sparsity=sparsity, tile=tile) as handle:
+        found = case.run()
+        assert {row.selected for row in handle.report().layers} == {4}, "of 12 tiles 0.3 * 12 = 3.6"
+    assert (found - wanted).abs().max() <= 1e-5
+    assert (found - dense).abs().max() > 1e-3, "the mask matters"
+
+
+def hooks_of(model: Any) -> dict[str, int]:
+    """How many hooks of each kind a model has."""
+    return {key: len(value) for key, value in vars(model).items() if "_hooks" in key and isinstance(value, dict)}
+
+
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan 1.5"])
+def test_restore_leaves_the_model_as_it_was(name: str) -> None:
+    case = CASES[name]()
+    model, before = case.model, case.run()
+    processors, state = dict(model.attn_processors), {key: value.clone() for key, value in model.state_dict().items()}
+    hooks = hooks_of(model)
+    handle = sparsify(model, sparsity=0.5)
+    case.run()
+    ours = [name for name, each in model.attn_processors.items() if isinstance(each, SparseProcessor)]
+    assert len(ours) == case.layers
+    handle.restore()
+    handle.restore()
+    assert model.attn_processors == processors
+    assert hooks_of(model) == hooks
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert torch.equal(case.run(), before)
+
+
+def test_what_was_set_meanwhile_stays() -> None:
+    case = wan()
+    handle = sparsify(case.model, sparsity=0.5)
+    case.model.set_attention_backend("_native_math")
+    handle.restore()
+    assert {str(each._attention_backend) for each in case.model.attn_processors.values()} == {"AttentionBackendName._NATIVE_MATH"}
+    case.model.set_attention_backend("native")
+
+
+@pytest.mark.parametrize("perturbed", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_perturbation_means_what_it_means_in_diffusers(perturbed: tuple[float, float]) -> None:
+    case = ltx2(gated_attn=True, perturbed_attn=True)
+    changes: dict[str, Any] = {"spatio_temporal_guidance_blocks": [1], "perturbation_mask": torch.tensor(perturbed)}
+    dense = case.run(**changes)
+    assert (dense - case.run()).abs().max() > 1e-4 or perturbed == (1.0, 1.0)
+    with sparsify(case.model, sparsity=ALL_TILES):
+        assert (case.run(**changes) - dense).abs().max() <= 1e-5
+
+
+def test_audio_and_cross_attention_stay_dense() -> None:
+    case = ltx2(gated_attn=True)
+    stock = dict(case.model.attn_processors)
+    with sparsify(case.model, sparsity=0.5):
+        changed = {name for name, each in case.model.attn_processors.items() if each is not stock[name]}
+    assert changed == {f"transformer_blocks.{number}.attn1.processor" for number in range(2)}
+
+
+def test_padding_of_the_text_is_left_out() -> None:
+    case = hunyuan(5, 2)
+    other = torch.where(case.arguments["encoder_attention_mask"].bool()[:, :, None], case.arguments["encoder_hidden_states"], 9.0)
+    with sparsify(case.model, sparsity=0.5):
+        assert (case.run(encoder_hidden_states=other) - case.run()).abs().max() <= 1e-6
+
+
+def test_a_mask_that_is_written_to_is_counted_again() -> None:
+    case = hunyuan(5, 5)
+    with sparsify(case.model, sparsity=ALL_TILES):
+        case.run()
+        case.arguments["encoder_attention_mask"][:, 3:] = 0
+        found = case.run()
+    assert (found - case.run()).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan", "hunyuan 1.5"])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]()
+    case.model.to(dtype)
+    changes = {key: each.to(dtype) for key, each in case.arguments.items() if torch.is_tensor(each) and each.is_floating_point()}
+    changes |= {key: case.arguments[key] for key in ("timestep", "sigma") if name == "ltx-2"}
+    dense = case.run(**changes).float()
+    with sparsify(case.model, sparsity=ALL_TILES):
+        found = case.run(**changes)
+    assert found.dtype == dtype
+    assert (found.float() - dense).norm() / dense.norm() < (0.03 if dtype == torch.bfloat16 else 0.004)
+
+
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "hunyuan 1.5"])
+def test_autocast(name: str) -> None:
+    """It leaves some norms in float32, so that queries and values come in two dtypes."""
+    case = CASES[name]()
+    with torch.autocast("cpu", torch.bfloat16):
+        dense = case.run().float()
+        with sparsify(case.model, sparsity=ALL_TILES):
+            assert (case.run().float() - dense).norm() / dense.norm() < 0.01
+
+
+def test_fused_projections() -> None:
+    case = wan()
+    dense = case.run()
+    case.model.fuse_qkv_projections()
+    with sparsify(case.model, sparsity=ALL_TILES):
+        assert (case.run() - dense).abs().max() <= 1e-5
+
+
+def test_gradients_go_through() -> None:
+    case = wan(1)
+    latents = case.arguments["hidden_states"].clone().requires_grad_()
+    dense = torch.autograd.grad(case.model(**case.arguments | {"hidden_states": latents}).sample.square().sum(), latents)[0]
+    with sparsify(case.model, sparsity=ALL_TILES):
+        found = torch.autograd.grad(case.model(**case.arguments | {"hidden_states": latents}).sample.square().sum(), latents)[0]
+    assert (found - dense).abs().max() <= 1e-4 * dense.abs().max()

@@ -1,0 +1,120 @@
+"""Documents built from true values, so that nothing in them contradicts anything else, and changed in one place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from strobe.lint.check import lint_text
+from strobe.lint.finding import Finding
+from strobe.lint.study import Options
+
+
+@dataclass
+class Page:
+    """A Markdown document under construction. What it holds is drawn from `rng`; `form` turns between ways to write the same."""
+
+    seed: int
+    lines: list[str] = field(default_factory=list)
+    truth: dict[str, float] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    @property
+    def form(self) -> int:
+        """0, 1 or 2."""
+        return self.seed % 3
+
+    def say(self, *lines: str) -> Page:
+        """Paragraphs or list items, then an empty line."""
+        self.lines += [*lines, ""]
+        return self
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Page:
+        """A table; with a caption it is bold above it."""
+        if caption:
+            self.lines += [f"**{caption}**", ""]
+        ruler = [("---", "---:", ":---:")[self.form] for _ in header]
+        self.lines += ["| " + " | ".join(cells) + " |" for cells in (header, ruler, *rows)]
+        self.lines.append("")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def line_of(self, snippet: str) -> int:
+        """The one line that holds a text, counted from 1."""
+        found = [number for number, line in enumerate(self.lines, 1) if snippet in line]
+        assert len(found) == 1, (snippet, found, self.text)
+        return found[0]
+
+    def replace(self, old: str, new: str, *, on: str = "") -> int:
+        """Change a text in the one line that holds it (and `on`); return the line."""
+        found = [number for number, line in enumerate(self.lines) if old in line and on in line]
+        assert len(found) == 1, (old, on, found, self.text)
+        self.lines[found[0]] = self.lines[found[0]].replace(old, new, 1)
+        return found[0] + 1
+
+    def put(self, row: str, column: str, new: str, *, table: int = 0) -> int:
+        """Change a cell of the table-th table by row label and column head; return the line."""
+        heads = [number for number, line in enumerate(self.lines[1:]) if line.startswith("|") and set(line) <= set("| :-")]
+        head = [
+            number
+            for number in range(len(self.lines) - 1)
+            if set(self.lines[number + 1]) <= set("| :-") and "-" in self.lines[number + 1]
+        ]
+        head = [number for number in head if self.lines[number].startswith("|")]
+        assert heads and table < len(head)
+        columns = [part.strip() for part in self.lines[head[table]].strip("|").split("|")]
+        position = columns.index(column)
+        for number in range(head[table] + 2, len(self.lines)):
+            if not self.lines[number].startswith("|"):
+                break
+            cells = [part.strip() for part in self.lines[number].strip("|").split("|")]
+            if cells[0] == row:
+                cells[position] = new
+                self.lines[number] = "| " + " | ".join(cells) + " |"
+                return number + 1
+        raise AssertionError((row, column, self.text))
+
+    def lint(self) -> tuple[Finding, ...]:
+        """What the linter says of it."""
+        return lint_text(self.text, "page.md", self.options)
+
+
+Build = Callable[[Page], None]
+
+
+@pytest.fixture
+def page() -> Callable[[int], Page]:
+    """A new page by seed."""
+    return lambda seed: Page(seed=seed)
+
+
+@pytest.fixture
+def only() -> Callable[[Page], Finding]:
+    """The one finding of a page."""
+
+    def one(made: Page) -> Finding:
+        found = made.lint()
+        assert len(found) == 1, "\n".join(map(str, found)) + "\n" + made.text
+        return found[0]
+
+    return one
+
+
+@pytest.fixture
+def clean() -> Callable[[Page], None]:
+    """A page has no finding."""
+
+    def check(made: Page) -> None:
+        found = made.lint()
+        assert not found, "\n".join(map(str, found)) + "\n" + made.text
+
+    return check

@@ -1,0 +1,390 @@
+"""Tables of presets: FPS, changes, percentiles, quality, memory. Clean as built; one change, one finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strobe.lint.study import Options
+
+SEEDS = range(6)
+
+
+def number(text: str) -> float:
+    """The number a correction begins with."""
+    return float(re.match(r"[-+]?[\d.]+", text)[0])
+
+
+NAMES = ("Baseline", "Fast", "Faster", "Fastest", "Frugal")
+
+
+def presets(page: Any) -> None:
+    """Means, maxima, FPS from the mean, memory, and a change that says of which statistic it is."""
+    frames = page.truth["frames"] = page.rng.choice([1, 3, 4, 12])
+    batch_unit = ("ms", "s", "ms")[page.form]
+    scale, digits = (1000, 1) if batch_unit == "ms" else (1, 4)
+    rows = []
+    for number, name in enumerate(NAMES):
+        mean = round(page.rng.uniform(0.3, 0.9) / (1 + number / 2), 4)
+        slow = round(mean * page.rng.uniform(1.06, 1.2), 4)
+        page.truth[f"mean {name}"], page.truth[f"max {name}"] = mean, slow
+        first = page.truth["max Baseline"]
+        change = "-" if name == "Baseline" else f"{100 * (slow / first - 1):+.1f}%"
+        shown = [f"{value * scale:.{digits}f} {batch_unit}" for value in (mean, slow)]
+        memory = page.rng.uniform(30, 45)
+        page.truth[f"memory {name}"] = memory
+        rows.append(
+            [
+                f"**{name}**" if page.form == 1 and number == 2 else name,
+                *shown,
+                f"{frames / mean:.2f}",
+                f"{memory:.2f} GB",
+                change,
+            ]
+        )
+    page.say("# Presets", "One NVIDIA H100 80GB HBM3.").say("## Results")
+    page.table(("Preset", "Mean", "Max", "FPS", "Peak memory", "Max vs Baseline"), rows)
+
+
+def experiments(page: Any) -> None:
+    """A table for each candidate with metrics as rows, and a summary of all."""
+    page.say("# Experiments", "## Each against the baseline")
+    base = {
+        "Step mean": 500.0 + 30 * page.rng.random(),
+        "Step max": 560.0 + 30 * page.rng.random(),
+        "FPS": 0.0,
+        "Memory": 33.0 + page.rng.random(),
+    }
+    base["FPS"] = 3000 / base["Step mean"]
+    units = {"Step mean": " ms", "Step max": " ms", "FPS": "", "Memory": " GB"}
+    summary = [["Baseline", *(f"{value:.2f}{units[name]}" for name, value in base.items())]]
+    for candidate in NAMES[1:4]:
+        own = {name: value * page.rng.uniform(0.5, 0.95) for name, value in base.items()}
+        own["Step max"] = own["Step mean"] * page.rng.uniform(1.08, 1.3)
+        own["FPS"] = 3000 / own["Step mean"]
+        page.say(f"### {candidate} preset")
+        rows = [
+            [
+                name,
+                f"{base[name]:.2f}{units[name]}",
+                f"{own[name]:.2f}{units[name]}",
+                f"{100 * (own[name] / base[name] - 1):+.1f}%",
+            ]
+            for name in base
+        ]
+        page.table(("Metric", "Baseline", candidate, "Change"), rows)
+        summary.append([candidate, *(f"{value:.2f}{units[name]}" for name, value in own.items())])
+        page.truth |= {f"{candidate} {name}": value for name, value in own.items()}
+    page.truth |= {f"Baseline {name}": value for name, value in base.items()}
+    page.say("## Summary").table(("Preset", *base), summary)
+
+
+REQUESTS = ("Request", "Min (ms)", "Mean (ms)", "p99 (ms)", "Max (ms)")
+
+
+@pytest.mark.parametrize(("column", "new"), [("Mean (ms)", 20.1), ("Mean (ms)", 52.4), ("p99 (ms)", 52.4), ("Max (ms)", 20.2)])
+def test_statistics_of_one_sample_that_cannot_be(column: str, new: float, page: Any, only: Any, clean: Any) -> None:
+    made = page(0)
+    rows = [["read", "21.02", "30.55", "40.90", "52.20"], ["write", "9.40", "14.00", "12.10", "14.00"]]
+    made.say("# Requests", "Each was sent 600 times; few writes took nearly all of the time.").table(REQUESTS, rows)
+    clean(made)
+    line = made.put("read", column, f"{new:.2f}")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("statistics-order", line, "read")
+    assert f"{column} {new:.2f}" in found.said
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_that_its_total_column_does_not_add_up(seed: int, page: Any, only: Any, clean: Any) -> None:
+    made = page(seed)
+    parts = [[made.rng.uniform(3, 15) for _ in range(3)] for _ in range(4)]
+    rows = [[name, *(f"{part:.2f}" for part in own), f"{sum(own):.2f}"] for name, own in zip(NAMES, parts, strict=False)]
+    made.say("# Memory").table(("Variant", "Weights (GB)", "Cache (GB)", "Activations (GB)", "Total (GB)"), rows)
+    clean(made)
+    line = made.put(rows[2][0], "Total (GB)", f"{sum(parts[2]) + 1.5:.2f}")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.column) == ("row-sum", line, "Total (GB)")
+    assert number(found.corrected) == pytest.approx(sum(parts[2]), abs=0.02)
+    made.put(rows[1][0], "Total (GB)", "99.00")
+    clean(made)  # half of the rows are no majority: it may be a total of something else
+
+
+def serving(page: Any) -> None:
+    """Batch, latency and throughput: images per second are batch / latency."""
+    rows = []
+    for batch in (1, 2, 4, 8, 16):
+        latency = 20.0 * batch**0.8 * page.rng.uniform(0.95, 1.05)
+        page.truth[f"latency {batch}"] = latency
+        rows.append([str(batch), f"{latency:.2f}", f"{1000 * batch / latency:.2f}"])
+    page.say("# Serving").table(("Batch", "Latency (ms)", "Throughput (images/s)"), rows)
+
+
+def quality(page: Any) -> None:
+    """Quality against a named reference, and differences in sentences."""
+    page.say("# Quality", "PSNR and SSIM against the frames of the `reference` preset in float32, same seed.")
+    rows = []
+    for number, name in enumerate(("Baseline", *NAMES[1:4])):
+        psnr, ssim = 34.0 - 1.3 * number + 0.3 * page.rng.random(), 0.95 - 0.02 * number + 0.003 * page.rng.random()
+        page.truth |= {f"psnr {name}": round(psnr, 1), f"ssim {name}": round(ssim, 3)}
+        rows.append([name, f"{psnr:.1f}", f"{ssim:.3f}"])
+    page.table(("Preset", "PSNR (dB)", "SSIM"), rows)
+    for name in NAMES[1:4]:
+        delta = page.truth[f"psnr {name}"] - page.truth["psnr Baseline"]
+        structure = page.truth[f"ssim {name}"] - page.truth["ssim Baseline"]
+        page.say(f"{name} loses a little. PSNR: {delta:+.1f} dB, SSIM: {structure:+.3f}")
+
+
+FORMS = [presets, experiments, serving, quality]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("build", FORMS)
+def test_what_is_consistent_is_clean(build: Callable[[Any], None], seed: int, page: Any, clean: Any) -> None:
+    made = page(seed)
+    build(made)
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fps_from_another_statistic(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    presets(made)
+    frames, row = made.truth["frames"], "Fastest"
+    line = made.put(row, "FPS", f"{frames / made.truth[f'max {row}']:.2f}")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("fps-latency", line, row, "FPS")
+    assert number(found.corrected) == pytest.approx(frames / made.truth[f"mean {row}"], rel=1e-3)
+    assert "changes its statistic" in found.why and "Max" in found.why
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fps_from_nothing(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    presets(made)
+    line = made.put(
+        "Faster" if made.form != 1 else "**Faster**", "FPS", f"{1.3 * made.truth['frames'] / made.truth['mean Faster']:.2f}"
+    )
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("fps-latency", line, "Faster", "FPS")
+    assert number(found.corrected) == pytest.approx(made.truth["frames"] / made.truth["mean Faster"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("head", "rates", "right"),
+    [
+        ("FPS", ("9.1", "12.0"), (9.93, 13.95)),
+        ("FPS", ("9.93", "13.95"), None),
+        ("FPS", ("39.7", "55.8"), None),
+        ("pixel FPS", ("39.7", "55.8"), None),
+        ("pixel FPS", ("9.93", "13.95"), (39.74, 55.81)),
+        ("latent FPS", ("39.7", "55.8"), (9.93, 13.95)),
+    ],
+)
+def test_the_frames_of_a_block_are_given(
+    head: str, rates: tuple[str, str], right: tuple[float, float] | None, page: Any, clean: Any
+) -> None:
+    made = (
+        page(0).say("# Presets").table(("Preset", "Mean", head), [["fast", "302 ms", rates[0]], ["faster", "215 ms", rates[1]]])
+    )
+    clean(made)  # two rows that contradict each other do not say which is right
+    made.options = Options(frames_per_block=3)
+    if right is None:
+        return clean(made)
+    found = made.lint()
+    assert [(each.rule, each.place.row) for each in found] == [("fps-latency", "fast"), ("fps-latency", "faster")]
+    assert [number(each.corrected) for each in found] == pytest.approx(right, rel=2e-3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_throughput_of_another_batch(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    serving(made)
+    line = made.put("8", "Throughput (images/s)", f"{1000 * 4 / made.truth['latency 8']:.2f}")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("fps-latency", line, "8")
+    assert number(found.corrected) == pytest.approx(8000 / made.truth["latency 8"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seed", "stated", "right"),
+    [(0, "Mean vs Baseline", "Max vs Baseline"), (1, "vs Baseline", "Max vs Baseline"), (2, "Change", "Max Change")],
+)
+def test_a_change_column_names_its_statistic(seed: int, stated: str, right: str, page: Any, only: Any) -> None:
+    made = page(seed)
+    presets(made)
+    line = made.replace("Max vs Baseline", stated)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.column) == ("statistic-unnamed", line, stated)
+    assert found.corrected == right and "Mean" in found.why
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_row_of_a_change_column_is_of_another_statistic(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    presets(made)
+    truth = made.truth
+    right, wrong = (100 * (truth[f"{kind} Frugal"] / truth[f"{kind} Baseline"] - 1) for kind in ("max", "mean"))
+    if abs(right - wrong) < 0.6:
+        wrong = right - 7
+    line = made.put("Frugal", "Max vs Baseline", f"{wrong:+.1f}%")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("change-column", line, "Frugal")
+    assert number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_change_of_one_metric(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    experiments(made)
+    truth = made.truth
+    right = 100 * (truth["Faster Memory"] / truth["Baseline Memory"] - 1)
+    line = made.put("Memory", "Change", f"{right + 3:+.1f}%", table=1)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("change-column", line, "Memory", "Change")
+    assert number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("metric", ["Step max", "Memory"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_summary_contradicts_an_experiment(seed: int, metric: str, page: Any, only: Any) -> None:
+    made = page(seed)
+    experiments(made)
+    value = made.truth[f"Fast {metric}"]
+    unit = "GB" if metric == "Memory" else "ms"
+    line = made.put("Fast", metric, f"{value * 1.1:.2f} {unit}", table=3)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("two-values", line, "Fast", metric)
+    assert found.corrected.startswith(f"{value:.2f} {unit}")
+    assert [each.table for each in found.also] == ["Fast preset"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sentence_contradicts_the_tables(seed: int, page: Any, only: Any, clean: Any) -> None:
+    made = page(seed)
+    experiments(made)
+    value = made.truth["Fastest Step max"]
+    made.say(f"Fastest needs a Step max of {value:.0f} ms.")
+    clean(made)
+    line = made.replace(f"{value:.0f} ms.", f"{value * 1.2:.0f} ms.")
+    found = only(made)
+    assert (found.rule, found.place.line) == ("prose-disagrees", line)
+    assert found.corrected == f"{value:.2f} ms"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("metric", "digits", "off"), [("psnr", 1, -0.9), ("ssim", 3, 0.011)])
+def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int, off: float, page: Any, only: Any) -> None:
+    made = page(seed)
+    quality(made)
+    delta = made.truth[f"{metric} Faster"] - made.truth[f"{metric} Baseline"]
+    line = made.replace(
+        f"{metric.upper()}: {delta:+.{digits}f}", f"{metric.upper()}: {delta + off:+.{digits}f}", on="Faster loses"
+    )
+    found = only(made)
+    assert (found.rule, found.place.line) == ("delta-disagrees", line)
+    assert number(found.corrected) == pytest.approx(delta, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_quality_without_a_reference(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    quality(made)
+    made.replace(" against the frames of the `reference` preset in float32, same seed", "")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.column) == ("quality-reference", made.line_of("| Baseline |"), "PSNR (dB)")
+    assert "PSNR, SSIM" in found.corrected
+
+
+@pytest.mark.parametrize(("value", "wrong"), [("33.1", True), ("inf", False), ("∞", False)])
+def test_a_reference_against_itself(value: str, wrong: bool, page: Any, only: Any, clean: Any) -> None:
+    made = page(0).say("# Quality", "PSNR against the reference row.")
+    made.table(("Preset", "PSNR (dB)", "Notes"), [["Full", value, "Reference"], ["Half", "30.2", "good"], ["Third", "29.0", ""]])
+    if not wrong:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.place.row) == ("quality-reference", "Full")
+    assert found.corrected.endswith("infinite")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_rows_with_the_same_times(seed: int, page: Any) -> None:
+    made = page(seed)
+    presets(made)
+    row = next(line for line in made.lines if line.startswith("| Fast |"))
+    copy = made.lines.index(next(line for line in made.lines if line.startswith("| Frugal |")))
+    made.lines[copy] = row.replace("| Fast |", "| Frugal |")
+    found = [each for each in made.lint() if each.rule == "copied-row"]
+    assert [(each.place.line, each.place.row) for each in found] == [(copy + 1, "Frugal")] and len(made.lint()) == 1
+    assert found[0].corrected.endswith("it is Fast")
+
+
+@pytest.mark.parametrize(("block", "wrong"), [("1935", False), ("1935.2", True)])
+def test_a_level_and_the_one_around_it_may_be_printed_alike(block: str, wrong: bool, page: Any) -> None:
+    made = page(0).say("# Stages of a clip, mean over 8 timed clips")
+    other = block.replace("1935", "3138")
+    rows = [["denoise_step", "1503", "2429"], ["frame_block", block, other], ["e2e", block, other]]
+    made.table(("stage", "sparse (ms)", "launched (ms)"), rows)
+    assert [each.place.row for each in made.lint() if each.rule == "copied-row"] == ["e2e"] * wrong
+
+
+@pytest.mark.parametrize(("column", "wrong"), [("saved (ms)", False), ("dense (ms)", True)])
+def test_what_two_candidates_save_in_one_line_differs(column: str, wrong: bool, page: Any) -> None:
+    made = page(0).say("# Ledgers", "Sums over 8 timed clips.")
+    for name, last in (("quick", "8.375372"), ("quicker", "8.211456")):
+        made.say(f"**Ledger of {name} against baseline.**")
+        made.table(
+            ("line", "baseline (ms)", column), [["draw", "38.13", "6.596"], ["text", "66.91", "3.402"], ["copy", "8.4", last]]
+        )
+    assert [each.rule for each in made.lint() if each.rule == "two-values"] == ["two-values"] * wrong
+
+
+def test_rates_that_are_the_same_by_their_nature(page: Any, clean: Any) -> None:
+    made = page(0).say("# Attention, CPU", "AMD EPYC, torch 2.13.0, median of 16 calls each, one process.")
+    made.table(
+        (
+            "budget",
+            "contestant",
+            "median (ms)",
+            "calls",
+            "speedup",
+            "verdict",
+            "useful TFLOP/s",
+            "padded TFLOP/s",
+            "of measured peak",
+        ),
+        [
+            ["s0.9", "dense:sdpa", "476.1", "16", "1 (it is the reference)", "*reference*", "0.1443", "0.1443", "79.7 %"],
+            ["s0.9", "fine:cpu", "108.3", "64", "4.396x [4.101, 4.771]", "faster", "0.06444", "0.06444", "35.6 %"],
+            ["s0.9", "tiled:cpu", "109.3", "48", "4.356x [4.024, 4.750]", "faster", "0.06442", "0.06442", "35.6 %"],
+        ],
+    )
+    clean(made)
+
+
+@pytest.mark.parametrize("label", ["Fast (again)", "Best", "Recommended"])
+def test_a_row_that_repeats_another_by_its_nature(label: str, page: Any, clean: Any) -> None:
+    made = page(0)
+    presets(made)
+    row = next(line for line in made.lines if line.startswith("| Fast |"))
+    made.lines.insert(made.lines.index(row) + 4, row.replace("| Fast |", f"| {label} |"))
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "wording",
+    ["Use Frugal on GPUs with < {0} GB.", "Frugal: for cards with less than {0} GB of VRAM.", "Frugal fits on a {0} GB GPU."],
+)
+def test_what_does_not_fit(seed: int, wording: str, page: Any, only: Any, clean: Any) -> None:
+    made = page(seed)
+    presets(made)
+    peak = made.truth["memory Frugal"]
+    made.say("## Advice", wording.format(int(peak) + 2))
+    clean(made)
+    line = made.replace(f"{int(peak) + 2} GB", f"{int(peak) - 6} GB")
+    found = only(made)
+    assert (found.rule, found.place.line) == ("memory-fit", line)
+    assert found.corrected == f"needs {peak:.2f} GB"

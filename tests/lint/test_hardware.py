@@ -1,0 +1,191 @@
+"""What the device and the model's arithmetic allow. Clean as built; one change, one finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strobe.core.costs import WAN_1_3B, device_peaks
+from strobe.lint.devices import device_named
+from strobe.lint.study import Options
+
+SEEDS = range(3)
+TOKENS = WAN_1_3B.tokens_per_frame(480, 832)
+SHAPED = Options(model=WAN_1_3B, tokens_per_frame=TOKENS, window=12, device=device_peaks("H100 80GB HBM3"))
+DIM, FFN, LAYERS, TEXT = 1536, 8960, 30, 512
+
+
+def self_attention(window: int) -> int:
+    """FLOPs of one self-attention call, by hand: two products of S x K x dim."""
+    return 4 * (3 * TOKENS) * (window * TOKENS) * DIM
+
+
+def whole_pass(window: int) -> float:
+    """FLOPs of one pass, by hand, without the small embedding and head."""
+    rows = 3 * TOKENS
+    linears = 8 * rows * DIM**2 + 4 * rows * DIM**2 + 4 * rows * DIM * FFN
+    return LAYERS * (linears + self_attention(window) + 4 * rows * TEXT * DIM)
+
+
+def rates(page: Any) -> None:
+    """Achieved rates of kernels, below the peaks of the device that the page names."""
+    page.say("# Kernels", ("On one NVIDIA H100 80GB HBM3 in bf16.", "H100 SXM, bfloat16.", "All on an H100, bf16.")[page.form])
+    rows = [
+        [name, f"{page.rng.uniform(400, 800):.0f} TFLOP/s", f"{page.rng.uniform(0.5, 3.2):.2f} TB/s"]
+        for name in ("gemm", "attention", "ffn")
+    ]
+    page.table(("Kernel", "Compute", "Bandwidth"), rows)
+
+
+def work(page: Any) -> None:
+    """FLOPs beside times, of which the rate follows."""
+    page.say("# Shapes", "One A100 80GB SXM, fp16.")
+    rows = []
+    for size in (1024, 2048, 4096):
+        gflop = 2 * size**3 / 1e9
+        rows.append([f"{size} cubed", f"{gflop:.1f} GFLOP", f"{gflop / page.rng.uniform(120, 250):.4f} ms"])
+    page.table(("Shape", "Work", "Time"), rows)
+
+
+def windows(page: Any) -> None:
+    """A window ablation whose times follow the FLOPs."""
+    page.options = SHAPED
+    per_flop = 575.0 / whole_pass(12)
+    rows = [[f"{window} frames", f"{per_flop * whole_pass(window):.1f} ms"] for window in (6, 8, 10, 12)]
+    page.say("# Ablation: window size").table(("Window size", "Mean"), rows)
+
+
+def layers(page: Any) -> None:
+    """Times of the parts of a layer, below the peak."""
+    page.options = SHAPED
+    page.say("# Latency", "A layer takes:")
+    time = self_attention(12) / 600e12
+    page.say(f"- Self attention: ~{time * 1e6:.0f} us", "- Cross attention: ~41 us", "- Self attention KV cache roll: ~30 us")
+    page.say("Each denoising step takes 60-70 ms.")
+
+
+FORMS = [rates, work, windows, layers]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("build", FORMS)
+def test_what_is_possible_is_clean(build: Any, seed: int, page: Any, clean: Any) -> None:
+    made = page(seed)
+    build(made)
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("column", "value", "peak"), [("Compute", "1250 TFLOP/s", "989.4 TFLOP/s"), ("Bandwidth", "4.10 TB/s", "3.352 TB/s")]
+)
+def test_a_rate_above_the_peak(seed: int, column: str, value: str, peak: str, page: Any, only: Any) -> None:
+    made = page(seed)
+    rates(made)
+    line = made.put("attention", column, value)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("above-peak", line, "attention", column)
+    assert found.corrected == f"at most {peak}"
+    assert "H100 SXM" in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Attention reaches 1250 TFLOP/s on an H100 in bf16.", True),
+        ("Attention reaches 1250 TFLOP/s on an H100 in fp8.", False),
+        ("Attention reaches 1250 TFLOP/s on an H100.", False),
+        ("Attention reaches 2250 TFLOP/s on an H100.", True),
+        ("Attention reaches 1250 effective TFLOP/s on an H100 in bf16, as it skips blocks.", False),
+        ("The peak of an H100 with sparsity is 1979 TFLOP/s in bf16.", False),
+        ("8x H100 reach 4000 TFLOP/s in bf16.", False),
+        ("Attention reaches 1250 TFLOP/s in bf16.", False),
+        ("The L2 cache of the H100 gives 5.5 TB/s.", False),
+        ("A copy on an H100 moves 5.5 TB/s.", True),
+        ("A copy on an H200 moves 4.3 TB/s.", False),
+    ],
+)
+def test_rates_in_sentences(text: str, wrong: bool, page: Any, only: Any, clean: Any) -> None:
+    made = page(0).say(text)
+    assert only(made).rule == "above-peak" if wrong else clean(made) is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rate_that_a_table_implies(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    work(made)
+    gflop = 2 * 2048**3 / 1e9
+    line = made.put("2048 cubed", "Time", f"{gflop / 700:.4f} ms")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.corrected) == (
+        "above-peak",
+        line,
+        "2048 cubed",
+        "at most 312.00 TFLOP/s",
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_window_that_costs_nothing(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    windows(made)
+    for window, mean in ((6, 568.2), (8, 572.5), (10, 574.1)):
+        line = (
+            made.put(f"{window} frames", "Mean", f"{mean} ms")
+            if window != 6
+            else (first := made.put("6 frames", "Mean", "568.2 ms"))
+        )
+    assert line
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("window-free", first, "6 frames")
+    removed = 1 - whole_pass(6) / whole_pass(12)
+    assert float(found.corrected.split()[1]) == pytest.approx(575.0 * (1 - removed), rel=2e-3)
+    assert f"{100 * removed:.0f} %" in found.why
+
+
+@pytest.mark.parametrize("without", ["model", "tokens_per_frame"])
+def test_without_a_model_a_window_may_cost_nothing(without: str, page: Any, clean: Any) -> None:
+    made = page(0)
+    windows(made)
+    made.put("6 frames", "Mean", "568.2 ms")
+    made.options = Options(
+        model=None if without == "model" else WAN_1_3B, tokens_per_frame=None if without == "tokens_per_frame" else TOKENS
+    )
+    clean(made)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention_faster_than_the_device(seed: int, page: Any, only: Any) -> None:
+    made = page(seed)
+    layers(made)
+    time = self_attention(12) / 600e12
+    line = made.replace(f"~{time * 1e6:.0f} us", "~800 us for the first layer and ~220 us for later layers")
+    found = only(made)
+    assert (found.rule, found.place.line, found.said) == ("below-floor", line, "Self attention: ~220 us")
+    assert found.corrected == f"at least {self_attention(12) / 989.4e12 * 1e6:.0f} µs"
+    assert f"{self_attention(12) / 1e9:.4g} GFLOP" in found.why
+
+
+def test_a_pass_faster_than_the_device(page: Any, only: Any) -> None:
+    made = page(0)
+    layers(made)
+    made.replace("60-70 ms", "20 ms")
+    found = only(made)
+    assert found.rule == "below-floor"
+    assert float(found.corrected.split()[2]) == pytest.approx(whole_pass(12) / 989.4e12 * 1e3, rel=5e-3)
+
+
+def test_the_device_of_a_text() -> None:
+    assert [
+        device_named(text) and device_named(text).name
+        for text in ("NVIDIA H100 80GB HBM3", "h100", "H100 PCIe", "A100 40GB", "A100", "RTX 4090")
+    ] == [
+        "H100 SXM",
+        "H100 SXM",
+        "H100 PCIe",
+        "A100 40GB",
+        "A100 80GB SXM",
+        "RTX 4090",
+    ]
+    assert device_named("H100 and A100") is None and device_named("V100") is None

@@ -1,0 +1,254 @@
+"""Documents read: Markdown in its many forms, printed output, the JSON report; and nothing at all crashes the linter."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.core.errors import DataError
+from strobe.lint.check import lint_text
+from strobe.lint.document import Section
+from strobe.lint.lines import lines_table
+from strobe.lint.markdown import plain, read_markdown
+from strobe.lint.report_json import read_report
+from strobe.lint.views import view_of
+
+PAGE = r"""---
+title: ignored
+---
+Setext title
+============
+
+Intro over
+two lines with 3 frames. And another sentence.
+
+## Results ##
+
+**Latency of `a|b` by preset.**
+
+Preset | Mean (ms) | Note \| more
+:--- | ---: | ---
+**[Fast](x.md)** | *12.5* | <b>bold</b> &lt;24 GB&gt;
+&nbsp;&nbsp;child | 3 | `x_y*z`
+
+* A remark under it.
+
+1. **Lead**: first: 5 ms
+   goes on
+   - inner: 7 ms
+
+> | Quoted | s |
+> |---|---|
+> | q | 9 |
+
+```text
+COMPUTE:
+  load : 1.50 ms
+  run  : 2.50 ms
+```
+"""
+
+
+def test_markdown() -> None:
+    document = read_markdown(PAGE, "p.md")
+    results, items, quoted, printed = sorted(document.tables, key=lambda table: table.line)
+    assert (results.section.titles, results.caption, results.line) == (
+        ("Setext title", "Results"),
+        "Latency of a|b by preset.",
+        14,
+    )
+    assert results.header == ("Preset", "Mean (ms)", "Note | more")
+    assert [(row.label, row.depth, row.line) for row in results.rows] == [("Fast", 0, 16), ("child", 2, 17)]
+    assert [cell.text for cell in results.rows[0].cells] == ["Fast", "12.5", "bold <24 GB>"]
+    assert results.rows[1].cells[2].text == "x_y*z" and results.notes[0] == "* A remark under it."
+    assert [(row.label, row.line) for row in items.rows] == [("inner", 23)] and items.caption == "Lead: first: 5 ms goes on"
+    assert (quoted.header, quoted.line, quoted.rows[0].cells[1].quantity is not None) == (("Quoted", "s"), 25, True)
+    assert [(row.group, row.label, row.line) for row in printed.rows] == [("COMPUTE", "load", 31), ("COMPUTE", "run", 32)]
+    assert [(sentence.line, sentence.lead, sentence.text) for sentence in document.sentences if sentence.found] == [
+        (7, "", "Intro over two lines with 3 frames."),
+        (21, "Lead", "Lead: first: 5 ms goes on"),
+        (23, "inner", "inner: 7 ms"),
+    ]
+    assert [sentence.line for sentence in document.sentences if sentence.text == "And another sentence."] == [8]
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("**bold** and *it* and __b__ _i_", "bold and it and b i"),
+        ('`a*b_c|d` [link](http://x.y "t") ![i](z)', "a*b_c|d link i"),
+        (r"\*not\* a\_b 2 * 3 * 4", "*not* a_b 2 * 3 * 4"),
+        ("snake_case_name ~~old~~ ~5", "snake_case_name old ~5"),
+        ("&lt;24&nbsp;GB<br>x[^1]", "<24 GB x"),
+        ("4*B*H*D = 2*3*4 and 2**3**4", "4*B*H*D = 2*3*4 and 2**3**4"),
+        ("*a*b **c**d", "ab cd"),
+    ],
+)
+def test_markup_is_what_a_reader_sees(markup: str, text: str) -> None:
+    assert plain(markup) == text
+
+
+def test_markup_may_span_lines_and_each_sentence_keeps_its_own() -> None:
+    document = read_markdown("Lead **bold\nand on**. It takes `a\nb` 5 ms.\n\nTwo: 3 ms\n    indented, not code: 4 ms\n", "p.md")
+    assert [(sentence.line, sentence.text) for sentence in document.sentences] == [
+        (1, "Lead bold and on."),
+        (2, "It takes a b 5 ms."),
+        (5, "Two: 3 ms indented, not code: 4 ms"),
+    ]
+
+
+def test_a_row_without_pipes_is_a_row_and_what_follows_a_blank_line_is_not() -> None:
+    (table,) = read_markdown("| a | ms |\n|---|---|\n| p | 3 |\nq\n\nA note | with a pipe\n", "p.md").tables
+    assert [(row.label, row.line, len(row.cells)) for row in table.rows] == [("p", 3, 2), ("q", 4, 2)]
+
+
+def test_orientation() -> None:
+    columns, rows, mixed = (
+        view_of(table)
+        for table in read_markdown(
+            "| Preset | Mean | FPS |\n|---|---|---|\n| a | 5 ms | 3 |\n\n"
+            "| Metric | Old | New | Change |\n|---|---|---|---|\n| Mean | 5 ms | 4 ms | -20% |\n| FPS | 3 | 4 | +33% |\n\n"
+            "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
+            "p.md",
+        ).tables
+    )
+    assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]
+    assert not rows.by_columns and rows.keys == ("Old", "New") and [series.metric.title for series in rows.derived] == ["Change"]
+    assert not mixed.by_columns and [series.metric.kind for series in mixed.series] == ["time", "rate"]
+
+
+def test_printed_lines() -> None:
+    lines = [
+        "Timers (all times in us):",
+        "A:",
+        "  x : 1.5 ± 0.2 (total: 4.5)",
+        "  y : 2.5 (total: 7.5, 12.0%)",
+        "no numbers here",
+        "z = 3 calls",
+    ]
+    table = lines_table(list(enumerate(lines, 1)), Section())
+    assert table is not None and table.header == ("", "value", "±", "total", "%", "count")
+    assert [(row.label, row.group, row.line) for row in table.rows] == [("x", "A", 3), ("y", "A", 4), ("z", "A", 6)]
+    assert table.rows[1].cells[3].quantity is not None and float(table.rows[1].cells[3].quantity.value) == pytest.approx(7.5e-6)
+    assert lines_table([(1, "x : 1")], Section()) is None
+
+
+def test_the_json_report() -> None:
+    node = {
+        "type": "table",
+        "caption": "Times.",
+        "columns": [{"title": "part"}, {"title": "mean", "unit": "ms"}, {"title": "share"}, {"title": "speedup"}, {"title": "n"}],
+        "rows": [
+            {
+                "cells": [
+                    {"type": "text", "text": "a"},
+                    {"type": "time", "ns": 1500000.25},
+                    {"type": "share", "value": 0.25},
+                    {"type": "ratio", "value": 1.5, "low": 1.4, "high": 1.6},
+                    {"type": "count", "value": 3},
+                ]
+            },
+            {
+                "cells": [
+                    {"type": "code", "text": "b|c"},
+                    {"type": "exacttime", "ns": 4500001},
+                    {"type": "missing", "reason": "no"},
+                    {"type": "number", "value": 2.0, "digits": 1, "unit": "x"},
+                    {"type": "text", "text": "-"},
+                ]
+            },
+        ],
+    }
+    report = {
+        "title": "T",
+        "subtitle": "s",
+        "sections": [
+            {
+                "title": "S",
+                "lead": "Lead 5 ms.",
+                "blocks": [node, {"type": "figure", "table": node}, {"type": "paragraph", "text": "P."}],
+            }
+        ],
+    }
+    document = read_report(json.dumps(report).encode(), "r.json")
+    assert len(document.tables) == 2 and [sentence.text for sentence in document.sentences] == ["s", "Lead 5 ms.", "P."]
+    table = document.tables[0]
+    assert table.header == ("part", "mean (ms)", "share", "speedup", "n")
+    assert [cell.text for cell in table.rows[0].cells] == ["a", "1.500000", "25.0000 %", "1.5x [1.4, 1.6]", "3"] and table.rows[
+        0
+    ].cells[3].interval
+    assert [cell.text for cell in table.rows[1].cells] == ["b|c", "4.500001", "not measured (no)", "2.0 x", "-"]
+    for bad in (b"{", b"[]", b'{"sections": 3}', b"\xff\xfe"):
+        with pytest.raises(DataError, match=r"r\.json"):
+            read_report(bad, "r.json")
+
+
+_pieces = st.sampled_from(
+    [
+        "| a | b |",
+        "|---|---|",
+        "| Total | 5 ms |",
+        "12.5 ms",
+        "```",
+        "# Head",
+        "- x: 3 ms",
+        "**b**",
+        "4 x 5 = 21",
+        "P99",
+        "FPS",
+        "%",
+        "n = 5",
+        "",
+        "|",
+        "\\|",
+        "> q",
+        "~~",
+        "∞ NaN 1e999",
+        "--",
+        "===",
+        "<!--",
+        "-->",
+        "0 ms",
+        "0 FPS",
+        "-1 s",
+    ]
+)
+
+
+@given(lines=st.lists(st.lists(st.one_of(_pieces, st.text(max_size=8)), max_size=4).map(" ".join), max_size=14))
+def test_nothing_crashes_the_linter(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    for finding in lint_text(text, "p.md"):
+        assert 0 < finding.place.line <= text.count("\n") + 1
+
+
+@given(st.text())
+def test_any_text_is_a_document(text: str) -> None:
+    for finding in lint_text(text, "p.md"):
+        assert 0 < finding.place.line <= len(text.splitlines()) and finding.said and finding.corrected
+
+
+HUGE = ["1e400", "1e-400", "1e999999999", "1-1e400", "9" * 5000, "0." + "9" * 5000, "1e" + "9" * 5000]
+
+
+@pytest.mark.parametrize("number", HUGE)
+def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str) -> None:
+    text = (
+        f"The step takes {number} ms, 5 % less than {number} ms: {number} x 2 = {number}, at {number} FPS over {number} runs.\n\n"
+        f"| a | ms | note |\n|--|--|--|\n| p | {number} | {number}x |\n| q | 3.0 ± {number} | 2x |\n\n"
+        f"```\nfirst : {number} ± {number} ms\nsecond : {number} (total: {number})\n```\n\n"
+        "It is 2.00x faster: 300 ms -> 100 ms."
+    )
+    assert lint_text(text, "page.md")
+    assert not lint_text(text.replace("2.00x", "3.00x"), "page.md")
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "1e400", '"a"', "[]", "{}", "null", "[" * 50_000])
+def test_a_report_with_impossible_values_is_refused_in_a_line(value: str) -> None:
+    table = '{"columns":[{"title":"a","unit":"ms"}],"rows":[{"cells":[{"type":"time","ns":' + value + "}]}]}"
+    with pytest.raises(DataError) as told:
+        read_report(f'{{"title":"t","sections":[{{"title":"x","blocks":[{table}]}}]}}'.encode(), "report.json")
+    assert "\n" not in str(told.value) and str(told.value).startswith("report.json: ")

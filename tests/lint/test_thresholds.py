@@ -1,0 +1,71 @@
+"""Rules with a threshold, a little to either side of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strobe.core.costs import WAN_1_3B, PassShape, device_peaks, total, transformer_pass
+from strobe.lint.study import Options
+
+TOKENS = 1560
+
+
+def whole_pass(window: int) -> int:
+    """FLOPs of a pass over three latent frames that attend to a window of so many."""
+    shape = PassShape(q_tokens=3 * TOKENS, kv_tokens=window * TOKENS)
+    return total(transformer_pass(WAN_1_3B, shape)).flops
+
+
+def rules_of(page: Any) -> list[str]:
+    return [found.rule for found in page.lint()]
+
+
+def windows(page: Any, small: int, large: int, share_saved: float) -> Any:
+    """Two windows, of which the smaller one saves a share of the FLOPs that it removes."""
+    removed = 1 - whole_pass(small) / whole_pass(large)
+    page.options = Options(model=WAN_1_3B, tokens_per_frame=TOKENS, window=large, device=device_peaks("H100 80GB HBM3"))
+    times = ((small, 100_000 * (1 - share_saved * removed)), (large, 100_000))
+    page.say("# Ablation: window size")
+    return page.table(("Window size", "Mean"), [[f"{window} frames", f"{time:.1f} ms"] for window, time in times])
+
+
+@pytest.mark.parametrize(("share_saved", "free"), [(0.0, True), (0.24, True), (0.26, False), (1.0, False)])
+def test_a_window_costs_nothing_if_it_saves_less_than_a_quarter_of_its_flops(share_saved: float, free: bool, page: Any) -> None:
+    assert ("window-free" in rules_of(windows(page(0), 6, 12, share_saved))) == free
+
+
+def test_a_window_that_removes_less_than_a_tenth_of_the_flops_may_cost_nothing(page: Any) -> None:
+    removed = {small: 1 - whole_pass(small) / whole_pass(30) for small in range(20, 30)}
+    below = max((share, small) for small, share in removed.items() if share < 0.1)
+    above = min((share, small) for small, share in removed.items() if share >= 0.1)
+    assert below[0] > 1 / 15 and above[0] < 1 / 7
+    assert "window-free" not in rules_of(windows(page(0), below[1], 30, 0.0))
+    assert "window-free" in rules_of(windows(page(0), above[1], 30, 0.0))
+
+
+@pytest.mark.parametrize(("call_ms", "said"), [(49.0, True), (51.0, False)])
+def test_a_stage_of_twenty_calls_needs_their_number(call_ms: float, said: bool, page: Any) -> None:
+    made = page(0).say("# Example", "One stage makes many attention calls.")
+    made.say("- Denoising stage averages:", "  - FA: `1000.00000 ms`", "  - VSA: `900.00000 ms`")
+    made.say("- Attention averages (steady-state):", f"  - FA: `{call_ms:.6f} ms`", f"  - VSA: `{call_ms - 7:.6f} ms`")
+    assert ("calls-per-stage" in rules_of(made)) == said
+
+
+@pytest.mark.parametrize(("differing", "said"), [(1, 1), (2, 2), (3, 0), (4, 0)])
+def test_tables_contradict_each_other_where_most_of_their_figures_agree(differing: int, said: int, page: Any) -> None:
+    """Two of five figures may differ; where three do, the tables are of two measurements."""
+    values = [(f"preset {name}", 100.0 + 17 * number) for number, name in enumerate("abcde")]
+    made = page(0).say("# First").table(("Preset", "Latency (ms)"), [[name, f"{value:.1f}"] for name, value in values])
+    other = [[name, f"{value * (1.3 if place < differing else 1):.1f}"] for place, (name, value) in enumerate(values)]
+    made.say("# Second").table(("Preset", "Latency (ms)"), other)
+    assert rules_of(made).count("two-values") == said
+
+
+@pytest.mark.parametrize(("parts", "said"), [(2, False), (3, True)])
+def test_two_percentiles_may_add_up_and_three_do_not(parts: int, said: bool, page: Any) -> None:
+    values = [3.4, 5.1, 7.9][:parts]
+    rows = [[f"block {number}", f"{value:.1f}"] for number, value in enumerate(values)]
+    made = page(0).say("# Decoder").table(("Part", "P99 (ms)"), [*rows, ["Total", f"{sum(values):.1f}"]])
+    assert ("percentile-sum" in rules_of(made)) == said

@@ -1,0 +1,108 @@
+"""How released weights are to be run, told by the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from strobe.core.errors import ConfigError, WeightsError
+from strobe.models.wan.config import SIZES, WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.recipes import RECIPES, find_recipe, of_angle
+from strobe.models.wan.weights import open_checkpoint
+
+SMALL = WanConfig(dim=24, ffn_dim=24, freq_dim=8, text_dim=8, text_len=4, num_heads=1, num_layers=2)
+LORA = {"generator_lora": {"base_model.model.blocks.0.ffn.0.lora_A.weight": torch.ones(1, 24)}}
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    return CausalWan(SMALL).state_dict()
+
+
+def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor.clone() for name, tensor in tensors.items()}
+
+
+def found(path: Path, config: WanConfig = SMALL, lora: Path | None = None, named: str | None = None) -> tuple[str, str]:
+    answer = find_recipe(open_checkpoint(path, config), lora, named)
+    return answer.recipe.name, answer.why
+
+
+class TestToldByTheCheckpoint:
+    def test_self_forcing(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+        torch.save({"generator": prefixed(tensors), "generator_ema": prefixed(tensors)}, tmp_path / "any.pt")
+        assert found(tmp_path) == ("self-forcing", "it holds generator_ema")
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel"}))  # of the base it lies beside
+        assert found(tmp_path)[0] == "self-forcing"
+
+    def test_longlive_by_what_its_lora_holds(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+        torch.save({"generator": prefixed(tensors)}, tmp_path / "base.pt")
+        torch.save(LORA, tmp_path / "lora.pt")
+        save_file({"blocks.0.ffn.0.lora_A.weight": torch.ones(1, 24)}, tmp_path / "style.safetensors")
+        file = tmp_path / "base.pt"
+        assert found(file, lora=tmp_path / "lora.pt") == ("longlive", "it holds generator, and lora.pt beside it generator_lora")
+        assert found(file, lora=tmp_path / "style.safetensors")[0] == found(file)[0] == "causal-wan"
+
+    @pytest.mark.parametrize("name", ["CausalWanModel", "CausalWanTransformer3DModel"])
+    def test_a_causal_class(self, tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
+        save_file(tensors, tmp_path / "model.safetensors")
+        assert found(tmp_path) == ("causal-wan", "nothing says whose weights these are")
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": name}))
+        assert found(tmp_path) == ("causal-wan", f"its config.json says {name}")
+
+    @pytest.mark.parametrize("name", ["WanModel", "WanTransformer3DModel"])
+    def test_weights_that_are_not_causal_are_refused(self, tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": name}))
+        with pytest.raises(WeightsError, match=rf"recipe wan2.1 \(its config.json says {name}\).*not causal and not few-step"):
+            found(tmp_path)
+        assert found(tmp_path, named="self-forcing") == ("self-forcing", "as asked for")
+
+    def test_krea_is_refused_with_what_is_missing(
+        self, tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save_file(prefixed(tensors), tmp_path / "any.safetensors")
+        assert found(tmp_path)[0] == "causal-wan"  # of another size
+        monkeypatch.setitem(SIZES, "wan-14b", SMALL)
+        with pytest.raises(WeightsError, match="recipe krea .*lacks the recompute of the cache from clean latents .* --recipe"):
+            found(tmp_path)
+        with pytest.raises(WeightsError, match=r"recipe krea \(as asked for\)"):
+            found(tmp_path, named="krea")
+        assert found(tmp_path, named="causal-wan")[0] == "causal-wan"
+
+    def test_a_recipe_that_is_not_there(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(ConfigError, match="did you mean 'self-forcing'"):
+            found(tmp_path, named="self_forcing")
+
+
+@pytest.mark.parametrize(("channels", "words"), [(48, "Wan2.2 5B and LongLive 2"), (36, "image-to-video")])
+@pytest.mark.parametrize("stated", [True, False])
+def test_other_latents_are_told_before_any_tensor_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int, words: str, stated: bool
+) -> None:
+    config = replace(SMALL, latent_channels=channels)
+    save_file(CausalWan(config).state_dict(), tmp_path / "model.safetensors")
+    if stated:
+        (tmp_path / "config.json").write_text(json.dumps({"num_heads": 1, "dim": 24, "in_dim": channels}))
+    monkeypatch.setattr("strobe.models.checkpoint.load_file", lambda path: pytest.fail(f"{path} was read"))
+    with pytest.raises(WeightsError, match=rf"takes {channels} channels, as .*{words}.*; give text-to-video weights"):
+        open_checkpoint(tmp_path)
+
+
+def test_recipes_say_what_was_published() -> None:
+    assert (RECIPES["self-forcing"].window, RECIPES["self-forcing"].sink, RECIPES["longlive"].sink) == (21, 0, 3)
+    sigmas = [timestep / 1000 for timestep in RECIPES["causal-rcm"].timesteps]
+    angles = [math.pi / 2, 1.5, 1.4, 1.0]
+    for sigma, angle in zip(sigmas, angles, strict=True):  # sigma : 1 - sigma as sin : cos
+        assert math.isclose(sigma * math.cos(angle), (1 - sigma) * math.sin(angle), abs_tol=1e-7)
+    assert of_angle(math.pi / 2) == 1000
+    assert str(RECIPES["longlive"]) == "longlive (window 12, sink 3, positions rebased, timesteps 1000, 750, 500, 250, shift 5)"

@@ -1,0 +1,247 @@
+"""The critical path against machines that are run again: a host, streams that work in order, calls that wait."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trace_oracle as oracle
+from captures import H200
+from layouts import compact, write
+from strobe.core.errors import DataError
+from strobe.perf.analysis.critical_path.graph import Lag, WorkGraph, work_graph
+from strobe.perf.analysis.critical_path.path import KERNEL, CriticalPath, critical_path, simulate
+from strobe.perf.analysis.structure.window import choose_window
+from strobe.perf.trace import Trace, read_trace
+from synthetic import META, event, kernel, launch
+
+NAMES = ["graph", "eager", "compiled", "pair/traces/sdpa", "pair/traces/sparse-triton"]
+FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
+PATHS = [*(H200 / f"{name}.json.gz" for name in NAMES), *FURTHER]
+
+
+@dataclass(frozen=True)
+class Do:
+    """What the host does next: works for a while, then launches a kernel, or waits for everything."""
+
+    work: int
+    kernel: str = ""
+    length: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Runs a program: a kernel starts a latency after its call, and not before its stream is free."""
+
+    latency: int
+    call: int
+
+    def run(self, program: list[Do]) -> tuple[int, list[dict[str, Any]]]:
+        """How long it takes, from the first call to the end of the last kernel, and the events."""
+        now, free, first, events = 1000, Counter[int](), None, list[dict[str, Any]]()
+        for number, do in enumerate(program, 1):
+            now += do.work
+            if do.kernel:
+                first = now if first is None else first
+                start = max(now + self.latency, free[do.stream])
+                free[do.stream] = start + do.length
+                events.append(launch(_us(now), _us(self.call), number))
+                events.append(kernel(do.kernel, _us(start), _us(do.length), number, stream=do.stream))
+                now += self.call
+            else:
+                until = max([now, *free.values()])
+                events.append(launch(_us(now), _us(until - now), 5000 + number, "cudaDeviceSynchronize"))
+                now = until
+        assert first is not None
+        return max(free.values()) - first, events
+
+
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _read(folder: Path, events: list[dict[str, Any]]) -> Trace:
+    return read_trace(write(folder / "t.json", compact(events, META)), details=True)
+
+
+def _found(events: list[dict[str, Any]]) -> tuple[Trace, CriticalPath]:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = _read(Path(folder), events)
+        return trace, critical_path(trace)
+
+
+LAUNCHES = st.builds(
+    Do,
+    work=st.integers(1, 60),
+    kernel=st.sampled_from(["alpha", "beta", "gamma"]),
+    length=st.integers(1, 90),
+    stream=st.integers(0, 2),
+)
+PROGRAMS = st.lists(st.one_of(LAUNCHES, LAUNCHES, st.builds(Do, work=st.integers(1, 60))), min_size=1, max_size=14).filter(
+    lambda program: any(do.kernel for do in program)
+)
+MACHINES = st.builds(Machine, latency=st.integers(0, 40), call=st.integers(1, 10))
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROGRAMS, MACHINES)
+def test_what_is_predicted_is_what_the_machine_does(program: list[Do], machine: Machine) -> None:
+    """The trace alone says how long the program takes on that machine if some kernels, the host, or launches are free."""
+    while not program[0].kernel:
+        program = program[1:]
+    whole, events = machine.run(program)
+    _, found = _found(events)
+    assert found.duration_ns == whole == sum(part.ns for part in found.parts)
+    for what in found.what_if:
+        if what.kind == KERNEL:
+            other = [replace(do, length=0) if do.kernel == what.name else do for do in program]
+            expected, removed = machine.run(other)[0], sum(do.length for do in program if do.kernel == what.name)
+            assert what.removed_ns == removed
+        elif what.kind == Lag.HOST:
+            expected = Machine(machine.latency, 0).run([replace(do, work=0) for do in program])[0]
+        elif what.kind == Lag.LAUNCH:
+            expected = Machine(0, machine.call).run(program)[0]
+        else:
+            expected = machine.run([replace(do, length=0) for do in program])[0]  # no name of a kernel says what it computes
+        assert what.duration_ns == expected, what
+        assert what.speedup == (whole / expected if expected else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(*(st.integers(0, most) for most in (300, 60, 400, 80, 2, 1)), st.booleans(), st.sampled_from(["k", "gemm"])),
+        min_size=1, max_size=12,
+    ),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.sampled_from(["Device", "Stream", "Event"])), max_size=4),
+)  # fmt: skip
+def test_any_trace_is_reproduced(work: list[tuple[Any, ...]], waits: list[tuple[int, int, str]]) -> None:
+    """Whatever the times are: kernels that overlap in a stream, that start before their call, that nobody launched."""
+    events = [launch(_us(at), _us(length), 9000 + i, f"cuda{what}Synchronize") for i, (at, length, what) in enumerate(waits)]
+    for number, (called, took, delay, length, stream, device, linked, name) in enumerate(work, 1):
+        if linked:
+            events.append(launch(_us(called), _us(took), number))
+        events.append(kernel(name, _us(called + delay), _us(length), number, stream=stream, device=device))
+    trace, found = _found(events)
+    graph = work_graph(trace)
+    _check(graph, found)
+    for what in found.what_if:
+        assert 0 <= what.duration_ns <= found.duration_ns, "nothing takes longer when something is free"
+
+
+def _check(graph: WorkGraph, found: CriticalPath) -> None:
+    assert tuple(simulate(graph).start_ns) == graph.start_ns, "every node begins when it did"
+    assert all(edge.source < node and edge.lag_ns >= 0 for node, edges in enumerate(graph.edges) for edge in edges)
+    assert sum(part.ns for part in found.parts) == found.duration_ns
+    assert found.duration_ns == _longest(graph)
+
+
+def _longest(graph: WorkGraph) -> int:
+    """The longest path by relaxing edges until nothing changes, in the worst order."""
+    reached = [0] * len(graph.start_ns)
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(range(len(reached))):
+            for source, from_end, lag, _ in graph.edges[node]:
+                since = 0 if source < 0 else reached[source] + (graph.duration_ns[source] if from_end else 0)
+                if since + lag > reached[node]:
+                    reached[node], changed = since + lag, True
+    return max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event >= 0)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_captures(path: Path) -> None:
+    trace = read_trace(path, details=True)
+    found, graph = critical_path(trace), work_graph(trace)
+    assert tuple(simulate(graph).start_ns) == graph.start_ns
+    facts = oracle.Facts(oracle.load(path)[0])
+    calls = [oracle.span(call)[0] for call in (facts.host(one) for one, _, _ in facts.device) if call is not None]
+    begin, end = min([*calls, *(start for _, start, _ in facts.device)]), max(end for _, _, end in facts.device)
+    assert (found.begin_ns, found.duration_ns) == (begin, end - begin)
+    assert sum(part.ns for part in found.parts) == found.duration_ns
+    durations = Counter[str]()
+    for part in found.parts:
+        durations[part.kind] += part.ns
+    assert durations[KERNEL] <= sum(end - start for _, start, end in facts.device)
+
+
+def test_a_graph_is_bound_by_its_kernels_and_the_same_step_by_its_host() -> None:
+    eager, graph = (critical_path(read_trace(H200 / f"{name}.json.gz", details=True)) for name in ("eager", "graph"))
+    assert eager.parts[0].kind == Lag.HOST and eager.what_if[0].kind == Lag.HOST
+    assert graph.parts[0].kind == KERNEL and sum(part.ns for part in graph.parts if part.kind == KERNEL) > 0.8 * graph.duration_ns
+
+
+def test_a_window() -> None:
+    trace = read_trace(H200 / "eager.json.gz", details=True)
+    window = choose_window(trace, "ProfilerStep#3")
+    found = critical_path(trace, window)
+    _check(work_graph(trace, window), found)
+    assert found.begin_ns == window.start_ns and found.num_events == 28
+
+
+def test_waiting_for_another_stream_is_seen(tmp_path: Path) -> None:
+    """`late` was launched early and its stream is free: it waited for `long`, which ends just before."""
+    events = [
+        launch("1", "1", 1), kernel("long", "6", "100", 1, stream=1), launch("3", "1", 2),
+        kernel("late", "107", "10", 2, stream=2),
+    ]  # fmt: skip
+    found = critical_path(_read(tmp_path, events))
+    assert found.num_inferred == 1 and found.duration_ns == 116_000
+    assert {(part.kind, part.name): part.ns for part in found.parts} == {
+        (KERNEL, "long"): 100_000, (KERNEL, "late"): 10_000, (Lag.LAUNCH, ""): 5_000, (Lag.OTHER_STREAM, ""): 1_000,
+    }  # fmt: skip
+    (free,) = [what for what in found.what_if if (what.kind, what.name) == (KERNEL, "long")]
+    assert free.duration_ns == 17_000, "then it is bound by its launch: at 3 + 5, and 10 long, from 1 on"
+
+
+def test_a_copy_that_the_host_waits_for(tmp_path: Path) -> None:
+    """The copy holds the host up until the kernel before it has ended; without that kernel the next launch comes earlier."""
+    copy = event("gpu_memcpy", "Memcpy DtoH", "105", "5", device=0, stream=7, correlation=2) | {"pid": 0, "tid": 7}
+    events = [
+        launch("0", "1", 1), kernel("long", "5", "100", 1), launch("2", "110", 2, "cudaMemcpyAsync"), copy,
+        launch("120", "1", 3), kernel("next", "125", "1", 3),
+    ]  # fmt: skip
+    found = critical_path(_read(tmp_path, events))
+    (free,) = [what for what in found.what_if if what.name == "long"]
+    assert found.duration_ns == 126_000 and free.duration_ns == 28_000, "the copy then starts 5 after its call, at 7"
+    assert {part.kind: part.ns for part in found.parts if part.kind != KERNEL} == {
+        Lag.LAUNCH: 10_000,
+        Lag.SYNC: 2_000,
+        Lag.HOST: 8_000,
+    }
+
+
+def test_a_stream_that_is_waited_for_holds_up_the_host(tmp_path: Path) -> None:
+    events = [
+        launch("0", "1", 1), kernel("long", "5", "100", 1, stream=1), launch("2", "1", 2),
+        kernel("other", "7", "500", 2, stream=2),
+        launch("4", "103", 9, "cudaStreamSynchronize"), launch("110", "1", 3), kernel("next", "115", "600", 3, stream=1),
+    ]  # fmt: skip
+    found = critical_path(_read(tmp_path, events))
+    (free,) = [what for what in found.what_if if what.name == "long"]
+    assert found.duration_ns == 715_000 and free.duration_ns == 615_000
+    assert {part.name for part in found.parts if part.kind == KERNEL} == {"long", "next"}
+
+
+def test_nothing_to_do(tmp_path: Path) -> None:
+    trace = _read(tmp_path, [event("cpu_op", "aten::mm", "1", "2")])
+    with pytest.raises(DataError, match="no device event starts there"):
+        critical_path(trace)
+
+
+def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.perf.analysis.critical_path.graph.MOST_EVENTS", 50)
+    trace = read_trace(H200 / "eager.json.gz", details=True)
+    with pytest.raises(DataError, match="too many for the critical path, 50 at most: give a --window"):
+        critical_path(trace)
+    assert critical_path(trace, choose_window(trace, "ProfilerStep#3")).num_events == 28

@@ -1,0 +1,108 @@
+"""Queue length against counting it at every nanosecond."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trace_oracle as oracle
+from captures import H200
+from strobe.perf.analysis.device.queue import LENGTHS, Queue, queues
+from strobe.perf.analysis.device.views import device_views
+from strobe.perf.analysis.window import Window
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
+
+FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
+
+
+def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
+    events = []
+    for called, delay, length, stream, linked in rows:
+        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
+        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
+    ordered = sorted(events, key=lambda one: (one.start_ns, -one.end_ns))
+    return Trace(
+        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(ordered)
+    )
+
+
+def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
+    """How long the queue has each length: the rows are when each event was launched and when it started."""
+    return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
+
+
+def _check(found: Queue, spent: Counter[int]) -> None:
+    whole = sum(spent.values())
+    assert found.empty_ns == spent[0] and found.span_ns == whole
+    assert found.longest == max(spent, default=0)
+    assert found.total_ns == sum(length * ns for length, ns in spent.items())
+    listed = sorted(spent.elements())
+    assert found.median == (listed[(whole - 1) // 2] if listed else 0)
+    for (low, high), ns in zip(LENGTHS, found.lengths_ns, strict=True):
+        assert sum(ns) == sum(took for length, took in spent.items() if low <= length and (high is None or length <= high))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st.integers(0, 2), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
+    st.one_of(st.none(), st.tuples(st.integers(0, 50), st.integers(1, 80))),
+    st.integers(1, 9),
+)
+def test_against_every_nanosecond(
+    rows: list[tuple[int, int, int, int, bool]], cut: tuple[int, int] | None, at_a_time: int
+) -> None:
+    """Whatever number of events is looked at together."""
+    window = None if cut is None else Window(label="w", start_ns=cut[0], end_ns=cut[0] + cut[1])
+    trace = _trace(rows)
+    (view,) = device_views(trace, window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strobe.perf.trace.columns.BLOCK", at_a_time)
+        whole, *streams = queues(view, 7)
+    known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
+    _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
+    assert [queue.stream for queue in streams] == (sorted({row[3] for row in rows}) if len({row[3] for row in rows}) > 1 else [])
+    for queue in streams:
+        mine = [(called, start) for called, start, stream in known if stream == queue.stream]
+        _check(queue, _counted(mine, view.begin_ns, view.end_ns))
+    for left, right, *parts in zip(whole.edges_ns, whole.edges_ns[1:], *whole.lengths_ns, strict=False):
+        assert sum(parts) == right - left, "every bin is filled"
+    assert sum(queue.total_ns for queue in streams) in (0, whole.total_ns)
+
+
+@pytest.mark.parametrize("path", [H200 / "eager.json.gz", H200 / "graph.json.gz", *FURTHER], ids=lambda path: path.name)
+def test_captures(path: Path) -> None:
+    """Event by event: how long each waited, and the longest queue by counting at each launch."""
+    facts = oracle.Facts(oracle.load(path)[0])
+    trace = read_trace(path)
+    for view in device_views(trace):
+        own = [(one, start, end) for one, start, end in facts.device if one["args"]["device"] == view.device]
+        begin, stop = min(start for _, start, _ in own), max(end for _, _, end in own)
+        spans = [
+            (max(begin, oracle.span(call)[0]), start)
+            for call, start in ((facts.host(one), start) for one, start, _ in own)
+            if call
+        ]
+        spans = [(called, start) for called, start in spans if called < start]
+        (found, *_) = queues(view)
+        assert found.total_ns == sum(start - called for called, start in spans) and found.queued == len(spans)
+        assert found.empty_ns == stop - begin - oracle.union(spans)
+        assert found.longest == max((sum(a <= called < b for a, b in spans) for called, _ in spans), default=0)
+
+
+def test_a_graph_is_queued_at_once(make_trace: Callable[..., Any]) -> None:
+    (view,) = device_views(read_trace(H200 / "graph.json.gz"))
+    (found,) = queues(view)
+    assert found.longest > 27, "28 kernels of a step are launched by one call"
+    (view,) = device_views(read_trace(H200 / "eager.json.gz"))
+    (found,) = queues(view)
+    assert found.median == 0 and found.empty_ns > 0.5 * found.span_ns, "the host is late"

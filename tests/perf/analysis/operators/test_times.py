@@ -1,0 +1,308 @@
+"""Device time by operator against a second calculation: one device event at a time, from the raw events."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trace_oracle as oracle
+from captures import H200
+from layouts import compact, write
+from strobe.perf.analysis.device.names import kernel_name
+from strobe.perf.analysis.device.views import device_views
+from strobe.perf.analysis.operators.rates import operator_rates
+from strobe.perf.analysis.operators.times import OperatorTimes, Source, operator_times
+from strobe.perf.analysis.structure.window import choose_window
+from strobe.perf.trace import Trace, read_trace
+from synthetic import META, event, kernel, launch
+
+NAMES = ["graph", "eager", "compiled", "pair/traces/sdpa", "pair/traces/sparse-triton"]
+FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
+"""Traces of others, where a folder of them is named."""
+RANK = {"kernel": 0, "memset": 1, "comm": 2, "memcpy": 3}
+Key = tuple[str, str, tuple[str, ...]]
+
+
+def _times(trace: Trace, window: str | None = None) -> tuple[OperatorTimes, ...]:
+    return operator_times(device_views(trace, None if window is None else choose_window(trace, window)))
+
+
+class Slow:
+    """The same from the raw events: an elementary interval at a time, the operators in a list that is searched."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        complete = [one for one in events if one.get("ph") == "X"]
+        self.ops = [(one, *oracle.span(one)) for one in complete if one.get("cat") == "cpu_op"]
+        facts = oracle.Facts(events)
+        self.device = [(one, start, end, facts.host(one)) for one, start, end in facts.device]
+
+    def launcher(self, one: dict[str, Any], call: dict[str, Any] | None) -> dict[str, Any] | str:
+        """By time: the operator of the call's thread that started last among those open when the call starts."""
+        if call is not None:
+            at, thread = oracle.span(call)[0], (call["pid"], call["tid"])
+            around = [
+                (start, -end, position)
+                for position, (op, start, end) in enumerate(self.ops)
+                if (op["pid"], op["tid"]) == thread and start <= at < end
+            ]
+            if around:
+                return self.ops[max(around)[2]][0]
+        named = [op for op, _, _ in self.ops if op["args"].get("External id") == one["args"].get("External id", "none")]
+        return named[0] if named else "no operator" if call is not None else "launch not in the trace"
+
+    def named(self, one: dict[str, Any]) -> dict[str, Any] | None:
+        """By number: the operator that the profiler says the device event belongs to."""
+        return next(
+            (op for op, _, _ in self.ops if op["args"].get("External id") == one["args"].get("External id", "none")), None
+        )
+
+    def exclusive(self) -> list[int]:
+        """What each device event owns: of those that run at a moment the first by kind, start, length and name."""
+        own = [0] * len(self.device)
+        for device in {one["args"]["device"] for one, *_ in self.device}:
+            rows = [(i, *row) for i, row in enumerate(self.device) if row[0]["args"]["device"] == device]
+            edges = sorted({edge for _, _, start, end, _ in rows for edge in (start, end)})
+            for left, right in pairwise(edges):
+                here = [
+                    (RANK[_kind(one)], start, -end, one["name"], i)
+                    for i, one, start, end, _ in rows
+                    if start <= left and end >= right
+                ]
+                if here:
+                    own[min(here)[-1]] += right - left
+        return own
+
+    def table(self) -> dict[tuple[int, Key], dict[str, Any]]:
+        """By device and operator with its inputs: calls, events, sums, kernels, callers."""
+        found: dict[tuple[int, Key], dict[str, Any]] = defaultdict(
+            lambda: {
+                "calls": set(),
+                "events": 0,
+                "exclusive": 0,
+                "sum": 0,
+                "kernels": defaultdict(int),
+                "callers": defaultdict(int),
+            }
+        )
+        for (one, start, end, call), own in zip(self.device, self.exclusive(), strict=True):
+            op = self.launcher(one, call)
+            row = found[one["args"]["device"], _key(op)]
+            row["events"] += 1
+            row["exclusive"] += own
+            row["sum"] += end - start
+            row["kernels"][kernel_name(one["name"]).group] += own
+            if not isinstance(op, str):
+                row["calls"].add(id(op))
+                row["callers"][self.parent(op)] += own
+        return found
+
+    def parent(self, op: dict[str, Any]) -> str:
+        """The innermost operator of the thread that contains this one."""
+        start, end = oracle.span(op)
+        position = next(i for i, (one, _, _) in enumerate(self.ops) if one is op)
+        around = [
+            (s, -e, i)
+            for i, (one, s, e) in enumerate(self.ops)
+            if i != position and (one["pid"], one["tid"]) == (op["pid"], op["tid"]) and s <= start and end <= e
+        ]
+        return self.ops[max(around)[2]][0]["name"] if around else ""
+
+
+def _kind(one: dict[str, Any]) -> str:
+    return oracle.DEVICE[one["cat"]]
+
+
+def _key(op: dict[str, Any] | str) -> Key:
+    if isinstance(op, str):
+        return op, "", ()
+    return op["name"], _sizes(op["args"].get("Input Dims", [])), tuple(map(str, op["args"].get("Input type", ())))
+
+
+def _sizes(dims: list[Any]) -> str:
+    """As the tables write sizes: lists of tensors in brackets, everything else that is no tensor left out."""
+    parts = []
+    for one in dims:
+        if one and isinstance(one[0], list):
+            parts.append("(" + ", ".join("x".join(map(str, each)) for each in one if each) + ")")
+        elif one:
+            parts.append("x".join(map(str, one)))
+    return ", ".join(parts)
+
+
+def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> None:
+    slow = Slow(events)
+    expected = slow.table()
+    merged: dict[tuple[int, Key], dict[str, Any]] = {}
+    for times in found:
+        assert sum(row.exclusive_ns for row in times.rows) == times.busy_ns
+        for row in times.rows:
+            name = row.operator if row.source is Source.OPERATOR else row.source.value
+            types = row.inputs.types if row.inputs.text else ()
+            one = merged.setdefault(
+                (times.device, (name, row.inputs.text, types)),
+                {"calls": 0, "events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)},
+            )
+            for key, value in (
+                ("calls", row.calls),
+                ("events", row.events),
+                ("exclusive", row.exclusive_ns),
+                ("sum", row.sum_ns),
+            ):
+                one[key] += value
+            for part in row.kernels:
+                one["kernels"][part.kernel] += part.exclusive_ns
+            for caller in row.callers if row.source is Source.OPERATOR else ():
+                one["callers"][caller.operator] += caller.exclusive_ns
+            assert sum(part.exclusive_ns for part in row.kernels) == row.exclusive_ns
+            assert sum(caller.exclusive_ns for caller in row.callers) == row.exclusive_ns
+    plain: dict[tuple[int, Key], dict[str, Any]] = {}
+    for (device, (name, text, types)), row in expected.items():
+        key = (device, (name, text, types if text else ()))
+        one = plain.setdefault(
+            key, {"calls": 0, "events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)}
+        )
+        for part in ("events", "exclusive", "sum"):
+            one[part] += row[part]
+        one["calls"] += len(row["calls"])
+        for part in ("kernels", "callers"):
+            for name_of, own in row[part].items():
+                one[part][name_of] += own
+    assert merged == plain
+
+
+def _captures() -> Iterator[Any]:
+    yield from (pytest.param(H200 / f"{name}.json.gz", id=name) for name in NAMES)
+    yield from (pytest.param(path, id=path.name) for path in FURTHER)
+
+
+@pytest.mark.parametrize("path", [*_captures()])
+def test_captures(path: Path) -> None:
+    events, _ = oracle.load(path)
+    _compare(_times(read_trace(path, details=True)), events)
+
+
+@pytest.mark.parametrize("path", [*_captures()])
+def test_the_profiler_names_the_same_operators(path: Path) -> None:
+    """The time of the launch call and the profiler's number are two ways to the operator: they agree wherever both exist."""
+    slow = Slow(oracle.load(path)[0])
+    pairs = [(slow.launcher(one, call), slow.named(one)) for one, _, _, call in slow.device if call is not None]
+    both = [(by_time, by_number) for by_time, by_number in pairs if by_number is not None]
+    assert all(by_time is by_number for by_time, by_number in both)
+    assert bool(both) is (path.name not in ("graph.json.gz", "sparse-triton.json.gz"))
+
+
+FORWARD = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Sequence number": 5, "Fwd thread id": 0}
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def _training() -> list[dict[str, Any]]:
+    """A module calls a product; another thread runs its gradient."""
+    there = {"tid": 18}
+    return [
+        event("python_function", "nn.Module: Linear_3", "100", "50", **{"Python id": 1}),
+        event("cpu_op", "aten::linear", "101", "40", **{"External id": 1}, **FORWARD),
+        event("cpu_op", "aten::mm", "102", "30", **{"External id": 2}, **FORWARD),
+        launch("110", "5", 1), kernel("gemm", "120", "10", 1),
+        event("cpu_op", NODE, "200", "50", **{"External id": 3, "Sequence number": 5, "Fwd thread id": 1}) | there,
+        event("cpu_op", "aten::mm", "210", "30", **{"External id": 4, "Input Dims": [[4, 8], [8, 2]]}) | there,
+        launch("220", "5", 2) | there, kernel("gemm", "230", "20", 2),
+        event("cpu_op", "aten::add_", "300", "30", **{"External id": 5}),
+        launch("310", "5", 3), kernel("step", "320", "1", 3),
+    ]  # fmt: skip
+
+
+def test_forward_and_backward(tmp_path: Path) -> None:
+    (times,) = _times(read_trace(write(tmp_path / "t.json", compact(_training(), META)), details=True))
+    rows = {row.exclusive_ns: (row.operator, row.phase, row.callers[0].operator, row.callers[0].scope) for row in times.rows}
+    assert rows == {
+        10_000: ("aten::mm", "forward", "aten::linear", "Linear"),
+        20_000: ("aten::mm", "backward", NODE, "Linear"),
+        1_000: ("aten::add_", "", "", ""),
+    }
+
+
+def test_a_gradient_that_is_added_up_is_backward_without_a_number(tmp_path: Path) -> None:
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    events = [
+        event("cpu_op", node, "1", "50", **{"External id": 1}), event("cpu_op", "aten::add_", "2", "40", **{"External id": 2}),
+        launch("5", "2", 1), kernel("add", "20", "3", 1),
+    ]  # fmt: skip
+    (times,) = _times(read_trace(write(tmp_path / "t.json", compact(events, META)), details=True))
+    assert [(row.operator, row.phase) for row in times.rows] == [("aten::add_", "backward")]
+
+
+def test_what_has_no_operator_is_a_row_of_its_own(tmp_path: Path) -> None:
+    events = [
+        launch("5", "2", 1), kernel("alone", "20", "3", 1), kernel("before", "30", "4", 99),
+        kernel("named", "40", "5", 98, **{"External id": 7}),
+        event("cpu_op", "aten::mm", "1", "2", **{"External id": 7}),
+    ]  # fmt: skip
+    (times,) = _times(read_trace(write(tmp_path / "t.json", compact(events, META)), details=True))
+    assert [(row.source, row.operator, row.calls, row.exclusive_ns) for row in times.rows] == [
+        (Source.OPERATOR, "aten::mm", 1, 5000), (Source.UNLINKED, "", 0, 4000), (Source.OUTSIDE, "", 0, 3000),
+    ]  # fmt: skip
+    assert times.attributed_ns == 5000 and times.busy_ns == 12_000
+
+
+def test_a_window_cuts(tmp_path: Path) -> None:
+    trace = read_trace(H200 / "eager.json.gz", details=True)
+    whole, (part,) = _times(trace), _times(trace, "ProfilerStep#3")
+    assert sum(row.exclusive_ns for row in part.rows) == part.busy_ns < whole[0].busy_ns
+    assert {row.operator: row.calls for row in part.rows} == {"aten::mm": 4, "": 0}
+
+
+def test_odd_arguments_are_no_error(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"Input Dims": [[2, 2], "x", [[1], [2]]], "Input type": 7},
+        {"Input Dims": [[2, 2]], "Input type": [None, 3], "Sequence number": "x"},
+        {"Input Dims": "none", "Input type": []}, {"Input Dims": [], "Fwd thread id": "y"}, {"Input Dims": [[2.5]]}, {},
+    ]  # fmt: skip
+    events = [event("cpu_op", "aten::_scaled_mm", f"{10 * i}", "9", **{"External id": i}, **args) for i, args in enumerate(odd)]
+    for i in range(len(odd)):
+        events += [launch(f"{10 * i + 1}", "1", i + 1), kernel("k", f"{10 * i + 3}", "2", i + 1)]
+    trace = read_trace(write(tmp_path / "t.json", compact(events, META)), details=True)
+    (times,) = _times(trace)
+    assert {row.inputs.text: row.calls for row in times.rows} == {"2x2, (1, 2)": 1, "2x2": 1, "": 4}
+    assert not any(rate.found for rate in operator_rates(trace, times).rows), "nothing of it has a cost"
+
+
+def test_without_details_there_is_nothing() -> None:
+    assert _times(read_trace(H200 / "eager.json.gz")) == ()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200), st.integers(1, 120), st.integers(0, 2)), max_size=12),
+    st.lists(
+        st.tuples(*(st.integers(0, most) for most in (2, 300, 400, 60, 1)), st.booleans()),
+        min_size=1, max_size=14,
+    ),
+)  # fmt: skip
+def test_made_up(ops: list[tuple[int, int, int, int]], work: list[tuple[int, int, int, int, int, bool]]) -> None:
+    """Operators nest on their threads as calls do: one that would end behind the one around it ends with it."""
+    events: list[dict[str, Any]] = []
+    open_until: dict[int, list[int]] = defaultdict(list)
+    for number, (thread, start, length, size) in enumerate(sorted(ops, key=lambda op: op[1])):
+        stack = open_until[thread]
+        while stack and stack[-1] <= start:
+            stack.pop()
+        end = min([start + length, *stack])
+        stack.append(end)
+        said = {"External id": number + 1, "Input Dims": [[size + 1, 2]], "Input type": ["float"]}
+        events.append(event("cpu_op", f"op{number % 3}", str(start), str(end - start), **said) | {"tid": thread})
+    for number, (thread, called, delay, length, device, linked) in enumerate(work):
+        if linked:
+            events.append(launch(str(called), "1", number + 1) | {"tid": thread})
+        events.append(kernel(f"k{number % 4}", str(called + delay), str(length), number + 1, device=device, stream=number % 2))
+    with tempfile.TemporaryDirectory() as folder:
+        trace = read_trace(write(Path(folder) / "t.json", compact(events, META)), details=True)
+    _compare(_times(trace), events)

@@ -1,0 +1,56 @@
+"""Peaks of memory, and what was running then."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strobe.perf.analysis.structure.memory import memory_use
+from strobe.perf.analysis.window import Window
+from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace
+
+
+def _trace(values: list[int], ranges: list[HostEvent] = ()) -> Trace:
+    track = MemoryTrack(
+        device="cuda:0", step_ns=10, start_ns=tuple(10 * i for i in range(len(values))), allocated_bytes=tuple(values),
+        reserved_bytes=tuple(2 * value for value in values),
+    )  # fmt: skip
+    rows = HostEvents.from_rows(sorted(ranges, key=lambda row: (row.start_ns, -row.end_ns)))
+    return Trace(
+        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=rows,
+        device_events=DeviceEvents.from_rows([]), memory=(track,),
+    )  # fmt: skip
+
+
+def test_the_peak_and_what_was_open_then() -> None:
+    ranges = [
+        HostEvent("step", 0, 80, 0),
+        HostEvent("forward", 5, 40, 0),
+        HostEvent("loader", 10, 90, 1),
+        HostEvent("late", 30, 35, 0),
+    ]
+    (use,) = memory_use(_trace([5, 7, 30, 8, 30, 6], ranges))
+    assert (use.device, use.step_ns, use.reserved_peak_bytes) == ("cuda:0", 10, 60)
+    assert (use.peak.start_ns, use.peak.allocated_bytes, use.peak.reserved_bytes) == (20, 30, 60)
+    assert use.peak_in == ("step", "forward")
+    assert (use.first.allocated_bytes, use.last.allocated_bytes, len(use.points)) == (5, 6, 6)
+
+
+def test_a_window_sees_the_stretches_that_overlap_it() -> None:
+    trace = _trace([5, 7, 30, 8, 9, 6])
+    (use,) = memory_use(trace, Window(start_ns=35, end_ns=50, label=""))
+    assert [point.start_ns for point in use.points] == [30, 40] and use.peak.allocated_bytes == 9 and use.peak_in == ()
+    assert memory_use(trace, Window(start_ns=60, end_ns=90, label="")) == ()
+
+
+def test_nothing_recorded() -> None:
+    assert memory_use(_trace([])) == ()
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=60), st.integers(1, 20))
+def test_thinning_keeps_the_peak(values: list[int], num_points: int) -> None:
+    (use,) = memory_use(_trace(values), num_points=num_points)
+    assert len(use.points) == min(num_points, len(values))
+    assert use.peak.start_ns == 10 * values.index(max(values)) and use.peak in use.points
+    assert all(values[point.start_ns // 10] == point.allocated_bytes for point in use.points)
+    assert list(use.points) == sorted(use.points, key=lambda point: point.start_ns)

@@ -1,0 +1,234 @@
+"""Stages against the device's peaks, and GPU clocks, in the report of a run whose records say what a stage costs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.records.seal import seal
+from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.report.build import build_report
+from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time
+from strobe.perf.report.run_page.breakdown import _roofs as roofs_of
+from strobe.perf.report.study import load_study
+
+MakeRun = Callable[..., Path]
+FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Rewrite the records line by line."""
+    records = folder / "records.jsonl"
+    lines = [change(json.loads(line)) for line in records.read_text().splitlines()]
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def with_costs(line: dict[str, Any], flops: int = FLOPS) -> dict[str, Any]:
+    if line["record"] == "variant":
+        cost = {"flops": flops, "read_bytes": READ, "write_bytes": WRITE}
+        line["costs"] = [{"span": name, **cost} for name in ("denoise_step", "attention_kernel", "never")]
+        line["dtype"] = "bfloat16"
+    return line
+
+
+def on_gpu(line: dict[str, Any], name: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
+    if line["record"] == "header":
+        line["machine"] |= {"device": "cuda:0", "device_name": name, "gpu_count": 1}
+    return line
+
+
+def roofline(folder: Path) -> Section | None:
+    report = build_report([folder])
+    return next((section for section in report.sections if section.id == "roofline"), None)
+
+
+def steady_mean_ns(run: RunRecords, name: str) -> float:
+    """By another way than the section's: block by block."""
+    orders = {clip.order for clip in run.clips if clip.variant == name and clip.phase == "timed"}
+    kept = latencies(run, name).steady.kept
+    return statistics.fmean(
+        span.value_ns
+        for block in kept
+        for span in run.spans
+        if span.order in orders and span.name == "denoise_step" and span.parent == block
+    )
+
+
+def cells(table: Table, row: int) -> dict[str, Any]:
+    return dict(zip((column.title for column in table.columns), table.rows[row].cells, strict=True))
+
+
+def test_a_stage_is_held_against_its_roofline(make_run: MakeRun) -> None:
+    folder = edited(make_run(), lambda line: on_gpu(with_costs(line)))
+    found = roofline(folder)
+    assert found is not None
+    table = found.blocks[0]
+    assert isinstance(table, Table) and "baseline" in table.caption and "bfloat16" in table.caption
+    row = cells(table, 0)
+    mean = steady_mean_ns(read_run(folder), "baseline")
+    assert isinstance(row["mean"], Time) and row["mean"].ns == pytest.approx(mean)
+    rate = FLOPS / (mean / 1e9)
+    assert isinstance(row["TFLOP/s"], Number) and row["TFLOP/s"].value == pytest.approx(rate / 1e12)
+    assert isinstance(row["of peak"], Share) and row["of peak"].value == pytest.approx(rate / 989.4e12)
+    assert isinstance(row["GB/s"], Number) and row["GB/s"].value == pytest.approx(10 / (mean / 1e9))
+    assert row["bound"] == Text("compute")
+    assert isinstance(row["floor"], Time) and row["floor"].ns == pytest.approx(10e12 / 989.4e12 * 1e9)
+    assert row["how"].text == "timed"
+    assert any("989" not in note and "H100 SXM: peaks at boost clock, dense" in note for note in table.notes)
+    assert not any(note.startswith("ANOMALY, denoise_step") for note in table.notes)
+
+
+def test_the_attention_kernel_is_taken_from_the_trace(make_run: MakeRun) -> None:
+    found = roofline(edited(make_run(), lambda line: with_costs(line, 10**9)))
+    assert found is not None
+    table = found.blocks[0]
+    assert isinstance(table, Table) and len(table.rows) == 2  # `never` was not measured
+    row = cells(table, 1)
+    assert (row["stage"].text, row["how"].text) == ("attention_kernel", "traced")
+    assert row["n"].value == 3 * 5 * 4  # frame blocks, passes, layers
+    assert 0 < row["mean"].ns < 31e6
+
+
+def filling(line: dict[str, Any]) -> dict[str, Any]:
+    """The first of the traced frame blocks, 6 to 8, meets half a window; a quarter of a step's work is attention."""
+    line = with_costs(line, 10**9)
+    if line["record"] == "variant":
+        line["attended_keys"] = [10, 20, 30, 40, 50, 50, 50, 100]
+        for cost in line["costs"]:
+            share = 1 if cost["span"] == "attention_kernel" else 4
+            cost |= {"attended_flops": cost["flops"] // share, "attended_read_bytes": cost["read_bytes"] // (2 * share)}
+    return line
+
+
+def test_a_traced_call_counts_the_keys_that_it_attended_to(make_run: MakeRun) -> None:
+    """Two of three frame blocks have a full window, one half of it; timed frame blocks are steady and count in full."""
+    tables, folder = [], make_run()
+    for change in (lambda line: with_costs(line, 10**9), filling):
+        found = roofline(edited(folder, change))
+        assert found is not None and isinstance(found.blocks[0], Table)
+        tables.append([cells(found.blocks[0], row) for row in range(2)])
+    (full_step, full_kernel), (step, kernel) = tables
+    assert kernel["mean"] == full_kernel["mean"] and kernel["how"].text == "traced"
+    assert kernel["TFLOP/s"].value == pytest.approx(full_kernel["TFLOP/s"].value * 5 / 6)
+    assert kernel["GB/s"].value == pytest.approx(full_kernel["GB/s"].value * (WRITE + READ * (1 - 1 / 12)) / (WRITE + READ))
+    assert (step["how"].text, step["TFLOP/s"], step["GB/s"]) == ("timed", full_step["TFLOP/s"], full_step["GB/s"])
+
+
+def test_a_breakdown_counts_the_keys_that_were_attended(make_run: MakeRun) -> None:
+    study = load_study([edited(make_run(), filling)])
+    costs = roofs_of(study.subjects[0]).costs
+    assert costs["attention_kernel"].flops == round(10**9 * 5 / 6)
+    assert costs["denoise_step"].flops == round(10**9 * (1 - 1 / 24))
+
+
+def test_a_trace_with_a_prompt_switch_gives_no_rate_of_attention(make_run: MakeRun) -> None:
+    """Its recache attends with a whole window of queries."""
+
+    def switched(line: dict[str, Any]) -> dict[str, Any]:
+        line = with_costs(line, 10**9)
+        if line["record"] == "header":
+            line["workload"]["prompts"][1]["frame_block"] = 7
+        return line
+
+    found = roofline(edited(make_run(), switched))
+    assert found is not None and isinstance(found.blocks[0], Table)
+    assert [row.cells[0].text for row in found.blocks[0].rows] == ["denoise_step"]  # type: ignore[union-attr]
+
+
+def test_a_rate_above_the_peak_is_flagged(make_run: MakeRun) -> None:
+    found = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line, 10**14))))
+    assert found is not None
+    table = found.blocks[0]
+    assert isinstance(table, Table)
+    assert any(note.startswith("ANOMALY, denoise_step") and "above the bfloat16 peak of H100 SXM" in note for note in table.notes)
+
+
+def test_an_unknown_device_has_rates_and_no_shares(make_run: MakeRun) -> None:
+    found = roofline(edited(make_run(), with_costs))
+    assert found is not None
+    table = found.blocks[0]
+    assert isinstance(table, Table)
+    assert [column.title for column in table.columns] == ["stage", "how", "n", "mean", "TFLOP/s", "GB/s"]
+    assert any("No published peaks are known for Example CPU 9000" in note for note in table.notes)
+
+
+def test_a_dtype_without_a_peak_has_no_floor(make_run: MakeRun) -> None:
+    def wide(line: dict[str, Any]) -> dict[str, Any]:
+        line = on_gpu(with_costs(line))
+        return line | {"dtype": "float64"} if line["record"] == "variant" else line
+
+    found = roofline(edited(make_run(), wide))
+    assert found is not None and isinstance(found.blocks[0], Table)
+    row = cells(found.blocks[0], 0)
+    assert isinstance(row["of peak"], Missing) and isinstance(row["floor"], Missing) and isinstance(row["of bandwidth"], Share)
+
+
+def test_without_costs_there_is_no_section(make_run: MakeRun) -> None:
+    assert roofline(make_run()) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- clocks
+
+
+def banner(report: Report) -> str:
+    return " ".join(item for banner in report.banners for item in banner.items)
+
+
+def clocks(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        line = on_gpu(line)
+        if line["record"] == "clip" and line["phase"] == "timed":
+            line["clocks"] = {"source": "nvml", "throttle": [], **values}
+        if line["record"] == "header":
+            line["machine"]["gpu"] = {"persistence": True, "mig": None, "power_limit_mw": 700_000, "max_sm_mhz": 1980}
+        return line
+
+    return change
+
+
+def test_clocks_that_vary_within_a_clip_are_told(make_run: MakeRun) -> None:
+    within = {"sm_mhz": 1900, "sm_mhz_min": 1700, "sm_mhz_max": 1980, "samples": 10, "idle_samples": 0, "read_ns": 500_000}
+    report = build_report([edited(make_run(), clocks(**within, power_mw=412_000))])
+    assert "SM clock varied by more than 2 % between or within timed clips: 1700 to 1980 MHz" in banner(report)
+    (settings,) = (section for section in report.sections if section.id == "settings")
+    (table, *_) = settings.blocks
+    assert isinstance(table, Table)
+    rows = {row.cells[0].text: row.cells[1].text for row in table.rows if isinstance(row.cells[1], Text)}
+    assert rows["GPU set-up"] == "persistence mode on, power limit 700 W, up to 1980 MHz SM"
+    timed = 3 * 2 * 4
+    assert rows["GPU in timed clips"] == (
+        f"1700 to 1980 MHz SM, up to 412 W; {10 * timed} readings beside the clips took {0.5 * timed:.3g} ms"
+    )
+
+
+def test_steady_clocks_are_not(make_run: MakeRun) -> None:
+    steady = {"sm_mhz": 1960, "sm_mhz_min": 1945, "sm_mhz_max": 1980, "samples": 10, "read_ns": 1}
+    assert "SM clock" not in banner(build_report([edited(make_run(), clocks(**steady))]))
+
+
+def test_clocks_of_an_idle_gpu_are_named_so(make_run: MakeRun) -> None:
+    folder = edited(make_run(), clocks(source="nvidia-smi", sm_mhz=345))
+    assert "GPU clocks were read when clips had ended, not while they ran" in banner(build_report([folder]))
+
+
+def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:
+    """A second trace line of the same variant, with options that distort times, that points nowhere."""
+    folder = make_run()
+    line = {"record": "trace", "v": 1, "variant": "turbo", "clip": 9, "path": "attribution/turbo.json.gz", "sha256": "0" * 64}
+    line |= {"size_bytes": 1, "first_block": 6, "num_blocks": 1, "options": ["with_stack"]}
+    plain = build_report([folder])
+    records = folder / "records.jsonl"
+    with records.open("ab") as file:
+        file.write(seal(json.dumps(line).encode(), len(records.read_bytes().splitlines()) + 1) + b"\n")
+    report = build_report([folder])
+    assert report.speedups == plain.speedups
+    (settings,) = (section for section in report.sections if section.id == "settings")
+    assert isinstance(settings.blocks[0], Table)
+    assert any("with with_stack: no times" in str(row.cells[0]) for row in settings.blocks[0].rows)

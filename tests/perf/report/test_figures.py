@@ -1,0 +1,119 @@
+"""Figures say what was measured: unproven differences, pictures that equal the reference, whole ticks, colours apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import replace as changed
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strobe.perf.records.record import Quality
+from strobe.perf.report.ablation_page.build import _mark
+from strobe.perf.report.ablation_page.front import Point
+from strobe.perf.report.blocks.quality import quality_section
+from strobe.perf.report.findings import find_latencies
+from strobe.perf.report.model import Axis, Figure, Mark, Plane, Ratio
+from strobe.perf.report.study import Study, load_study
+from strobe.perf.report.svg import colour, linear_ticks
+from strobe.perf.report.svg.plane import draw_plane
+
+ROOT = Path(__file__).parents[3]
+CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()
+
+
+def test_an_unproven_speedup_is_drawn_where_it_was_measured_and_hollow() -> None:
+    unproven = Point(label="window=6", speed=1.0, score=30.0, measured=Ratio(1.49, 0.9, 2.4))
+    assert _mark(unproven, 2) == Mark(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
+    proven = Point(label="steps=2", speed=1.49, score=30.0, measured=Ratio(1.49, 1.4, 1.6))
+    assert _mark(proven, 2) == Mark(1.49, 30.0, 2, "steps=2")
+    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (_mark(unproven, 2), _mark(proven, 3))), "")
+    assert drawn.count("hollow") == 1 and drawn.count('class="whisker thin s2"') == 1
+
+
+def test_what_equals_the_reference_is_drawn_above_the_axis() -> None:
+    equal = _mark(Point(label="base", speed=1.0, score=math.inf), 0)
+    assert equal.above and not equal.hollow
+    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (equal, Mark(2.0, 25.0, 1, "few"))), "")
+    ticks = [float(text) for text in re.findall(r'class="tick" x="2"[^>]*>([\d.]+)<', drawn)]
+    assert min(ticks) > 20, "the axis is that of the finite value"
+    assert "<path" in drawn and ">base</text>" in drawn
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return load_study([ROOT / "benchmarks" / "presets-h200"])
+
+
+def pictures(study: Study) -> dict[str, Plane]:
+    blocks = quality_section(study, find_latencies(study)).blocks
+    return {
+        block.picture.y.title: block.picture for block in blocks if isinstance(block, Figure) and isinstance(block.picture, Plane)
+    }
+
+
+def test_quality_pictures_have_every_variant_and_say_something(study: Study) -> None:
+    """Every prompt accuracy is 1.000 there, and one preset is the reference of its own PSNR."""
+    found = pictures(study)
+    assert "psnr" in found and "prompt_accuracy" not in found
+    assert {mark.label: mark.above for mark in found["psnr"].marks} == {
+        "baseline": False, "quality": True, "balanced": False, "turbo": False, "ultra": False,
+    }  # fmt: skip
+
+
+def test_a_metric_in_which_variants_differ_is_drawn(study: Study) -> None:
+    def worse(line: Quality) -> Quality:
+        return msgspec.structs.replace(line, value=0.5) if (line.variant, line.metric) == ("ultra", "prompt_accuracy") else line
+
+    run = changed(study.runs[0], quality=tuple(map(worse, study.runs[0].quality)))
+    other = changed(study, runs=(run,), subjects=tuple(changed(subject, run=run) for subject in study.subjects))
+    assert "prompt_accuracy" in pictures(other)
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    assert linear_ticks(0, 2.2, 6, whole=True) == [0, 1, 2]
+    assert linear_ticks(0, 2.2, 6) == [0, 0.5, 1.0, 1.5, 2.0]
+    marks = (Mark(1, 1.0, 0), Mark(2, 1.9, 0))
+    drawn = draw_plane(Plane(Axis("ranks", from_zero=True, whole=True), Axis("speedup"), marks), "")
+    below = re.findall(r'y="97.5%"[^>]*>([^<]+)<', drawn)
+    assert below == ["1", "2"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nine_variants_have_nine_colours(dark: bool) -> None:
+    assert len({colour(series) for series in range(9)}) == 9
+    values = dict(re.findall(r"--(s\d): light-dark\((#\w{6}, #\w{6})\)", CSS))
+    assert set(values) == {colour(series) for series in range(9)}
+    shown = [values[name].split(", ")[dark] for name in sorted(values)]
+    nearest = min((distance(one, other), one, other) for one, other in itertools.combinations(shown, 2))
+    assert nearest[0] > 20, nearest
+
+
+def distance(one: str, other: str) -> float:
+    """Distance of two colours in CIELAB (CIE 1976)."""
+    return math.dist(lab(one), lab(other))
+
+
+def lab(text: str) -> tuple[float, float, float]:
+    """A colour in CIELAB, D65."""
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in (int(text[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    ]
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [
+        sum(a * b for a, b in zip(row, linear, strict=True)) / white
+        for row, white in zip(rows, (0.9505, 1.0, 1.089), strict=True)
+    ]
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_labels_give_way_to_a_legend_where_there_is_no_room() -> None:
+    drawn = draw_plane(Plane(Axis("x"), Axis("y"), (Mark(1, 1, 0, "one"), Mark(2, 2, 1, "two"))), "")
+    assert '<ul class="legend narrow"' in drawn and drawn.count("<li>") == 2
+    narrow = CSS.partition("@media (max-width: 640px)")[2]
+    assert ".plane text.mark { display: none; }" in narrow and ".legend.narrow { display: flex; }" in narrow

@@ -1,0 +1,31 @@
+"""A server on the bundled model for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from live_server import Running, serving
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with serving(suspend_s=1.0, resume_s=60.0) as here:
+        yield here
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, T]], T]:
+    def call(work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(120):
+                return await work
+
+        return asyncio.run(bounded())
+
+    return call

@@ -1,0 +1,192 @@
+"""Nobody comes in who should not, and what junk does is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from live_server import Running, serving
+from strobe.core.errors import ConfigError, SessionError
+from strobe.serve import protocol
+from strobe.serve.client import watch
+from strobe.serve.guard import LOGINS_A_MINUTE, is_loopback
+from strobe.serve.protocol import Picture
+from strobe.serve.settings import ServeSettings
+
+TOKEN = "correct horse battery"
+Run = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Running]:
+    with serving(token=TOKEN, allow_host=("proxy.example",)) as here:
+        yield here
+
+
+def test_addresses_that_others_reach_need_a_token_and_tls() -> None:
+    with pytest.raises(ConfigError, match="token"):
+        ServeSettings(host="0.0.0.0")
+    with pytest.raises(ConfigError, match="TLS"):
+        ServeSettings(host="0.0.0.0", token=TOKEN)
+    with pytest.raises(ConfigError, match="guessed"):
+        ServeSettings(token="short")
+    with pytest.raises(ConfigError, match="key"):
+        ServeSettings(tls_cert=Path("cert.pem"))
+    assert ServeSettings(host="0.0.0.0", token=TOKEN, insecure_http=True).host == "0.0.0.0"
+    assert is_loopback("127.0.0.1") and is_loopback("[::1]") and is_loopback("localhost")
+    assert not is_loopback("127.0.0.1.evil.example") and not is_loopback("192.168.0.1")
+
+
+@pytest.mark.parametrize("path", ["/", "/readyz", "/metrics", "/v1/mjpeg"])
+def test_another_host_name_is_refused_even_on_loopback(running: Running, path: str) -> None:
+    answer = httpx.get(running.http + path, headers={"Host": "evil.example"})
+    assert answer.status_code == 403 and "--allow-host" in answer.text
+    assert httpx.get(running.http + "/readyz", headers={"Host": "localhost:9999"}).status_code == 200  # through a tunnel
+
+
+def test_a_page_of_another_origin_is_refused(running: Running, run: Run) -> None:
+    assert httpx.get(running.http + "/readyz", headers={"Origin": "https://evil.example"}).status_code == 403
+
+    async def connected(origin: str) -> None:
+        async with connect(f"{running.ws}/v1/stream", origin=origin):  # type: ignore[arg-type]
+            pass
+
+    run(connected(running.http))
+    with pytest.raises(WebSocketException):
+        run(connected("https://evil.example"))
+
+
+def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> None:
+    for path in ("/metrics", "/v1/mjpeg", "/v1/clips/x"):
+        assert httpx.get(closed.http + path).status_code == 401
+        assert httpx.get(closed.http + path, params={"token": TOKEN}).status_code == 401  # never in a URL
+        assert httpx.get(closed.http + path, headers={"Authorization": f"Bearer {TOKEN}x"}).status_code == 401
+    assert httpx.get(closed.http + "/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert httpx.get(closed.http + "/").status_code == httpx.get(closed.http + "/readyz").status_code == 200
+
+    async def stream(token: str) -> Any:
+        async with watch(closed.ws, token=token) as viewer:
+            return viewer.welcome.fps
+
+    assert run(stream(TOKEN)) == 16
+    with pytest.raises(SessionError, match="token"):
+        run(stream("wrong" * 5))
+
+
+def test_a_login_gives_a_cookie_that_scripts_cannot_read(closed: Running) -> None:
+    with httpx.Client(base_url=closed.http) as browser:
+        assert browser.post("/v1/login", json={"token": "wrong"}).status_code == 403
+        answer = browser.post("/v1/login", json={"token": TOKEN})
+        told = answer.headers["set-cookie"]
+        assert answer.status_code == 204 and "HttpOnly" in told and "SameSite=Strict" in told and TOKEN not in told
+        assert browser.get("/metrics").status_code == 200
+        for body in (b"", b"[]", b"{", b'{"token": 3}', b"[" * 3000):
+            assert browser.post("/v1/login", content=body).status_code in (400, 403)
+        assert browser.post("/v1/login", content=b"x" * 5000).status_code == 413
+        codes = {browser.post("/v1/login", json={"token": "guess"}).status_code for _ in range(LOGINS_A_MINUTE)}
+        assert 429 in codes
+
+
+def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
+    answer = httpx.get(running.http + "/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    text = answer.text
+    assert (
+        "<script>" not in text
+        and " onclick" not in text
+        and " style=" not in text
+        and "http" not in text.replace("https://", "http")
+    )
+
+
+def test_no_path_of_a_request_reaches_the_disk(running: Running) -> None:
+    for path in ("/static/app.js", "/../app.py", "/%2e%2e/app.py", "/app.py", "/v1/clips/..%2f..%2fetc%2fpasswd", "//etc/passwd"):
+        assert httpx.get(running.http + path).status_code == 404
+
+
+def test_junk_hurts_nobody(running: Running, run: Run) -> None:
+    """Sockets that send junk, hang or vanish: no crash, and the stream beside them gets every frame."""
+    draw = random.Random(7)
+    good = [
+        '{"type":"open","v":1}',
+        '{"type":"prompt","text":"a red circle moving left"}',
+        '{"type":"seen","frame":3,"generation":0,"epoch":0}',
+    ]
+
+    def mutated() -> str | bytes:
+        text = draw.choice(good)
+        match draw.randrange(6):
+            case 0:
+                return bytes(draw.randrange(256) for _ in range(draw.randrange(60)))
+            case 1:
+                return text[: draw.randrange(len(text))]
+            case 2:
+                return "".join(chr(draw.randrange(32, 0x3000)) for _ in range(draw.randrange(80)))
+            case 3:
+                return json.dumps(
+                    {
+                        "type": draw.choice(["go", "fork", "mark", "reset"]),
+                        "branch": draw.randrange(-5, 10**18),
+                        "name": "<img src=x>",
+                    }
+                )
+            case 4:
+                at = draw.randrange(len(text))
+                return text[:at] + chr(draw.randrange(32, 127)) + text[at + 1 :]
+        return text
+
+    async def junk() -> None:
+        with suppress(WebSocketException, OSError, TimeoutError):
+            async with connect(f"{running.ws}/v1/stream", max_size=None) as socket:
+                if draw.random() < 0.5:
+                    await socket.send(
+                        '{"type":"open","v":9}' if draw.random() < 0.5 else '{"type":"open","v":1,"prompt":"an elephant"}'
+                    )
+                for _ in range(draw.randrange(40)):
+                    await socket.send(mutated())
+                if draw.random() < 0.3:
+                    socket.transport.abort()
+
+    async def beside() -> int:
+        async with watch(running.ws, prompt="a red circle moving left") as viewer:
+            tasks = [asyncio.create_task(junk()) for _ in range(60)]
+            seen = 0
+            while seen < 60:
+                message = await viewer.receive()
+                if isinstance(message, Picture):
+                    assert message.frame == seen
+                    seen += 1
+                    await viewer.seen(message)
+            await asyncio.gather(*tasks)
+            await viewer.send(protocol.Close())
+            return seen
+
+    assert run(beside()) == 60
+    assert httpx.get(f"{running.http}/healthz").status_code == 200
+
+
+def test_whoever_says_too_much_is_let_go(running: Running, run: Run) -> None:
+    async def flood() -> str:
+        async with watch(running.ws) as viewer:
+            with suppress(WebSocketException, OSError):
+                for _ in range(3000):
+                    await viewer.send(protocol.Seen(frame=0, generation=0, epoch=0))
+                async for message in viewer:
+                    if isinstance(message, protocol.Error):
+                        return message.message
+        return "closed"
+
+    told = run(flood())
+    assert "messages a second" in told or told == "closed"

@@ -1,0 +1,201 @@
+"""The page in a real browser: what a person does, and what is seen on the canvas."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import Running, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+RED, BLUE = (230, 40, 40), (50, 90, 240)
+SCRIPTS = Path(__file__).with_name("page_checks.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with serving(suspend_s=5.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any, here: Running) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    context.add_init_script(SCRIPTS)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(here.http)
+    seen(page)
+    yield page
+    context.close()
+    assert not said, said
+
+
+def seen(page: Any) -> None:
+    page.locator("body[data-first='1']").wait_for(timeout=60_000)
+
+
+def share(page: Any, colour: tuple[int, int, int]) -> float:
+    """Share of the canvas that has about this colour."""
+    return float(page.evaluate("(colour) => pageChecks.share(colour)", list(colour)))
+
+
+def picture(page: Any) -> str:
+    """What the canvas shows."""
+    return str(page.evaluate("() => pageChecks.picture()"))
+
+
+def wait_for(page: Any, what: str, check: Any, seconds: float = 30) -> None:
+    for _ in range(int(seconds * 10)):
+        if check():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(what)
+
+
+def test_the_first_frame_shows_the_prompt_and_it_moves(page: Any) -> None:
+    wait_for(page, "no red circle on the canvas", lambda: share(page, RED) > 0.03)
+    before = picture(page)
+    page.wait_for_timeout(1500)
+    assert picture(page) != before
+    assert "h264" in page.inner_text("#facts") and page.inner_text("#state-text") in ("live", "waiting for frames")
+
+
+def test_a_prompt_is_seen_and_the_time_is_shown(page: Any) -> None:
+    page.fill("#prompt", "a blue square moving up fast")
+    page.press("#prompt", "Enter")
+    page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
+    wait_for(page, "no blue square on the canvas", lambda: share(page, BLUE) > 0.03 and share(page, RED) < 0.01)
+    assert re.fullmatch(r"\d+ ms", page.inner_text("#f-prompt"))
+    assert "blue square" in page.text_content("#timeline") and "ms" in page.text_content("#timeline")
+
+
+def test_a_refused_prompt_is_explained_and_the_stream_goes_on(page: Any) -> None:
+    page.fill("#prompt", "a purple elephant")
+    page.press("#prompt", "Enter")
+    page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
+    assert "elephant" in page.inner_text("#prompt-said")
+    wait_for(page, "the stream stopped", lambda: share(page, RED) > 0.03)
+
+
+def test_words_build_a_prompt(page: Any) -> None:
+    page.click("[data-word='blue']")
+    assert page.input_value("#prompt") == "a blue circle moving left"
+    page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
+    assert page.get_attribute("[data-word='blue']", "aria-pressed") == "true"
+
+
+def test_pause_reset_and_keys(page: Any) -> None:
+    page.click("#play")
+    page.get_by_text("paused").first.wait_for(timeout=10_000)
+    page.wait_for_timeout(300)
+    still = picture(page)
+    page.wait_for_timeout(700)
+    assert picture(page) == still
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("Space")
+    wait_for(page, "it did not go on", lambda: picture(page) != still)
+    page.keyboard.press("/")
+    assert page.evaluate("() => document.activeElement.id") == "prompt"
+    page.click("#reset")
+    page.get_by_text("began again").wait_for(timeout=20_000)
+
+
+def test_branches_go_back_and_beside(page: Any) -> None:
+    wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
+    page.click("#branch")
+    page.locator("#branches li").wait_for(timeout=20_000)
+    page.fill("#prompt", "a blue square moving up fast")
+    page.press("#prompt", "Enter")
+    wait_for(page, "no blue square", lambda: share(page, BLUE) > 0.03)
+    page.click("#branches >> text=Go back")
+    wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
+    page.click("#branches >> text=Beside")
+    page.locator("#screen-b").wait_for(state="visible", timeout=20_000)
+    page.get_by_text("branch: a red circle moving left").wait_for(timeout=20_000)
+    page.click("#close-b")
+    assert not page.is_visible("#screen-b")
+
+
+def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
+    page.click("#record")
+    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
+    page.wait_for_timeout(2500)
+    page.click("#record")
+    page.locator("#download").wait_for(state="visible", timeout=20_000)
+    with page.expect_download() as started:
+        page.click("#download")
+    clip = tmp_path / "clip.mp4"
+    started.value.save_as(clip)
+    assert clip.read_bytes()[4:8] == b"ftyp"
+
+
+def test_a_lost_connection_comes_back(page: Any) -> None:
+    wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
+    page.evaluate("() => globalThis.strobe.player.socket.close()")
+    page.get_by_text("connection lost").wait_for(timeout=10_000)
+    page.locator("#state[data-state='live']").wait_for(timeout=30_000)
+    before = picture(page)
+    wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (390, "light"), (390, "dark")])
+def test_everything_has_a_name_and_can_be_read(browser: Any, here: Running, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
+    context.add_init_script(SCRIPTS)
+    page = context.new_page()
+    page.goto(here.http)
+    seen(page)
+    page.wait_for_timeout(600)
+    assert page.evaluate("() => pageChecks.unlabelled()") == []
+    assert page.evaluate("() => pageChecks.lowContrast()") == []
+    assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    context.close()
+
+
+def test_jpeg_where_there_is_no_decoder(browser: Any, here: Running) -> None:
+    context = browser.new_context()
+    context.add_init_script("delete globalThis.VideoDecoder;")
+    context.add_init_script(SCRIPTS)
+    page = context.new_page()
+    page.goto(here.http)
+    seen(page)
+    assert "jpeg" in page.inner_text("#facts")
+    wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
+    context.close()
+
+
+def test_a_token_is_asked_for(browser: Any) -> None:
+    token = "correct horse battery"
+    with serving(token=token) as closed:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(closed.http)
+        page.locator("#token").wait_for(state="visible", timeout=20_000)
+        page.fill("#token", "wrong")
+        page.press("#token", "Enter")
+        page.get_by_text("that is not the token").wait_for(timeout=10_000)
+        page.fill("#token", token)
+        page.press("#token", "Enter")
+        seen(page)
+        context.close()
+        assert httpx.get(f"{closed.http}/metrics").status_code == 401

@@ -1,0 +1,103 @@
+"""Messages: whole there and back, and nothing else passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strobe.core.errors import DataError
+from strobe.serve import protocol
+from strobe.serve.protocol import CODECS, Picture, read_picture, read_server, read_viewer, write
+
+PLAYER = Path(protocol.__file__).with_name("static") / "player.js"
+
+
+U32 = st.integers(0, 2**32 - 1)
+
+
+@given(st.sampled_from(sorted(CODECS)), st.booleans(), U32, U32, U32, st.integers(0, 2**53), st.binary(max_size=64))
+def test_a_picture_comes_back_as_it_was(
+    codec: str, key: bool, generation: int, frame: int, epoch: int, made: int, data: bytes
+) -> None:
+    picture = Picture(codec=codec, key=key, generation=generation, frame=frame, epoch=epoch, made_us=made, data=data)  # type: ignore[arg-type]
+    assert read_picture(picture.packed()) == picture
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_crash_the_reader_of_pictures(data: bytes) -> None:
+    try:
+        assert read_picture(data).packed()[24:] == data[24:]
+    except DataError as error:
+        assert "picture" in str(error)
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(
+        st.text(max_size=200),
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(["type", "v", "text", "on", "frame"]), inner)
+            ),
+            max_leaves=12,
+        ).map(lambda value: json.dumps(value)),
+    )
+)
+def test_no_text_crashes_the_reader_of_messages(text: str) -> None:
+    try:
+        read_viewer(text)
+    except DataError as error:
+        assert "protocol" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"open"}',
+        '{"type":"open","v":1,"other":2}',
+        '{"type":"prompt","text":"%s"}' % ("a" * (protocol.LONGEST_PROMPT + 1)),
+        '{"type":"prompt","text":"a","mode":"fast"}',
+        '{"type":"prompt","text":"a","over":0}',
+        '{"type":"seen","frame":-1,"generation":0,"epoch":0}',
+        '{"type":"seen","frame":1.5,"generation":0,"epoch":0}',
+        '{"type":"reset","seed":-1}',
+        '{"type":"welcome"}',
+        "[" * 100_000,
+        "\\ud800",
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(text: str) -> None:
+    with pytest.raises(DataError):
+        read_viewer(text)
+
+
+def test_messages_come_back_as_they_were() -> None:
+    for message in (
+        protocol.Open(v=1, prompt="a", seed=3),
+        protocol.Reset(seed=4),
+        protocol.Seen(frame=1, generation=0, epoch=0),
+    ):
+        assert read_viewer(write(message)) == message
+    for answer in (
+        protocol.Refused(reason="r", fits=["turbo"], retry_s=None),
+        protocol.Recorded(on=False, download="", frames=0),
+    ):
+        assert read_server(write(answer)) == answer
+
+
+def test_the_page_speaks_this_version() -> None:
+    text = PLAYER.read_text()
+    assert int(re.search(r"VERSION = (\d+)", text)[1]) == protocol.VERSION  # type: ignore[index]
+    assert int(re.search(r"HEADER = (\d+)", text)[1]) == len(
+        Picture(codec="h264", key=True, generation=0, frame=0, epoch=0, made_us=0, data=b"").header()
+    )  # type: ignore[index]
+    listed = {number: name for name, number in CODECS.items()}
+    assert json.loads(re.sub(r"(\d+):", r'"\1":', re.search(r"CODECS = ({.*})", text)[1].replace(" ", ""))) == {
+        str(k): v for k, v in listed.items()
+    }  # type: ignore[index]

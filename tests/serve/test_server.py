@@ -1,0 +1,282 @@
+"""The server over its real sockets: streams, switches, branches, reconnects, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+
+import strobe
+from live_server import Running, serving
+from strobe.core.errors import SessionError
+from strobe.serve import protocol
+from strobe.serve.client import RefusedError, Viewer, watch
+from strobe.serve.encode import new_encoder
+from strobe.serve.protocol import Picture
+
+CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
+Run = Callable[[Any], Any]
+
+
+async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) -> list[Picture]:
+    """The next pictures, each said to be seen as it comes."""
+    found: list[Picture] = []
+    while len(found) < count:
+        message = await viewer.receive()
+        if isinstance(message, Picture):
+            found.append(message)
+            await viewer.seen(message)
+        elif told is not None:
+            told.append(message)
+    return found
+
+
+async def answer(viewer: Viewer, kind: type) -> Any:
+    while True:
+        message = await viewer.receive()
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Picture):
+            await viewer.seen(message)
+        assert not isinstance(message, protocol.Error), message
+
+
+def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0) -> list[bytes]:
+    """The pictures that a stream of the same prompts comes to."""
+    with strobe.Session(CIRCLE, preset="turbo", seed=seed, device="cpu") as session:
+        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
+    encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
+    return [encoder.encode(frame)[0] for frame in frames]
+
+
+def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running, run: Run) -> None:
+    async def stream() -> list[Picture]:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            assert viewer.welcome.fps == 16 and viewer.welcome.preset == "turbo" and viewer.welcome.words["colour"][0] == "red"
+            return await pictures(viewer, 21)
+
+    found = run(stream())
+    assert [picture.frame for picture in found] == list(range(21))
+    assert [picture.data for picture in found] == jpegs(2)
+
+
+def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run: Run) -> None:
+    async def stream() -> tuple[list[Picture], list[Any]]:
+        told: list[Any] = []
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            found = await pictures(viewer, 5, told)
+            await viewer.send(protocol.Prompt(text=SQUARE, typed_ms=7.0))
+            found += await pictures(viewer, 50, told)
+            await viewer.send(protocol.Prompt(text="a purple elephant moving up"))
+            refused = await answer_error(viewer)
+            assert "elephant" in refused
+            return found, told
+
+    async def answer_error(viewer: Viewer) -> str:
+        while True:
+            message = await viewer.receive()
+            if isinstance(message, protocol.Error):
+                return message.message
+            if isinstance(message, Picture):
+                await viewer.seen(message)
+
+    found, told = run(stream())
+    (prompted,) = [message for message in told if isinstance(message, protocol.Prompted)]
+    effective = next(message for message in told if isinstance(message, protocol.Effective) and message.epoch == 1)
+    assert prompted.typed_ms == 7.0 and effective.frame_block == prompted.frame_block
+    assert {picture.epoch for picture in found if picture.frame < effective.frame} == {0}
+    assert {picture.epoch for picture in found if picture.frame >= effective.frame} == {1}
+    expected = jpegs(6, strobe.Switch(frame_block=prompted.frame_block, prompt=SQUARE))
+    assert [picture.data for picture in found] == expected[: len(found)]
+
+
+def test_h264_pictures_decode_to_the_frames(running: Running, run: Run) -> None:
+    async def stream() -> list[Picture]:
+        async with watch(running.ws, prompt=CIRCLE, codec="h264") as viewer:
+            return await pictures(viewer, 9)
+
+    decoder = av.CodecContext.create("h264", "r")
+    assert isinstance(decoder, av.VideoCodecContext)
+    decoder.flags |= av.codec.context.Flags.low_delay
+    with strobe.Session(CIRCLE, preset="turbo", device="cpu") as session:
+        frames = next(iter(session.stream(1))).frames.numpy()
+    for picture, frame in zip(run(stream()), frames, strict=True):
+        (found,) = decoder.decode(av.Packet(picture.data))
+        assert ((found.to_ndarray(format="rgb24").astype(float) - frame) ** 2).mean() < 60
+
+
+def test_after_a_reset_no_picture_of_before_comes(running: Running, run: Run) -> None:
+    async def stream() -> None:
+        async with watch(running.ws, prompt=SQUARE) as viewer:
+            await pictures(viewer, 12)
+            await viewer.send(protocol.Reset(prompt=CIRCLE, seed=5))
+            flushed = await answer(viewer, protocol.Flushed)
+            assert flushed.generation == 1 and flushed.frame == 0
+            found = await pictures(viewer, 9)
+            assert {picture.generation for picture in found} == {1} and found[0].frame == 0
+            assert [picture.data for picture in found] == jpegs(1, seed=5)
+
+    run(stream())
+
+
+def test_back_to_a_branch_and_a_second_stream_from_it(running: Running, run: Run) -> None:
+    async def stream() -> None:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 4)
+            await viewer.send(protocol.Mark(name="here"))
+            marked = await answer(viewer, protocol.Marked)
+            expected = jpegs(8)[marked.frame :]
+            await viewer.send(protocol.Prompt(text=SQUARE))
+            await pictures(viewer, 30)
+            await viewer.send(protocol.Fork(branch=marked.branch))
+            forked = await answer(viewer, protocol.Forked)
+            await viewer.send(protocol.Go(branch=marked.branch))
+            flushed = await answer(viewer, protocol.Flushed)
+            assert flushed.frame == marked.frame and flushed.prompt == CIRCLE
+            assert [picture.data for picture in await pictures(viewer, 15)] == expected[:15]
+            await viewer.send(protocol.Pause())
+            async with watch(running.ws, resume=forked.secret) as other:
+                assert [picture.data for picture in await pictures(other, 15)] == expected[:15]
+                await other.send(protocol.Close())
+
+    run(stream())
+
+
+def test_a_lost_connection_goes_on_with_the_next_frame_bit_by_bit(running: Running, run: Run) -> None:
+    async def stream() -> list[Picture]:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            found = await pictures(viewer, 13)
+            secret = viewer.welcome.secret
+            viewer.socket.transport.abort()
+        await asyncio.sleep(2.5)  # suspended meanwhile
+        async with watch(running.ws, resume=secret) as viewer:
+            assert viewer.welcome.resumed_at_frame == len(found)
+            found += await pictures(viewer, 25)
+            await viewer.send(protocol.Close())
+        with pytest.raises(RefusedError, match="secret"):
+            async with watch(running.ws, resume=secret):
+                pass
+        return found
+
+    found = run(stream())
+    assert [picture.frame for picture in found] == list(range(38))
+    assert [picture.data for picture in found] == jpegs(4)[:38]
+
+
+def test_a_viewer_that_paints_nothing_gets_no_more_than_it_may_hold(running: Running, run: Run) -> None:
+    async def stream() -> int:
+        last = 0
+        async with watch(running.ws, prompt=CIRCLE, codec="h264") as viewer:
+            try:
+                while True:
+                    async with asyncio.timeout(2.0):
+                        message = await viewer.receive()
+                    last = message.frame if isinstance(message, Picture) else last
+            except TimeoutError:
+                return last
+
+    assert 8 <= run(stream()) <= 0.5 * 16 + 3 * 12
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "h264"])
+def test_a_viewer_with_a_start_buffer_plays(running: Running, run: Run, codec: protocol.Codec) -> None:
+    async def play() -> tuple[int, int]:
+        async with watch(running.ws, prompt=CIRCLE, codec=codec) as viewer:
+            playback = await viewer.play(6.0)
+            await viewer.send(protocol.Close())
+            return playback.painted, len(playback.late_ms)
+
+    painted, counted = run(play())
+    assert painted == counted > 16
+
+
+def test_recording_and_recipe(running: Running, run: Run) -> None:
+    async def stream() -> tuple[protocol.Recorded, protocol.Recipe]:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 2)
+            await viewer.send(protocol.Record(on=True))
+            assert (await answer(viewer, protocol.Recorded)).on
+            await pictures(viewer, 40)
+            await viewer.send(protocol.Record(on=False))
+            recorded = await answer(viewer, protocol.Recorded)
+            await viewer.send(protocol.AskRecipe())
+            return recorded, await answer(viewer, protocol.Recipe)
+
+    recorded, recipe = run(stream())
+    clip = httpx.get(running.http + recorded.download)
+    assert (
+        clip.status_code == 200 and clip.headers["content-type"] == "video/mp4" and recorded.frames % 12 == 0 and recorded.frames
+    )
+    assert b"ftyp" in clip.content[:16] and "attachment" in clip.headers["content-disposition"]
+    assert httpx.get(running.http + "/v1/clips/../etc/passwd").status_code == 404
+    assert recipe.prompts[0].text == CIRCLE and recipe.preset == "turbo" and recipe.versions["strobe"] == strobe.__version__
+
+
+def test_a_start_image_is_decoded_within_bounds(running: Running, run: Run) -> None:
+    async def opened(image: str) -> Any:
+        async with watch(running.ws, prompt=CIRCLE, image=image) as viewer:
+            return (await pictures(viewer, 1))[0]
+
+    green = np.full((64, 64, 3), (0, 200, 0), np.uint8)
+    data, _ = new_encoder("jpeg", 64, 64, 16).encode(green)
+    picture = run(opened(base64.b64encode(data).decode()))
+    decoder = av.CodecContext.create("mjpeg", "r")
+    assert isinstance(decoder, av.VideoCodecContext)
+    (frame,) = decoder.decode(av.Packet(picture.data))
+    red, green_mean, blue = frame.to_ndarray(format="rgb24").mean(axis=(0, 1))
+    assert green_mean > 120 and red < 100 and blue < 100
+    for bad, word in (("%%%", "base64"), (base64.b64encode(b"no picture").decode(), "picture|data")):
+        with pytest.raises(SessionError, match=word):
+            run(opened(bad))
+
+
+def test_unknown_presets_and_versions_are_refused_with_what_fits(running: Running, run: Run) -> None:
+    async def opened(**asked: Any) -> None:
+        async with watch(running.ws, **asked):
+            pass
+
+    with pytest.raises(RefusedError, match="would fit: .*turbo"):
+        run(opened(preset="ultra"))
+    with pytest.raises(RefusedError, match="elephant"):
+        run(opened(prompt="an elephant"))
+
+
+def test_mjpeg_for_curl(running: Running) -> None:
+    with httpx.stream("GET", f"{running.http}/v1/mjpeg", params={"prompt": CIRCLE}, timeout=60) as response:
+        assert response.headers["content-type"].startswith("multipart/x-mixed-replace")
+        found = b""
+        for chunk in response.iter_bytes():
+            found += chunk
+            if found.count(b"--frame") > 12:
+                break
+    assert [part.split(b"\r\n\r\n", 1)[1].rstrip(b"\r\n") for part in found.split(b"--frame")[1:10]] == jpegs(1)
+    assert httpx.get(f"{running.http}/v1/mjpeg", params={"prompt": "an elephant"}).status_code == 400
+
+
+def test_what_operators_read(running: Running) -> None:
+    assert httpx.get(f"{running.http}/healthz").json() == {"ok": True, "error": ""}
+    ready = httpx.get(f"{running.http}/readyz").json()
+    assert ready["ready"] and ready["done"] == ready["total"]
+    metrics = httpx.get(f"{running.http}/metrics").text
+    for name in ("strobe_streams", "strobe_block_seconds_bucket", "strobe_refused_total", "strobe_device_busy_seconds_total"):
+        assert name in metrics
+
+
+def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
+    with serving() as here:
+
+        async def stream() -> Any:
+            async with watch(here.ws, prompt=CIRCLE) as viewer:
+                await pictures(viewer, 3)
+                hub = here.server.hub
+                assert hub is not None
+                hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server._drain(hub)))
+                return await answer(viewer, protocol.Ended)
+
+        assert "shutting down" in run(stream()).reason

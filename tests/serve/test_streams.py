@@ -1,0 +1,107 @@
+"""A stream of the server is the session it stands for, bit by bit, whatever happens to it in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import strobe
+from strobe.core.errors import ConfigError, SessionError
+from strobe.engine.load import Model, load
+from strobe.engine.presets import preset
+from strobe.serve.protocol import MARKS
+from strobe.serve.streams import Origin, Stream
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load("shapes")
+
+
+def opened(model: Model, seed: int = 3, name: str = "turbo") -> Stream:
+    origin = Origin(prompt="a red circle moving left", seed=seed, preset=name)
+    stream = Stream(name="s", model=model, device=CPU, origin=origin, config=preset(name))
+    stream.open()
+    return stream
+
+
+def frames(stream: Stream, count: int) -> np.ndarray:
+    return np.concatenate([stream.make().frames for _ in range(count)])
+
+
+def expected(model: Model, count: int, switch_at: int | None = None) -> np.ndarray:
+    with strobe.Session("a red circle moving left", preset="turbo", model=model, seed=3, device="cpu") as session:
+        switches = [] if switch_at is None else [strobe.Switch(frame_block=switch_at, prompt="a blue square moving up")]
+        return np.concatenate([block.frames.numpy() for block in session.stream(count, switches=switches)])
+
+
+def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model) -> None:
+    stream, found = opened(model), []
+    for number in range(5):
+        if number == 2:
+            _, at = stream.prompt("a blue square moving up", "recache", 4)
+        found.append(stream.make().frames)
+        stream.suspend()
+        assert stream.asleep
+    assert np.array_equal(np.concatenate(found), expected(model, 5, at))
+
+
+def test_a_branch_goes_on_as_the_stream_did(model: Model) -> None:
+    stream = opened(model)
+    frames(stream, 2)
+    branch = stream.mark("here")
+    first = frames(stream, 3)
+    generation = stream.generation
+    stream.prompt("a blue square moving up", "recache", 4)
+    frames(stream, 1)
+    stream.go(branch.number)
+    assert stream.generation == generation + 1 and stream.frames_made == branch.frame
+    assert np.array_equal(frames(stream, 3), first)
+    other = stream.forked(branch.number, "other")
+    assert np.array_equal(frames(other, 3), first)
+
+
+def test_frames_epochs_and_the_log_are_counted(model: Model) -> None:
+    stream = opened(model)
+    blocks = [stream.make() for _ in range(2)]
+    _, at = stream.prompt("a blue square moving up", "recache", 4)
+    blocks += [stream.make() for _ in range(2)]
+    starts = np.cumsum([0, *(len(block.frames) for block in blocks)])
+    assert [block.first_frame for block in blocks] == list(starts[:-1])
+    assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
+    assert [block.index for block in blocks if block.entered] == [0, at]
+    assert stream.recipe().prompts[-1].frame_block == at and stream.recipe().frame_blocks == 4
+
+
+def test_a_prompt_that_is_refused_changes_nothing(model: Model) -> None:
+    stream, other = opened(model), opened(model)
+    frames(stream, 1), frames(other, 1)
+    with pytest.raises(ConfigError):
+        stream.prompt("a purple elephant", "recache", 4)
+    with pytest.raises(ConfigError, match="empty"):
+        stream.prompt("   ", "recache", 4)
+    assert stream.log == other.log and np.array_equal(frames(stream, 2), frames(other, 2))
+
+
+def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
+    stream, other = opened(model), opened(model)
+    frames(stream, 2), frames(other, 2)
+    with pytest.raises(ConfigError):
+        stream.reset(Origin(prompt="an elephant", seed=0, preset="turbo"), preset("turbo"))
+    assert stream.generation == 0 and np.array_equal(frames(stream, 1), frames(other, 1))
+    stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
+    assert stream.generation == 1 and np.array_equal(frames(stream, 3), expected(model, 3))
+
+
+def test_branches_are_bounded_and_numbered(model: Model) -> None:
+    stream = opened(model)
+    frames(stream, 1)
+    for _ in range(MARKS):
+        stream.mark("")
+    with pytest.raises(SessionError, match=str(MARKS)):
+        stream.mark("one more")
+    with pytest.raises(ConfigError, match="no branch 99"):
+        stream.go(99)

@@ -1,0 +1,173 @@
+"""Compile kernels for a card that is not here, as far as what they ask of it is known: `compiled_ahead.py CARD KERNELS...`.
+
+Everything is launched as on that card, in its configurations for that card, and Triton compiles it for that card. Fails if a
+kernel does not compile, or asks for more shared memory than the card gives a program. Writes each kernel and what it asks for.
+With `whole` among the kernels they are compiled down to the machine's instructions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.compiler.compiler import ir
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import launches_without_a_gpu as launches
+from strobe.attention.sparse.impl import triton as fine
+from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
+from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.impl import triton as stages
+from strobe.attention.tree.impl import triton as messages
+from strobe.core.device import Card
+from strobe.eightbit.impl import triton as eightbit
+from strobe.eightbit.rows import FP8_CAPABILITY, Quantized
+from strobe.models.wan.kernels.impl import triton as wan
+
+
+def nvidia(major: int, minor: int, shared_kib: int) -> tuple[GPUTarget, Card]:
+    name, shared = f"sm_{major}{minor}", shared_kib << 10
+    card = Card(vendor="nvidia", architecture=name, capability=(major, minor), name="not here", shared_bytes=shared)
+    return GPUTarget("cuda", 10 * major + minor, 32), card
+
+
+def amd(architecture: str, wave: int) -> tuple[GPUTarget, Card]:
+    card = Card(vendor="amd", architecture=architecture, name="not here", shared_bytes=64 << 10)
+    return GPUTarget("hip", architecture, wave), card
+
+
+CARDS: Final = {
+    "sm_80": nvidia(8, 0, 163),
+    "sm_86": nvidia(8, 6, 99),
+    "sm_89": nvidia(8, 9, 99),
+    "sm_90": nvidia(9, 0, 227),
+    "sm_100": nvidia(10, 0, 227),
+    "sm_120": nvidia(12, 0, 99),
+    "gfx90a": amd("gfx90a", 64),
+    "gfx942": amd("gfx942", 64),
+    "gfx1100": amd("gfx1100", 32),
+}
+"""Targets of Triton and their cards; what a program may take of shared memory is in CUDA's programming guide, table of compute
+capabilities, and in AMD's, local data share."""
+DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+asked: dict[str, int] = {}
+
+
+class Compiled:
+    """What a compiler made: launched by Triton (`run`) or directly, it does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        return None
+
+    def run(self, *_: object) -> None:
+        return None
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Compiled]:
+    """In the place of Triton's own compiling: for a target, in memory; `whole`: down to the machine's instructions."""
+
+    def compile_one(
+        kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
+    ) -> Compiled:
+        source, backend, context = ASTSource(kernel, signature, constants, attributes), make_backend(target), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        metadata: dict[str, Any] = {"target": target, **options.__dict__}
+        passes: dict[str, Callable[..., Any]] = {}
+        backend.add_stages(passes, options, source.language)
+        made = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+        for name, lower in passes.items():
+            made = lower(made, metadata)
+            if name == "llir" and not whole:
+                break
+        name, shared = kernel.fn.__name__, metadata["shared"]
+        assert shared <= card.shared_bytes, f"{name} {constants}: {shared} bytes of shared memory, {card} has {card.shared_bytes}"
+        asked[name] = max(asked.get(name, 0), shared)
+        found = kernel.device_caches[device][0][key] = Compiled()
+        return found
+
+    return compile_one
+
+
+def fine_stage(card: Card, dtype: str, width: int, block: int, ragged: bool) -> None:
+    """Forward and gradients for a given selection."""
+    q, k, v = (torch.zeros(1, 4 * block, heads, width, dtype=DTYPES[dtype]) for heads in (2, 1, 1))
+    counts, sizes = torch.full((1, 2, 4), 2, dtype=torch.int32), torch.full((4,), block, dtype=torch.int32)
+    edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
+    indices = torch.zeros(1, 2, 4, 2, dtype=torch.int32)
+    selection = BlockSelection(indices=indices, counts=counts, block=block, known_count=None if ragged else 2, **edges)  # type: ignore[arg-type]
+    state = fine.forward(q, k, v, selection, 0.3)
+    fine.backward(state, q, k, v, state, selection, 0.3)
+
+
+def around(card: Card, dtype: str) -> None:
+    """The stages around it, over a clip and over a history, merging, and what libraries' results need."""
+    for gated, parts in ((True, 1), (False, 4)):
+        launches.whole_operator(2, 128 if gated else 64, "raster", parts, gated=gated, own=gated)
+    launches.over_a_history(DTYPES[dtype], kv_heads=1, block=64, parts=1)
+    launches.merged(DTYPES[dtype], 4, True, 128, lse=True)
+    sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
+    kept_on_gpu(torch.zeros(1, 2, 3, 4, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32), 3)
+    settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), sizes, 64, (seen, seen))
+    out = torch.zeros(1, 3, 2, 128, dtype=DTYPES[dtype])
+    messages.pack_message(out, torch.zeros(1, 2, 3), 136)
+
+
+def layers(card: Card, dtype: str) -> None:
+    """The kernels of a Wan layer, with those in eight bits where the card has the numbers."""
+    launches.turned(DTYPES[dtype], heads=12)
+    launches.to_a_text(DTYPES[dtype], heads=2)
+    launches.turned_by_time(DTYPES[dtype], layers=2, tokens=10)
+    q, text = torch.zeros(1, 130, 2, 128, dtype=DTYPES[dtype]), torch.zeros(1, 100, 2, 128, dtype=DTYPES[dtype])
+    wan.text_attention(q, text, text, torch.ones(1, dtype=torch.int32))
+    x, row = torch.zeros(1, 8, 1536, dtype=DTYPES[dtype]), torch.zeros(1, 1, 1536, dtype=DTYPES[dtype])
+    wan.rms_norm(x, torch.zeros(1536), 1e-6)
+    formats = [torch.int8]
+    if card.capability >= FP8_CAPABILITY:
+        formats.append(torch.float8_e4m3fn)
+        wan.gelu_quantize(torch.zeros(1, 8, 8960, dtype=DTYPES[dtype]))
+        eightbit.quantize_tensor(x)
+    for fp8 in (False, True)[: len(formats)]:
+        wan.norm(x, x, row, row, row, True, 1e-6, fp8)
+    for each in formats:
+        eightbit.quantize_rows(x, each)
+        kept = Quantized(values=torch.zeros(2, 1, 9, 3, 128, dtype=each), scale=torch.zeros(2, 1, 9, 3, 1))
+        token = torch.zeros(1, 4, 3, 128, dtype=DTYPES[dtype])
+        eightbit.store_rows((token, token), torch.arange(4), kept)
+        eightbit.expand_rows(kept, torch.zeros(2, 1, 9, 3, 128, dtype=DTYPES[dtype]))
+
+
+def main(name: str, *kernels: str) -> None:
+    target, card = CARDS[name]
+    here = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: target}
+    driver.set_active(SimpleNamespace(**here))
+    launches.pretend(compile_for(target, card, "whole" in kernels))
+    for place in (fine, stages):
+        place.card_of = lambda _: card  # type: ignore[attr-defined]
+    for each in kernels:
+        what, *options = each.split(":")
+        if what == "fine":
+            dtype, width, block, kind = options
+            fine_stage(card, dtype, int(width), int(block), kind == "ragged")
+        elif what == "around":
+            around(card, *options)
+        elif what == "layers":
+            layers(card, *options)
+    for kernel, shared in sorted(asked.items()):
+        sys.stdout.write(f"{kernel} {shared}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""A GPU for tests on a machine without one: a clock that work advances, behind what measuring calls of `torch.cuda`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+class FakeGpu:
+    """Kernels queue up behind each other while the host goes on; a synchronisation brings the host's clock to their end.
+
+    Args:
+        launch_ns: host time of a launch.
+        used: the process has used the GPU already.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, launch_ns: int = 5_000, used: bool = True) -> None:
+        self.now_ns = 0
+        self.idle_at_ns = 0
+        self.launch_ns = launch_ns
+        self.used = used
+        self.launches = 0
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool = False) -> None:
+                assert enable_timing
+                self.at_ns = -1
+
+            def record(self, stream: object = None) -> None:
+                self.at_ns = max(gpu.now_ns, gpu.idle_at_ns)
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at_ns - self.at_ns) / 1e6
+
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_initialized", lambda: self.used)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "memory_reserved", lambda index=None: 0)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+        patch.setattr(torch.cuda, "synchronize", self.synchronize)
+        patch.setattr(torch.cuda, "Event", Event)
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait for every kernel."""
+        self.now_ns = max(self.now_ns, self.idle_at_ns)
+
+    def kernel(self, length_ns: int) -> None:
+        """Launch one."""
+        self.used = True
+        self.launches += 1
+        self.now_ns += self.launch_ns
+        self.idle_at_ns = max(self.now_ns, self.idle_at_ns) + length_ns
+
+
+def fake_profiler(gpu: FakeGpu) -> type:
+    """Make a `torch.profiler.profile` that sees the kernels of a fake GPU."""
+
+    class Profile:
+        def __init__(self, *, activities: object) -> None:
+            self.before = 0
+
+        def __enter__(self) -> Profile:
+            self.before = gpu.launches
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.before = gpu.launches - self.before
+
+        def events(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA)] * self.before
+
+    return Profile

@@ -1,0 +1,72 @@
+"""Try every kind of fault as often as the table says and write docs/faults.md: `make faults`.
+
+Usage: python tests/support/run_faults.py [KIND ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from fault_kinds import KINDS, Kind
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "faults.md"
+HEAD: Final = """# Faults
+
+What was tried to break, and what held. `make faults` tries them again and writes this page; the same functions, with fewer tries,
+are tests (`tests/faults`). A try is one seed: it makes one fault in an empty folder and fails if what is said does not hold.
+
+| fault | tried | survived | what must hold |
+|---|---|---|---|
+"""
+
+
+def attempts(kind: Kind, tries: int) -> dict[int, str]:
+    """Try a kind with the seeds from 0; the seeds that were not survived, and why."""
+    failed: dict[int, str] = {}
+    for seed in range(tries):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                kind.attempt(seed, Path(folder))
+            except Exception as error:  # noqa: BLE001  # whatever it is, the fault was not survived
+                failed[seed] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def row(kind: Kind, failed: int) -> str:
+    """Its line in the page."""
+    return f"| {kind.name} | {kind.tries} | {kind.tries - failed} | {kind.survived} |\n"
+
+
+def written(rows: dict[str, str]) -> str:
+    """The page with these rows, by kind; of the kinds that were not tried now, those it has."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if PAGE.exists() else []
+    kept = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
+    known = kept | rows
+    return HEAD + "".join(known[kind.name] for kind in KINDS if kind.name in known)
+
+
+def main() -> int:
+    """Try the kinds named, or all, and write their rows."""
+    unknown = set(sys.argv[1:]) - {kind.name for kind in KINDS}
+    if unknown:
+        sys.stderr.write(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(kind.name for kind in KINDS)}\n")
+        return 2
+    all_survived = True
+    for kind in KINDS:
+        if sys.argv[1:] and kind.name not in sys.argv[1:]:
+            continue
+        began = time.monotonic()
+        failed = attempts(kind, kind.tries)
+        sys.stderr.write(f"{kind.name}: {kind.tries - len(failed)} of {kind.tries} in {time.monotonic() - began:.0f} s\n")
+        sys.stderr.writelines(f"  seed {seed}: {why[:300]}\n" for seed, why in failed.items())
+        PAGE.write_text(written({kind.name: row(kind, len(failed))}), encoding="utf-8")
+        all_survived = all_survived and not failed
+    return 0 if all_survived else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""A folder with the files that the commands of the docs name, small; and how a command or snippet runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import strobe
+from artefacts import write_guide
+from manual_text import ROOT, Command, Snippet
+from model_traces import write_model_trace
+from strobe.cli.main import main
+
+RUN: Final = "runs/20260101T120000Z-compare-1a2b3c"
+TIMEOUT_S: Final = 1200.0
+_LINKS: Final = {
+    "README.md": "README.md",
+    "docs": "docs",
+    "tests": "tests",
+    "examples": "examples",
+    "benchmarks": "benchmarks",
+}
+_COPIES: Final = {
+    RUN: "benchmarks/presets-h200",
+    "h200": "benchmarks/attention-h200/scenarios",
+    "tree-scaling": "benchmarks/tree-h200/scaling",
+}
+
+
+def furnish(folder: Path) -> None:
+    """Put everything there."""
+    (folder / "runs").mkdir()
+    for name, target in _LINKS.items():
+        (folder / name).symlink_to(ROOT / target)
+    for name, source in _COPIES.items():
+        shutil.copytree(ROOT / source, folder / name)
+    guide = write_guide(folder)
+    (folder / "fa.log.gz").write_bytes(gzip.compress(guide["fa_log"].read_bytes()))
+    for name, trace in (("fa", guide["fa_trace"]), ("vsa", guide["vsa_trace"])):
+        (folder / name).mkdir()
+        for link in (folder / name / "rank0.json.gz", folder / f"{name}.json.gz"):
+            link.symlink_to(trace)
+    for several in ("traces", "traces_of_64_ranks"):
+        (folder / several).mkdir()
+        for rank in range(2):
+            write_model_trace(folder / several / f"rank{rank}.json.gz", kernels=("flash_fwd", "_attn_fwd_sparse"))
+    (folder / "pieces" / "traces").mkdir(parents=True)
+    (folder / "pieces" / "traces" / "balanced.json.gz").symlink_to(ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz")
+    for name in ("trace", "rank0", "rank1", "a", "b", "bert"):
+        write_model_trace(folder / f"{name}.json.gz")
+    write_model_trace(folder / "vit.json.gz", "ViT")
+    (folder / "optimisation-log.md").write_text("| run | ms |\n|---|---|\n| a | 12.5 |\n", encoding="utf-8")
+
+
+def run(command: Command, folder: Path) -> str:
+    """Run a command there; what went wrong, empty if nothing.
+
+    A gate or a lint that finds something ends with 1 and is no failure.
+    """
+    arguments = command.arguments
+    allowed = (0, 1) if arguments and ("--require" in arguments or arguments[0] == "lint") else (0,)
+    if arguments is None or command.needs_shell or command.words[0] != "strobe":
+        return _in_a_shell(command, folder, allowed)
+    out, err = io.StringIO(), io.StringIO()
+    words = [word for each in arguments for word in _expanded(each, folder)]
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    return "" if code in allowed else f"exit {code}: {err.getvalue()[-600:]}"
+
+
+def run_snippet(snippet: Snippet, folder: Path) -> None:
+    """Run a snippet there after what it is given, as the only process of a group where it needs one."""
+    names: dict[str, Any] = {"strobe": strobe, "torch": torch, "Path": Path}
+    before = dict(os.environ)
+    try:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(snippet.given, f"given of {snippet.page}:{snippet.line}", "exec"), names)
+            exec(compile(snippet.code, f"{snippet.page}:{snippet.line}", "exec"), names)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...]) -> str:
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, words in {"strobe": "-m strobe", "python": "", "torchrun": "-m torch.distributed.run"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    try:
+        done = subprocess.run(
+            ["bash", "-c", command.text], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"not finished after {TIMEOUT_S:g} s"
+    return "" if done.returncode in allowed else f"exit {done.returncode}: {done.stderr[-600:]}"
+
+
+def _expanded(word: str, folder: Path) -> list[str]:
+    """As a shell expands a word with a star."""
+    found = sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
+    return found or [word]

@@ -1,0 +1,235 @@
+"""Tiny models of diffusers' own classes with random weights, and the arguments of one forward of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import (
+    HunyuanVideo15Transformer3DModel,
+    HunyuanVideoTransformer3DModel,
+    LTX2VideoTransformer3DModel,
+    WanTransformer3DModel,
+)
+from torch import Tensor, nn
+
+import strobe
+
+GRID = (5, 6, 7)
+"""Tokens in time, height and width: odd for every tile."""
+NUM_TOKENS = 5 * 6 * 7
+WIDTH = 24
+"""Channels of the tiny Wan and LTX-2."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A transformer and its arguments; `first` picks the video out of what it returns."""
+
+    model: Any
+    arguments: dict[str, Any]
+    layers: int
+
+    def run(self, **changes: Any) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = self.model(**{**self.arguments, **changes}, return_dict=False)[0]
+        return found
+
+
+def randomise(model: nn.Module) -> Any:
+    """Give every parameter a value that matters: tables that begin at 0 or 1 would hide what is wrong."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            spread = 0.5 / value.shape[-1] ** 0.5 if value.dim() > 1 else 0.1
+            value.copy_(torch.randn(value.shape, generator=generator) * spread + ("norm" in name and value.dim() == 1))
+    return model.eval().requires_grad_(False)
+
+
+def wan(batch: int = 2, *, layers: int = 3, image: bool = False, heads: int = 2, head_dim: int = 12, **config: Any) -> Case:
+    model = WanTransformer3DModel(
+        num_attention_heads=heads, attention_head_dim=head_dim, in_channels=4, out_channels=4, text_dim=16, freq_dim=16,
+        ffn_dim=32, num_layers=layers, image_dim=8 if image else None,
+        added_kv_proj_dim=heads * head_dim if image else None, **config,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    arguments = {
+        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
+        "timestep": torch.full((batch,), 500),
+        "encoder_hidden_states": torch.randn(batch, 512 if image else 7, 16, generator=generator),
+    }
+    if image:
+        arguments["encoder_hidden_states_image"] = torch.randn(batch, 9, 8, generator=generator)
+    return Case(randomise(model), arguments, layers)
+
+
+def wan_ti2v() -> Case:
+    """Wan 2.2 TI2V: a timestep for each token."""
+    case = wan()
+    times = torch.linspace(0, 900, NUM_TOKENS).expand(2, -1)
+    return Case(case.model, case.arguments | {"timestep": times}, case.layers)
+
+
+def ltx2(*, batch: int = 2, layers: int = 2, head_dim: int = 12, **config: Any) -> Case:
+    model = LTX2VideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=head_dim, cross_attention_dim=2 * head_dim,
+        audio_in_channels=8, audio_out_channels=8, audio_num_attention_heads=2, audio_attention_head_dim=head_dim // 2,
+        audio_cross_attention_dim=head_dim, num_layers=layers, caption_channels=16, **config,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    t, h, w = GRID
+    arguments = {
+        "hidden_states": torch.randn(batch, NUM_TOKENS, 8, generator=generator),
+        "audio_hidden_states": torch.randn(batch, 9, 8, generator=generator),
+        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
+        "audio_encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
+        "timestep": torch.full((batch,), 500.0),
+        "sigma": torch.full((batch,), 0.5),
+        "num_frames": t,
+        "height": h,
+        "width": w,
+        "audio_num_frames": 9,
+    }
+    return Case(randomise(model), arguments, layers)
+
+
+def _text_mask(*lengths: int, size: int) -> Tensor:
+    return (torch.arange(size) < torch.tensor(lengths)[:, None]).long()
+
+
+def _axes(head_dim: int) -> tuple[int, int, int]:
+    side = head_dim // 6 * 2
+    return head_dim - 2 * side, side, side
+
+
+def hunyuan(*lengths: int, layers: int = 2, head_dim: int = 12, **config: Any) -> Case:
+    lengths = lengths or (6, 3)
+    batch = len(lengths)
+    model = HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=head_dim, num_layers=layers,
+        num_single_layers=layers, num_refiner_layers=1, text_embed_dim=16, pooled_projection_dim=8,
+        rope_axes_dim=_axes(head_dim), **config,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    arguments = {
+        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
+        "timestep": torch.full((batch,), 500),
+        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
+        "encoder_attention_mask": _text_mask(*lengths, size=8),
+        "pooled_projections": torch.randn(batch, 8, generator=generator),
+        "guidance": torch.full((batch,), 6000.0),
+    }
+    return Case(randomise(model), arguments, 2 * layers)
+
+
+def hunyuan15(*lengths: int, layers: int = 2, image: bool = False, head_dim: int = 12, **config: Any) -> Case:
+    lengths = lengths or (6, 3)
+    batch = len(lengths)
+    model = HunyuanVideo15Transformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=head_dim, num_layers=layers,
+        num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8, image_embed_dim=8, rope_axes_dim=_axes(head_dim), **config,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    arguments = {
+        "hidden_states": torch.randn(batch, 4, 5, 6, 7, generator=generator),
+        "timestep": torch.full((batch,), 500.0),
+        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
+        "encoder_attention_mask": _text_mask(*lengths, size=8),
+        "encoder_hidden_states_2": torch.randn(batch, 5, 8, generator=generator),
+        "encoder_attention_mask_2": _text_mask(*[length // 2 for length in lengths], size=5),
+        "image_embeds": torch.randn(batch, 3, 8, generator=generator) * image,
+    }
+    return Case(randomise(model), arguments, layers)
+
+
+def gates(layers: int = 3, width: int = WIDTH, blocks: str = "blocks") -> dict[str, Tensor]:
+    """Trained gates in FastWan's layout."""
+    generator = torch.Generator().manual_seed(7)
+    return {
+        f"{blocks}.{number}.to_gate_compress.{kind}": torch.randn(*shape, generator=generator) * 0.3
+        for number in range(layers)
+        for kind, shape in (("weight", (width, width)), ("bias", (width,)))
+    }
+
+
+NEWER = {"rope_type": "split", "gated_attn": True, "cross_attn_mod": True, "audio_gated_attn": True, "audio_cross_attn_mod": True}
+"""What LTX-2.3 and 2.5 have and LTX-2 has not."""
+
+CASES: dict[str, Callable[[], Case]] = {
+    "wan": wan,
+    "wan one sample": lambda: wan(1),
+    "wan i2v": lambda: wan(image=True),
+    "wan 2.2 ti2v": wan_ti2v,
+    "ltx-2": ltx2,
+    "ltx-2 split rope": lambda: ltx2(rope_type="split"),
+    "ltx-2.3": lambda: ltx2(perturbed_attn=True, **NEWER),
+    "ltx-2.5": lambda: ltx2(use_prompt_adaln_single=False, ff_bias=False, **NEWER),
+    "hunyuan": hunyuan,
+    "hunyuan one length": lambda: hunyuan(5, 5),
+    "hunyuan token replace": lambda: hunyuan(image_condition_type="token_replace"),
+    "hunyuan 1.5": hunyuan15,
+    "hunyuan 1.5 i2v": lambda: hunyuan15(image=True),
+}
+
+
+def selected_tokens(q: Tensor, k: Tensor, layout: strobe.TileLayout, sparsity: float) -> Tensor:
+    """Which keys each query sees, `[B, H, S, S]`: every step written out, tile by tile."""
+    t, h, w = layout.grid
+    tile_of = torch.empty(t * h * w, dtype=torch.long)
+    names: dict[tuple[int, ...], int] = {}
+    cells = [(a, b, c) for a in range(t) for b in range(h) for c in range(w)]
+    corners = sorted({tuple(place // side for place, side in zip(cell, layout.tile, strict=True)) for cell in cells})
+    names = {corner: number for number, corner in enumerate(corners)}
+    for token, cell in enumerate(cells):
+        tile_of[token] = names[tuple(place // side for place, side in zip(cell, layout.tile, strict=True))]
+    count = len(corners)
+    keep = max(1, -(-round((1 - sparsity) * count * 1e9) // 10**9))
+    seen = torch.zeros(q.shape[0], q.shape[2], t * h * w, t * h * w, dtype=torch.bool)
+    for sample in range(q.shape[0]):
+        for head in range(q.shape[2]):
+            queries = torch.stack([q[sample, tile_of == tile, head].mean(0) for tile in range(count)])
+            keys = torch.stack([k[sample, tile_of == tile, head].mean(0) for tile in range(count)])
+            chosen = (queries @ keys.T).topk(keep, dim=1).indices
+            allowed = torch.zeros(count, count, dtype=torch.bool).scatter_(1, chosen, True)
+            seen[sample, head] = allowed[tile_of][:, tile_of]
+    return seen
+
+
+@contextmanager
+def masked_attention(tile: tuple[int, int, int], sparsity: float, attn_of: Callable[[int, int], bool]) -> Iterator[None]:
+    """diffusers' own attention with a mask of pairs: in its dispatcher calls over the whole grid see the selected tiles alone.
+
+    Args:
+        attn_of: whether a call of so many queries and keys is one of the layers that are sparse.
+    """
+    from diffusers.models.transformers import transformer_hunyuan_video as one
+    from diffusers.models.transformers import transformer_hunyuan_video15 as one_five
+    from diffusers.models.transformers import transformer_ltx2 as two
+    from diffusers.models.transformers import transformer_wan as three
+
+    layout = strobe.tile_layout(GRID, tile)
+    modules = (one, one_five, two, three)
+    stock = one.dispatch_attention_fn
+
+    def masked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:
+        if not attn_of(query.shape[1], key.shape[1]):
+            return stock(query, key, value, attn_mask=attn_mask, **rest)
+        seen = torch.ones(query.shape[0], query.shape[2], query.shape[1], key.shape[1], dtype=torch.bool)
+        video = slice(0, NUM_TOKENS)
+        seen[:, :, video, video] = selected_tokens(query[:, video], key[:, video], layout, sparsity)
+        if attn_mask is not None:
+            seen &= attn_mask.bool()
+        scores = torch.einsum("bqhd,bkhd->bhqk", query.double(), key.double()) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num()
+        return torch.einsum("bhqk,bkhd->bqhd", weights, value.double()).to(query.dtype)
+
+    for module in modules:
+        module.dispatch_attention_fn = masked
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.dispatch_attention_fn = stock
