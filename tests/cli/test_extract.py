@@ -134,6 +134,16 @@ def test_kernels(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
     assert "| 16 | 2.762085 | 2.762100 | 2.762092 | 2.762092 | 44.193480 |" in out.read_text()
 
 
+def test_what_is_no_trace_is_skipped_in_a_folder_and_an_error_by_name(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(trace.read_bytes())
+    other = tmp_path / "report.json"
+    other.write_text('{"title": "a page"}')
+    result = strobe("extract", "kernels", tmp_path, "--focal", "_attn_fwd")
+    assert result.code == 0 and "_attn_fwd_sparse" in result.out and f"skipped {other}" in result.err
+    result = strobe("extract", "kernels", tmp_path, other, "--focal", "_attn_fwd")
+    assert result.code == 2 and str(other) in result.err
+
+
 def test_kernels_that_no_trace_has_are_an_error_and_write_nothing(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "kernels.md"
     result = strobe("extract", "kernels", trace, "--focal", "flash", "-o", out)

@@ -6,9 +6,13 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +26,9 @@ from strobe.cli.main import main
 
 RUN: Final = "runs/20260101T120000Z-compare-1a2b3c"
 TIMEOUT_S: Final = 1200.0
+SERVER_S: Final = 120.0
+_SERVERS: Final = ("serve",)
+_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+/")
 _LINKS: Final = {
     "README.md": "README.md",
     "docs": "docs",
@@ -55,7 +62,7 @@ def furnish(folder: Path) -> None:
             write_model_trace(folder / several / f"rank{rank}.json.gz", kernels=("flash_fwd", "_attn_fwd_sparse"))
     (folder / "pieces" / "traces").mkdir(parents=True)
     (folder / "pieces" / "traces" / "balanced.json.gz").symlink_to(ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz")
-    for name in ("trace", "rank0", "rank1", "a", "b", "bert"):
+    for name in ("trace", "large", "rank0", "rank1", "a", "b", "bert"):
         write_model_trace(folder / f"{name}.json.gz")
     write_model_trace(folder / "vit.json.gz", "ViT")
     (folder / "optimisation-log.md").write_text("| run | ms |\n|---|---|\n| a | 12.5 |\n", encoding="utf-8")
@@ -70,6 +77,8 @@ def run(command: Command, folder: Path) -> str:
     allowed = (0, 1) if arguments and ("--require" in arguments or arguments[0] == "lint") else (0,)
     if arguments is None or command.needs_shell or command.words[0] != "strobe":
         return _in_a_shell(command, folder, allowed)
+    if arguments[0] in _SERVERS:
+        return _as_a_server(arguments, folder)
     out, err = io.StringIO(), io.StringIO()
     words = [word for each in arguments for word in _expanded(each, folder)]
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -90,6 +99,30 @@ def run_snippet(snippet: Snippet, folder: Path) -> None:
         os.environ.update(before)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _as_a_server(arguments: list[str], folder: Path) -> str:
+    """Start it on a free port, read its page, end it with Ctrl-C; what went wrong, empty if nothing."""
+    words = [sys.executable, "-m", "strobe", *arguments, *(() if "--port" in arguments else ("--port", "0"))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    output = folder / "server.txt"
+    with output.open("w") as said:
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+    try:
+        give_up = time.monotonic() + SERVER_S
+        while (address := _ADDRESS.search(output.read_text())) is None:
+            if process.poll() is not None or time.monotonic() > give_up:
+                return f"printed no address: {output.read_text()[-600:]}"
+            time.sleep(0.1)
+        with urllib.request.urlopen(address[0], timeout=SERVER_S) as page:
+            status = page.status
+        process.send_signal(signal.SIGINT)
+        code = process.wait(SERVER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}: {output.read_text()[-600:]}"
+    finally:
+        process.kill()
+    return "" if status == 200 and code == 0 else f"page {status}, exit {code}: {output.read_text()[-600:]}"
 
 
 def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...]) -> str:

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     LTX2VideoTransformer3DModel,
+    WanPipeline,
     WanTransformer3DModel,
 )
 from torch import Tensor, nn
@@ -64,6 +67,34 @@ def wan(batch: int = 2, *, layers: int = 3, image: bool = False, heads: int = 2,
     if image:
         arguments["encoder_hidden_states_image"] = torch.randn(batch, 9, 8, generator=generator)
     return Case(randomise(model), arguments, layers)
+
+
+def wan_pipeline(kind: type = WanPipeline, *, experts: int = 1, scheduler: Any = None) -> Any:
+    """A whole pipeline of Wan without a text encoder."""
+    torch.manual_seed(4)
+    vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True],
+                           latents_mean=[0.0] * 4, latents_std=[1.0] * 4)  # fmt: skip
+    made = kind(
+        tokenizer=None,
+        text_encoder=None,
+        vae=randomise(vae),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(shift=3.0),
+        transformer=wan().model,
+        transformer_2=wan().model if experts == 2 else None,
+        boundary_ratio=0.8 if experts == 2 else None,
+    )
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+class PromptedWan(WanPipeline):
+    """Takes any prompt: its text embeddings are random, its video has 17 frames of 96x112."""
+
+    def encode_prompt(self, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return torch.randn(1, 7, 16), torch.randn(1, 7, 16)
+
+    def __call__(self, prompt: str) -> Any:
+        return super().__call__(prompt, height=96, width=112, num_frames=17, num_inference_steps=2, output_type="latent")
 
 
 def wan_ti2v() -> Case:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import Advance, Output
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
     from strobe.perf.logs import read_log
 
     with output.progress("read") as advance:
-        log = read_log(path, patterns, progress=lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+        log = read_log(path, patterns, progress=_megabytes(advance))
     if log.counts.similar:
         first = log.similar[0]
         output.note(
@@ -299,13 +299,29 @@ def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
 
 
 def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
+    """Every trace that is named or lies in a folder; another file of a folder is left out with a note."""
+    from strobe.core.errors import TraceFormatError
     from strobe.perf.trace import find_traces, read_trace
 
+    read: list[Trace] = []
+    left_out: list[TraceFormatError] = []
     with output.progress("read") as advance:
-        return [
-            read_trace(path, ops=False, progress=lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
-            for path in find_traces(paths)
-        ]
+        for path in find_traces(paths):
+            try:
+                read.append(read_trace(path, ops=False, progress=_megabytes(advance)))
+            except TraceFormatError as error:
+                if path in paths:
+                    raise
+                left_out.append(error)
+    if not read:
+        raise left_out[0]
+    for reason in left_out:
+        output.note(f"skipped {reason}")
+    return read
+
+
+def _megabytes(advance: Advance) -> Callable[[int, int, str], None]:
+    return lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}")
 
 
 def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,8 +84,8 @@ def serve(
 
     ```
     strobe serve
-    strobe serve --model wan-1.3b --weights DIR --preset balanced
-    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem
+    strobe serve --model wan-1.3b --weights DIR --preset balanced  # needs-files
+    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # needs-files
     ```
 
     Needs the extra: pip install 'strobe[serve]'. Ctrl-C ends it; viewers are told.
@@ -127,9 +128,9 @@ def serve(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    with listening:
+    with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
         uvicorn.Server(config).run(sockets=[listening])
-    sys.stderr.flush()
+    output.note("strobe serve: ended; every viewer was told")
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 
 import strobe
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline, FastWanScheduler
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import gates, randomise, wan
+from tiny_pipelines import gates, wan_pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -23,23 +23,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="quality not measured")
         yield
-
-
-def pipeline(*, experts: int = 1, scheduler: Any = None) -> Any:
-    torch.manual_seed(4)
-    vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True],
-                           latents_mean=[0.0] * 4, latents_std=[1.0] * 4)  # fmt: skip
-    made = WanPipeline(
-        tokenizer=None,
-        text_encoder=None,
-        vae=randomise(vae),
-        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(shift=3.0),
-        transformer=wan().model,
-        transformer_2=wan().model if experts == 2 else None,
-        boundary_ratio=0.8 if experts == 2 else None,
-    )
-    made.set_progress_bar_config(disable=True)
-    return made
 
 
 def call(pipe: Any, **changes: Any) -> torch.Tensor:
@@ -64,7 +47,7 @@ def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
     given = (
         {} if scheduler is FlowMatchEulerDiscreteScheduler else {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
     )
-    pipe = pipeline(experts=2, scheduler=scheduler(**given))
+    pipe = wan_pipeline(experts=2, scheduler=scheduler(**given))
     dense = call(pipe)
     with sparsify(pipe, sparsity=0.6, dense_steps=4):
         assert (call(pipe) - dense).abs().max() <= 1e-5
@@ -99,7 +82,7 @@ def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
 
 
 def test_gates_of_two_experts_are_told_apart() -> None:
-    pipe = pipeline(experts=2)
+    pipe = wan_pipeline(experts=2)
     with pytest.raises(ConfigError, match="several transformers; give a mapping with the gates of each"):
         sparsify(pipe, sparsity=0.5, gates=gates())
     with pytest.raises(ConfigError, match="got some for 'transformer_3', expected tensors by name, or a mapping with the keys"):
@@ -116,7 +99,7 @@ def test_gates_of_two_experts_are_told_apart() -> None:
 
 
 def test_the_quality_is_said_once() -> None:
-    pipe = pipeline(experts=2)
+    pipe = wan_pipeline(experts=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with sparsify(pipe, sparsity=0.5) as handle:
@@ -132,7 +115,7 @@ def test_the_quality_is_said_once() -> None:
 
 
 def test_tiling_of_the_vae_stays() -> None:
-    pipe = pipeline()
+    pipe = wan_pipeline()
     sizes = {f"tile_sample_{kind}_{side}": size for side in ("height", "width") for kind, size in (("min", 64), ("stride", 48))}
     pipe.vae.enable_tiling(**sizes)
     tiled = call(pipe, output_type="pt")
@@ -144,7 +127,7 @@ def test_tiling_of_the_vae_stays() -> None:
 
 def test_fastwan_samples_as_documented() -> None:
     """By hand, from the same draws: noise for the start, then for the second and third step."""
-    pipe = FastWanPipeline.of(pipeline())
+    pipe = FastWanPipeline.of(wan_pipeline())
     assert pipe.scheduler.timesteps.tolist() == [1000, 757, 522]
     given = {"num_inference_steps": None, "negative_prompt_embeds": None}
     with sparsify(pipe, sparsity=0.6, gates=gates()):
@@ -162,7 +145,7 @@ def test_fastwan_samples_as_documented() -> None:
 
 
 def test_fastwan_tells_a_callback_the_clean_latents() -> None:
-    pipe, told = FastWanPipeline.of(pipeline()), []
+    pipe, told = FastWanPipeline.of(wan_pipeline()), []
 
     def callback(_: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         told.append((index, int(timestep), tensors["latents"]))
@@ -174,7 +157,7 @@ def test_fastwan_tells_a_callback_the_clean_latents() -> None:
 
 
 def test_fastwan_refuses_other_steps() -> None:
-    pipe = FastWanPipeline.of(pipeline())
+    pipe = FastWanPipeline.of(wan_pipeline())
     with pytest.raises(ConfigError, match="num_inference_steps: got 4, FastWan was distilled for 3"):
         call(pipe)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
@@ -187,7 +170,7 @@ def test_a_fastwan_checkpoint_becomes_a_sparse_pipeline(tmp_path: Any) -> None:
     """From the folder alone: the gates that diffusers drops are found and used."""
     from safetensors.torch import load_file, save_file
 
-    pipeline().save_pretrained(tmp_path)
+    wan_pipeline().save_pretrained(tmp_path)
     file = tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"
     save_file(load_file(file) | gates(), file)
     pipe = FastWanPipeline.of(WanPipeline.from_pretrained(tmp_path, tokenizer=None, text_encoder=None))
@@ -195,6 +178,6 @@ def test_a_fastwan_checkpoint_becomes_a_sparse_pipeline(tmp_path: Any) -> None:
     with sparsify(pipe, sparsity=0.8) as handle:
         assert all(row.gated for row in handle.report().layers)
         found = call(pipe, num_inference_steps=None)
-    other = FastWanPipeline.of(pipeline())
+    other = FastWanPipeline.of(wan_pipeline())
     with sparsify(other, sparsity=0.8, gates=gates()):
         assert torch.equal(call(other, num_inference_steps=None), found)
