@@ -67,6 +67,7 @@ class Output:
 
             versioned = {"v": SCHEMA_VERSION, **document}
             sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
+            sys.stdout.flush()  # a verb that goes on is read through a pipe
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Advance]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +114,6 @@ def serve(
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
     output.note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then http://127.0.0.1:{port}/")
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
-    sys.stdout.flush()
     config = uvicorn.Config(
         server.app,
         log_level="warning",
