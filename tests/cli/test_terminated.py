@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import hears_ctrl_c
 from strobe.perf.records.store import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,8 @@ COMPARE = ("compare", "quality", "turbo", "--device", "cpu", "--blocks", "5", "-
 def test_what_is_kept_is_said(tmp_path: Path, sent: signal.Signals, code: int, message: str, said: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "strobe", *COMPARE, "--out", str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, preexec_fn=hears_ctrl_c, **pipes) as process:
         until = time.monotonic() + 300
         while not any(b'"record":"clip"' in path.read_bytes() for path in tmp_path.glob("*/records.jsonl")):
             assert process.poll() is None and time.monotonic() < until

@@ -213,7 +213,7 @@ class Operations(RuleBasedStateMachine):
 
 def test_operations_cross(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In `make hunt` 25 times as many."""
-    monkeypatch.setattr("strobe.engine.session.check_room", lambda *args: None)  # half of what opening a session takes
+    monkeypatch.setattr("strobe.engine.session.check_room", lambda *args, **how: None)  # half of what opening a session takes
     loras = {number: update(tiny, number) for number in (1, 2)}
     run_state_machine_as_test(
         partial(Operations, tiny, loras, tmp_path, {}),

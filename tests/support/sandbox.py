@@ -107,7 +107,9 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
     output = folder / "server.txt"
     with output.open("w") as said:
-        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, preexec_fn=hears_ctrl_c
+        )
     try:
         give_up = time.monotonic() + SERVER_S
         while (address := _ADDRESS.search(output.read_text())) is None:
@@ -123,6 +125,11 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
     finally:
         process.kill()
     return "" if status == 200 and code == 0 else f"page {status}, exit {code}: {output.read_text()[-600:]}"
+
+
+def hears_ctrl_c() -> None:
+    """In a new process: heed SIGINT, which a shell lets its background jobs ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...]) -> str:

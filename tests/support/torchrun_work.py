@@ -32,8 +32,8 @@ def work(folder: Path, device: str) -> None:
         command = ["generate", "a red circle moving left", "--device", device, "--blocks", "1", "-o", str(folder / "clip.gif")]
         codes = [
             main([*command, "--preset", "turbo", "--json", "--ulysses", "1"]),
-            main([*command, "--preset", "sparse"]),
-            main([*command, "--ulysses", "3"]),
+            main([*command, "--force", "--preset", "sparse"]),
+            main([*command, "--force", "--ulysses", "3"]),
         ]
         (folder / f"codes{devices.rank}").write_text(repr(codes))
         groups = [dist.new_group([0, 1]) for _ in range(2)]
