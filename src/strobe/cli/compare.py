@@ -1,4 +1,4 @@
-"""`strobe compare`: presets measured against each other."""
+"""`strobe compare`: presets measured against each other, or whole programs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from cyclopts import Parameter
 
+from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, check_names, parse_requirement
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -87,22 +89,30 @@ def compare(
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
     clip: ClipFlags = ClipFlags(),
+    programs: ProgramFlags = ProgramFlags(),
     output: Output = Output(),
 ) -> int:
-    """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
+    """Measure presets against a baseline, or whole programs against each other: interleaved, every sample kept, then the report.
 
-    A preset that cannot run on this machine is left out, and the report says so; exit code 3 if none of the candidates can. A
-    preset against itself (A/A) shows what the instrument makes of no difference.
+    `strobe compare PRESET PRESET` runs presets in one process. A preset that cannot run on this machine is left out, and the report
+    says so; exit code 3 if none of the candidates can. A preset against itself (A/A) shows what the instrument makes of no
+    difference.
+
+    `strobe compare -- COMMAND -- COMMAND` runs programs, each command behind a `--` of its own, and takes wall time, CPU time
+    and peak memory of each run. The output of the programs is thrown away, and they read nothing. A command in one pair of quotes
+    goes to a shell only if it needs one. A program that fails is an error. Functions in Python: `strobe.compare`.
 
     ```
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
+    strobe compare -- 'sleep 0.02' -- 'sleep 0.01'
+    strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
     ```
 
     Args:
-        baseline: the preset that every ratio is measured against.
-        candidates: the presets to compare with it.
+        baseline: the preset that every ratio is measured against; behind a --, the command.
+        candidates: the presets to compare with it; the commands, each behind a --.
         rounds: palindromes B C1 C2 C2 C1 B; each gives one pair per candidate, an interval needs two.
         out: the folder that the run's own folder is made in.
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
@@ -114,6 +124,17 @@ def compare(
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
+    if SEPARATOR in candidates:
+        told = (*given(clip), *(["--allow-different"] if allow_different else []))
+        refuse(told, "for presets, and these are programs")
+        code, document = compare_programs((baseline, *candidates), programs, rounds, out, requirements, output)
+        output.emit(document)
+        return code
+    refuse(given(programs), "for programs, each behind a -- of its own, and these are presets")
+    if not candidates:
+        raise ConfigError(
+            f"nothing to compare {baseline!r} with; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'"
+        )
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable

@@ -35,6 +35,7 @@ from strobe.perf.records.store import RunWriter
 _LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 _QUOTED: Final = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 _FOR_A_SHELL: Final = re.compile(r"[|&;<>()$`*?\[\]#~{}!\n]|^\s*\w+=")
+_BUILT_IN: Final = frozenset((".", ":", "cd", "eval", "exec", "exit", "export", "for", "if", "ulimit", "umask", "until", "while"))
 _TOLD_LINES: Final = 3
 _TOLD_BYTES: Final = 4096
 _LONGEST_NAME: Final = 60
@@ -105,13 +106,14 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
     return tuple(
-        Program(name=name, command=text, argv=argv)
-        for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
+        Program(name=name, command=text, argv=argv) for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
     )
 
 
 def _argv(text: str) -> tuple[str, ...]:
     """The words of a command, or a shell that reads it."""
+    if text.split()[0] in _BUILT_IN:
+        return ("sh", "-c", text)
     unquoted = _QUOTED.sub(lambda found: "$" if found[0][0] == '"' and re.search(r"[$`]", found[0]) else "", text)
     if _FOR_A_SHELL.search(unquoted):
         return ("sh", "-c", text)
@@ -190,10 +192,10 @@ class _Run:
             if why := self._failed(prepared):
                 raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
         took = self._launch(program.argv)
-        why = self._failed(took)
-        if why and (not self._plan.ignore_failure or "not_started" in took):
-            where = "" if phase == "timed" else " in its warm-up"
-            raise VariantError(program.name, f"{program.command!r} {why}{where}; --ignore-failure times it all the same")
+        if "not_started" in took:
+            raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
+        if (why := self._failed(took)) and not self._plan.ignore_failure:
+            raise VariantError(program.name, f"{program.command!r} {why}; --ignore-failure times it all the same")
         clip = replace(
             self._clips.finish(program.name, phase, lap, 1, read_clocks(torch.device("cpu"))),
             peak_bytes=took["peak_bytes"],
@@ -233,7 +235,7 @@ class _Run:
     def _failed(self, took: dict[str, Any]) -> str:
         """Why a run is none; empty if it is one."""
         if "not_started" in took:
-            return f"could not be started: {took['not_started']}"
+            return f"it could not be started: {took['not_started']}"
         status: int = took["exit_status"]
         if status == 0:
             return ""

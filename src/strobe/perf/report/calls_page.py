@@ -98,10 +98,11 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
             Field("user", lambda row: row.user_ns, Time, unit, hint="CPU time outside the kernel", missing=_NOT_TIMED),
             Field("system", lambda row: row.system_ns, Time, unit, hint="CPU time inside the kernel", missing=_NOT_TIMED),
         ]
-    fields.append(Field("peak memory", lambda row: _bytes(row.peak_bytes), numeric=True, hint=_PEAK[head.kind, on_gpu]))
+    hint = _PEAK[head.kind, on_gpu]
+    fields.append(Field("peak memory", lambda row: _bytes(row, row.peak_bytes), numeric=True, hint=hint))
     if not programs:
         hint = "most that a sample had above what there was when it began"
-        fields.append(Field("added memory", lambda row: _bytes(row.added_bytes), numeric=True, hint=hint))
+        fields.append(Field("added memory", lambda row: _bytes(row, row.added_bytes), numeric=True, hint=hint))
     if any(row.failures for row in found):
         fields.append(count("failed runs", lambda row: row.failures, "exit status other than 0"))
     what = "run" if programs else "call"
@@ -155,9 +156,10 @@ def _why_none(row: OwnCode) -> str:
     return _NOT_TIMED
 
 
-def _bytes(value: int | None) -> Cell:
+def _bytes(row: OwnCode, value: int | None) -> Cell:
     if value is None:
-        return Missing("not known; of a program: no more than what starts it takes, about 10 MiB", "-")
+        small = "not more than what starts it, about 10 MiB" if row.command else "not known"
+        return Missing(small if row.samples_ns else _NOT_TIMED, "-")
     return bytes_cell(value, "GiB", 2) if value >= 1 << 30 else bytes_cell(value, "MiB", 1)
 
 
@@ -174,7 +176,9 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
         Field("verdict", _verdict),
         count("pairs", lambda row: None if row.speedup is None else len(row.speedup.ratios)),
         Field("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, Ratio, numeric=True),
-        Field("ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"),
+        Field(
+            "ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"
+        ),
     )
     table = table_of(f"Speedups over {head.baseline}.", fields, [row for row in found if row.name != head.baseline])
     return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))
@@ -224,12 +228,14 @@ def _samples(found: Sequence[OwnCode]) -> Section | None:
     )
     plane = Plane(
         x=Axis("sample, in the order they ran", whole=True),
-        y=Axis("time of one call", "ms", from_zero=True),
+        y=Axis("time of one run" if timed[0].command else "time of one call", "ms", from_zero=True),
         marks=marks,
         series=tuple(row.name for row in timed),
     )
     title = "Every timed sample, in the order they ran."
-    figure = Figure(title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True)
+    figure = Figure(
+        title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True
+    )
     lead = "A slope is drift, a lone point a disturbance. Nothing is left out but what compiled or ran on a throttled GPU."
     return Section("samples", "Samples", lead, (figure,))
 
@@ -268,8 +274,8 @@ def _settings(study: Study, found: Sequence[OwnCode]) -> Section:
 
 def _notes(head: Header) -> Section:
     items = [
-        f"Samples ran in the order {' '.join(head.order)}, {head.palindromes} times, so that a drift of the machine meets all of "
-        "them alike.",
+        f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
+        f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
         "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval stays "
         "within 5 % of 1. Inconclusive: more rounds are needed.",
     ]
@@ -288,7 +294,9 @@ def _notes(head: Header) -> Section:
 
 def _title(head: Header, found: Sequence[OwnCode]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
-    shown = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
+    shown = (
+        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
+    )
     return f"{shown} against {head.baseline}"
 
 
