@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strobe.attention.tree.placement import KVShards
     from strobe.attention.types import AttentionOutput
     from strobe.bench.probe import probe
-    from strobe.comparing import ComparedCalls, compare
+    from strobe.comparing import compare
     from strobe.core.errors import (
         ConfigError,
         DataError,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from strobe.perf.measure.timing import TimingRecorder, recording, span_records
     from strobe.perf.records.store import RunWriter, create_run, read_run
     from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
+    from strobe.perf.report.documents.calls import ComparedCalls
 
 __version__ = "0.1.0"
 
@@ -135,7 +136,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "WeightsError",
     ),
     "strobe.bench.probe": ("probe",),
-    "strobe.comparing": ("ComparedCalls", "compare"),
+    "strobe.comparing": ("compare",),
     "strobe.core.spans": ("span", "spanned"),
     "strobe.engine.config": ("EngineConfig", "Knobs"),
     "strobe.engine.presets": ("preset",),
@@ -146,6 +147,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.perf.measure.machine": ("describe_run",),
     "strobe.perf.measure.timing": ("TimingRecorder", "recording", "span_records"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
+    "strobe.perf.report.documents.calls": ("ComparedCalls",),
     "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

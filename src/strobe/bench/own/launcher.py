@@ -1,4 +1,4 @@
-"""Runs one program and says what it took: `python -I -S launcher.py`, with what to run on stdin and the answer on stdout, as JSON.
+"""Runs one program and says what it took: `python -I -S launcher.py`, what to run on stdin, the answer on stdout, both JSON.
 
 A process of its own and a small one: a program's peak memory as the system counts it is never less than that of the process it
 was started from. It imports nothing of this package.

@@ -84,14 +84,14 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     unit = _unit(found)
     fields: list[Field[OwnCode]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
-        Field("mean", lambda row: row.mean_ns, Time, unit, "geometric mean of the samples", missing=_NOT_TIMED),
+        Field("mean", lambda row: row.mean_ns, Time, unit, hint="geometric mean of the samples", missing=_NOT_TIMED),
         Field("95 % interval", lambda row: _interval(row, unit), numeric=True, hint=f"of the mean, {unit}", missing=_NOT_TIMED),
         Field("min", lambda row: min(row.samples_ns, default=None), Time, unit, missing=_NOT_TIMED),
         Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="baseline time / its own, 95 % interval"),
         Field("verdict", _verdict),
     ]
     if on_gpu:
-        hint = "the same between CUDA events: without what the host does before the first kernel and after the last"
+        hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
         fields.append(Field("speedup on the GPU", _on_device, numeric=True, hint=hint))
     if programs:
         fields += [
@@ -139,7 +139,7 @@ def _speedup(head: Header, row: OwnCode) -> Cell:
     return ratio_cell(row.speedup.ratio, row.speedup.interval)
 
 
-def _verdict(row: OwnCode) -> Cell:
+def _verdict(row: OwnCode) -> Text:
     if row.speedup is None:
         return Text("") if row.gate is None or row.gate.passed else Text("outputs differ", "bad")
     return verdict_cell(row.speedup.verdict)
@@ -167,8 +167,8 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
     rows = tuple(_headline(head, row, number) for number, row in enumerate(found) if row.name != head.baseline)
     what = "one run of the program, from its start to its end" if head.kind == "programs" else "one call"
     lead = (
-        f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of samples; "
-        "above 1 the candidate is faster."
+        f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of "
+        "samples; above 1 the candidate is faster."
     )
     fields: tuple[Field[OwnCode], ...] = (
         Field("candidate", lambda row: row.name, Code),
@@ -276,13 +276,13 @@ def _notes(head: Header) -> Section:
     items = [
         f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
         f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
-        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval stays "
-        "within 5 % of 1. Inconclusive: more rounds are needed.",
+        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
+        "stays within 5 % of 1. Inconclusive: more rounds are needed.",
     ]
     if head.kind == "programs":
         items.append(
-            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads nothing. "
-            "CPU times are of the program and of those it waited for."
+            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads "
+            "nothing. CPU times are of the program and of those it waited for."
         )
     else:
         items.append(
@@ -294,10 +294,9 @@ def _notes(head: Header) -> Section:
 
 def _title(head: Header, found: Sequence[OwnCode]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
-    shown = (
-        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
-    )
-    return f"{shown} against {head.baseline}"
+    if len(names) > 3:
+        return f"{len(names)} others against {head.baseline}"
+    return f"{' and '.join(names)} against {head.baseline}"
 
 
 def _facts(head: Header, found: Sequence[OwnCode]) -> Iterator[Fact]:
