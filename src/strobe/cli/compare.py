@@ -104,7 +104,7 @@ def compare(
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
-    strobe compare -- 'sleep 0.02' -- 'sleep 0.01'
+    strobe compare -o programs -- 'sleep 0.02' -- 'sleep 0.01'
     strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
     ```
 
