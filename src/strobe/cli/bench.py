@@ -9,6 +9,7 @@ from cyclopts import App
 from rich.table import Table
 
 from strobe.cli.bench_attention import attention
+from strobe.cli.bench_serve import serve
 from strobe.cli.bench_soak import soak
 from strobe.cli.bench_tree import scaling, tree
 from strobe.cli.console import Output
@@ -22,6 +23,7 @@ bench.command(attention)
 bench.command(tree)
 bench.command(scaling)
 bench.command(soak)
+bench.command(serve)
 
 
 @bench.command

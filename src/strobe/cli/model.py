@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,20 @@ class ModelFlags:
             "shift": self.shift,
         }
         return replace(preset(name), simulate=self.simulate, **{key: value for key, value in said.items() if value is not None})
+
+    def arguments(self) -> list[str]:
+        """The flags as words of a command line, those that say something else than their default."""
+        words: list[str] = []
+        for each in fields(self):
+            value, flag = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+            if value == each.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag)
+            else:
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [flag, str(one)]
+        return words
 
     def load(self) -> Model:
         """The model that was asked for."""

@@ -93,9 +93,7 @@ def serve(
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
         device: auto, cpu, cuda or cuda:N.
     """
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+    check_installed()
     settings = where.settings()
     listening = _listen(settings)
     from strobe.core.device import resolve_device
@@ -129,6 +127,17 @@ def serve(
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
         uvicorn.Server(config).run(sockets=[listening])
     output.note("strobe serve: ended; every viewer was told")
+
+
+def check_installed() -> None:
+    """Check that what the extra `serve` installs is there.
+
+    Raises:
+        ImplUnavailableError: it is not; says what to run.
+    """
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

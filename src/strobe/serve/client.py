@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +16,7 @@ from strobe.core.errors import SessionError
 from strobe.serve import protocol
 from strobe.serve.protocol import Codec, FromServer, FromViewer, Picture, Refused, Welcome
 
+Told = Callable[[FromServer | Picture | protocol.Prompt, float], None]
 LARGEST: Final = 16 * 2**20
 """Bytes of a picture that a client takes."""
 
@@ -43,6 +44,7 @@ class Playback:
     painted: int = 0
     on_time: int = 0
     late_ms: list[float] = field(default_factory=list)
+    first_painted: dict[int, float] = field(default_factory=dict)
     _waiting: list[tuple[float, Picture]] = field(default_factory=list)
     _due: float | None = None
     _dry: float | None = None
@@ -70,8 +72,14 @@ class Playback:
         late, (_, picture) = now - self._due, self._waiting.pop(0)
         self.late_ms.append(1e3 * late)
         self.painted, self.on_time = self.painted + 1, self.on_time + (late <= 1 / self.fps)
+        self.first_painted.setdefault(picture.epoch, now)
         self._due += 1 / self.fps
         return picture
+
+    def end(self, now: float) -> None:
+        """Count the stall that lasts until the viewer leaves."""
+        if self._dry is not None:
+            self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def flush(self) -> None:
         """What waits is void."""
@@ -141,14 +149,27 @@ class Viewer:
             self.generation = message.generation
         return message
 
-    async def play(self, seconds: float) -> Playback:
-        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted."""
+    async def play(self, seconds: float, prompts: Sequence[tuple[float, str]] = (), told: Told | None = None) -> Playback:
+        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted.
+
+        Args:
+            prompts: what to steer the stream with, each at so many seconds from now, in order.
+            told: called with each message or picture as it arrives, and when, and with each prompt as it is sent.
+        """
         playback = Playback(fps=self.welcome.fps, start_buffer_s=self.welcome.start_buffer_ms / 1e3)
-        ends = time.monotonic() + seconds
+        began, coming = time.monotonic(), list(prompts)
+        ends = began + seconds
         while (now := time.monotonic()) < ends:
+            if coming and now >= began + coming[0][0]:
+                prompt = protocol.Prompt(text=coming.pop(0)[1])
+                await self.send(prompt)
+                if told is not None:
+                    told(prompt, now)
             try:
                 async with asyncio.timeout(min(0.005, ends - now)):
                     message = await self.receive()
+                if told is not None:
+                    told(message, time.monotonic())
                 if isinstance(message, Picture) and message.generation == self.generation:
                     playback.arrive(message, time.monotonic())
                     if message.codec == "jpeg":
@@ -162,6 +183,7 @@ class Viewer:
             picture = playback.paint(time.monotonic())
             if picture is not None:
                 await self.seen(picture, playback.waiting, playback.late_ms[-1], playback)
+        playback.end(time.monotonic())
         return playback
 
 

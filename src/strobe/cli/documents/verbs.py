@@ -218,6 +218,20 @@ class Soaked(_Printed, frozen=True, kw_only=True):
     report: ReportPaths
 
 
+class Loaded(_Printed, frozen=True, kw_only=True):
+    """`strobe bench serve`: what the viewers of a server saw, by load."""
+
+    run: Annotated[str, Meta(description="run folder")]
+    loads: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="each `load` with `at_once`, `came`, `refused`, `failed`, `on_time` and `play_ratio` (shares), `stalls`, "
+            "`stall_ns`, `first_picture_ns` and `prompt_to_pixel_ns` of each viewer and prompt, and `held`"
+        ),
+    ]
+    report: ReportPaths
+
+
 class Benched(_Printed, frozen=True, kw_only=True):
     """`strobe bench attention`, `tree` and `scaling`: a grid of calls."""
 
@@ -309,6 +323,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
     "bench soak": (Soaked,),
+    "bench serve": (Loaded,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),
     "extract kernels": (Kernels,),

@@ -114,7 +114,7 @@ def dit(
 
     ```
     strobe profile dit --model ltx-2 --size 512x768 --frames 121 --attention dense vsa --sparsity 0.8 0.9 --compile on off  # slow
-    strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o traces
+    strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o dit-traces
     strobe profile dit --pipe my_pipeline:make --attention dense vsa  # needs-files
     ```
 

@@ -14,9 +14,10 @@ from msgspec import Meta, field
 from strobe.perf.records.base import Line, Part, Prose
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
+from strobe.perf.records.viewers import Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree"]
-"""Clips of a model; one long clip; calls of one operator; a cell of the attention grid; a cell of tree attention."""
+RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve"]
+"""Clips of a model; one long clip; calls of an operator; a cell of the attention grid; of tree attention; viewers of a server."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """How calls of several ranks were taken apart: nothing waits inside, or the ranks meet before each collective."""
@@ -368,9 +369,9 @@ class End(Line, frozen=True, kw_only=True):
 
 Record = (
     Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
-    | LaunchedPasses | Video | Quality | Gate | Excluded | End
+    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Viewer | End
 )  # fmt: skip
 LINES: Final = (
     Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
-    Quality, Gate, Excluded, End,
+    Quality, Gate, Excluded, Server, Viewer, End,
 )  # fmt: skip

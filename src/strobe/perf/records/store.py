@@ -41,12 +41,25 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.seal import check, seal
 from strobe.perf.records.upgrade import upgraded
+from strobe.perf.records.viewers import Server, Viewer
 
 T = TypeVar("T")
 _LISTED: Final = 8
 """Numbers of damaged lines that are named."""
 
-_TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions")
+_TABLES: Final = (
+    "spans",
+    "clips",
+    "variants",
+    "traces",
+    "videos",
+    "quality",
+    "gates",
+    "excluded",
+    "memory",
+    "predictions",
+    "viewers",
+)
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -212,6 +225,8 @@ class RunRecords:
     cell: AttentionCell | None = None
     surroundings: Surroundings | None = None
     links: Links | None = None
+    server: Server | None = None
+    viewers: tuple[Viewer, ...] = ()
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
@@ -246,8 +261,8 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory or predictions; docs/records.md
-                has their keys.
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions or viewers;
+                docs/records.md has their keys.
 
         Raises:
             ConfigError: there is no such table.
@@ -381,6 +396,8 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         cell=next(iter(_of(records, AttentionCell)), None),
         surroundings=next(iter(_of(records, Surroundings)), None),
         links=next(iter(_of(records, Links)), None),
+        server=next(iter(_of(records, Server)), None),
+        viewers=_of(records, Viewer),
         missing_lines=missing,
         damaged_clips=left_out,
         left_out_lines=frozenset((*bad, *own)),
