@@ -1,4 +1,4 @@
-"""Numbers as logs print them, exactly: decimal point or comma, grouped thousands, exponents. No float is involved."""
+"""Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 Mark = Literal[".", ","]
 """The decimal mark of a number."""
 Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
-"""Why a value takes part in no statistic."""
+"""Reason why a value is left out of every statistic."""
 
 _GROUPING: Final = "_'’\u00a0\u202f"
 NUMBER: Final = rf"[+-]?(?i:nan|inf(?:inity)?|(?:\d(?:[\d.,{_GROUPING}]*\d)?|\.\d+)(?:e[+-]?\d+)?)"
@@ -23,7 +23,7 @@ _LARGEST: Final = 40
 
 
 class Number(NamedTuple):
-    """`digits` x 10 ** `exponent`."""
+    """Exact decimal number, `digits` x 10 ** `exponent`."""
 
     digits: int
     exponent: int
@@ -42,7 +42,7 @@ def decides(text: str) -> Mark | None:
 
 
 def read(text: str, mark: Mark | None) -> Number | Reason:
-    """Read a number.
+    """Parse a number, or return the reason why it is none.
 
     Args:
         text: what `NUMBER` matches.

@@ -1,4 +1,4 @@
-"""Units of time as logs spell them."""
+"""Units of time and their spellings in logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parse_unit(text: str) -> Unit:
 
 
 def parse_duration(text: str) -> int:
-    """Return the nanoseconds of `5ms`, `0.05 s`, `250us`.
+    """Return a duration such as `5ms`, `0.05 s` or `250us` in nanoseconds.
 
     Raises:
         ConfigError: no number with a unit, negative, or not a whole number of nanoseconds.

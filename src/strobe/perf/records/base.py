@@ -1,4 +1,4 @@
-"""What every line of records is made of: its version, its base, and text that is prose."""
+"""Base types of record lines: schema versions, `Line` and `Part`, and `Prose` for text that no program reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ablation was asked for, for who measures it and who reads it."""
+"""The plan of an ablation: the cells to measure, as written in `plan.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
 
 
 class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.
+    """One run of an ablation.
 
     Args:
         name: of its folder.
@@ -35,17 +35,17 @@ class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> str:
-        """What is changed, in words."""
+        """Names of the changed factors, joined by commas."""
         return ", ".join(self.changes)
 
     @property
     def value(self) -> str:
-        """To what."""
+        """New values of the changed factors, in the same order, joined by commas."""
         return ", ".join(self.changes.values())
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An ablation.
+    """All runs of an ablation and the base they are compared with.
 
     Args:
         base: the preset that everything is held against.
