@@ -1,4 +1,4 @@
-"""From run folders to one `Report`: read, and choose the page. No clock, no randomness: the same folders give the same value."""
+"""Choice and construction of the page for run folders. No clock, no randomness: the same folders give the same report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def report_and_findings(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the same report, and return with it what it rests on: each candidate against its reference.
+    """Build the same report, and return it with its findings: each candidate against its reference.
 
     There are none for attention calls by themselves and for a soak.
     """
@@ -75,7 +75,7 @@ def report_and_findings(
 
 
 def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:
-    """The page of attention calls, with the sections of the page of its traces."""
+    """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_study import load_trace_study
 

@@ -1,4 +1,4 @@
-"""What it takes to build an optimisation: declared, not measured. The one table of it."""
+"""Table of the declared effort of building each optimisation; it is not measured."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ EFFORT: Final[dict[str, int]] = {
 
 
 def effort(changes: dict[str, str]) -> int | None:
-    """Effort of a cell: the sum over what it changes; None if one of it is not declared."""
+    """Return the sum of the declared efforts of the changes; None if one of them is not declared."""
     known = [EFFORT.get(name) for name in changes]
     return None if not known or None in known else sum(each for each in known if each is not None)

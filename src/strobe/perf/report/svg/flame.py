@@ -1,4 +1,4 @@
-"""Flame graphs, the root on top: widths are times, a differential one is coloured by the difference."""
+"""Flame graphs with the root on top: widths are times; a differential one is coloured by the difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Box(NamedTuple):
 
 
 def _boxes(root: Frame) -> list[_Box]:
-    """Every frame with its place, parents before children.
+    """Return every frame with its place, parents before children.
 
     A frame is as wide as the larger of its sides; wider, where its children need more because one grew while another shrank.
     """
@@ -94,7 +94,7 @@ def _legend(differential: bool) -> str:
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
-    """The frames that are wide enough to be seen, the widest where there are too many, and the legend of a differential one."""
+    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
     boxes = [box for box in _boxes(picture.root) if box.width > 0]
     if not boxes:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'

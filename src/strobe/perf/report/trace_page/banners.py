@@ -1,4 +1,4 @@
-"""What to know before the numbers: how the reading went, signs of loss, overlap, and whether the host is late."""
+"""Warnings above the numbers: damaged or incomplete traces, overlap, and a late host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_ITEMS = 8
 
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
-    """The banners, those that void numbers first."""
+    """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
     seen = seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
@@ -50,7 +50,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
 
 
 def _few(items: Sequence[str]) -> Iterator[str]:
-    """The items, or the first ones and how many there are besides: a job of many ranks has one for each."""
+    """Yield the items; of many only the first ones, and the count of the others."""
     yield from items[:MAX_ITEMS]
     if len(items) > MAX_ITEMS:
         yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"

@@ -1,4 +1,4 @@
-"""From a `TraceStudy` to one `Report`. No clock, no randomness: the same traces give the same value."""
+"""Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
 
 
 def build_trace_report(study: TraceStudy) -> Report:
-    """Build the report of some traces.
+    """Build the report of a study's traces.
 
     Raises:
         DataError: a trace whose times cannot be.
