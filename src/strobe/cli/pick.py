@@ -1,4 +1,4 @@
-"""`strobe presets pick`: which preset `realtime` is on this machine."""
+"""`strobe presets pick`: the choice of a preset for `realtime` on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pick(
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),
 ) -> int:
-    """Find the preset of the best quality that holds the model's frame rate on this machine, by measuring.
+    """Measure presets on this machine to find the one of best quality that holds the model's frame rate.
 
     ```
     strobe presets pick  # slow
@@ -53,7 +53,7 @@ def pick(
 def picked_for(
     flags: ModelFlags, prompt: str, fps: float | None, devices: tuple[str, str | None], advance: Advance
 ) -> tuple[Model, Pick]:
-    """The model of the flags, and the choice for it.
+    """Load the model of the flags, and choose a preset for it.
 
     Args:
         devices: where the transformer runs, and where the autoencoder does; see `strobe.engine.config.EngineConfig`.

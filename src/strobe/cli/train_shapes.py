@@ -1,4 +1,4 @@
-"""`strobe train-shapes`: the bundled model again, from nothing."""
+"""`strobe train-shapes`: training of the bundled model from random weights."""
 
 from __future__ import annotations
 
