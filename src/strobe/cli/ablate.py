@@ -30,7 +30,7 @@ class How:
     """Flags of an ablation: base, combinations, repetitions, quality samples.
 
     Args:
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         grid: every combination of the values instead of one factor at a time.
         leave_one_out: also turn off each optimisation of the base, alone; what happens if no factor is given.
         rounds: palindromes B C C B of every cell; an interval needs two.

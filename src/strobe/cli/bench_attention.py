@@ -102,7 +102,7 @@ def attention(
     strobe bench attention --out h200 --render --advice  # slow
     ```
 
-    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or a cell
+    Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or a cell
     could not be measured.
 
     Args:

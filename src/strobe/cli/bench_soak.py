@@ -38,7 +38,7 @@ def soak(
     strobe bench soak --model wan-1.3b --random-weights --preset turbo_fp8  # gpu
     ```
 
-    Every frame block is on the disk at once: `strobe report` makes the page of a soak that was killed, too.
+    Every frame block is written to disk at once, so that `strobe report` also makes the page of a soak that was killed.
 
     Args:
         preset: what runs.

@@ -103,7 +103,7 @@ def tree(
     strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch  # slow
     ```
 
-    The ranks are started here, in processes of their own, and none is left. Exit code 1 if a gate is red or the cell failed.
+    The command starts each rank as a process of its own and ends all of them. Exit code 1 if a gate is red or the cell failed.
 
     Args:
         world_size: ranks.
@@ -137,7 +137,7 @@ def scaling(
     strobe bench scaling --out tree-scaling --render  # slow
     ```
 
-    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or
+    Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or
     a cell failed.
 
     Args:

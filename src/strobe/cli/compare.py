@@ -92,7 +92,7 @@ def compare(
     """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
 
     A preset that cannot run on this machine is left out, and the report says so; exit code 3 if none of the candidates can. A
-    preset against itself (A/A) shows what the instrument makes of no difference.
+    preset against itself (A/A) shows the error of the measurement.
 
     ```
     strobe compare baseline balanced turbo  # slow

@@ -1,7 +1,7 @@
 """Terminal output: data on stdout, everything else on stderr. All terminal output goes through here.
 
-A string is shown as it is, and no mark in it is obeyed: control and direction characters become escapes, square brackets stay.
-Style is given apart from the text, as a `rich.text.Text`, see `styled`.
+Strings are shown literally, without markup: control and direction characters become escapes, square brackets stay. Style is given
+separately from the text, as a `rich.text.Text`, see `styled`.
 """
 
 from __future__ import annotations

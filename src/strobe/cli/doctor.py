@@ -61,7 +61,7 @@ def doctor(
     strobe doctor --gate  # gpu
     ```
 
-    Exit code 3 if something that every stream needs is missing, or a GPU to run the gates on; 1 if a gate failed.
+    Exit code 3 if something that every stream needs is missing, or if there is no GPU for --gate; 1 if a gate failed.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -71,7 +71,7 @@ def doctor(
         samples: streams in lockstep.
         devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
             why they cannot.
-        gate: first hold every implementation of attention on this GPU against the reference (minutes), and record in your data
+        gate: first check every implementation of attention on this GPU against the reference (minutes), and record in your data
             folder which passed: `auto` reads it.
     """
     if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):

@@ -31,7 +31,7 @@ class Measured:
         switches: another number of prompt switches.
         presets: presets to measure; all of them if neither these nor --knobs are given.
         knobs: measure every optimisation alone on top of the base.
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         rounds: palindromes B C C B of every run; an interval needs two.
         samples: clips, each with noise of its own, that quality is judged on.
     """

@@ -33,8 +33,8 @@ def pick(
     strobe presets pick --model wan-1.3b --random-weights --vae tiny --size 320x576  # gpu
     ```
 
-    Presets are tried from the best quality down until one holds; the table says what was measured and why the others were passed
-    over. Exit code 1 if none holds: the fastest is named then.
+    Presets are tried from the best quality down until one holds the rate; the table shows what was measured and why the others
+    were skipped. Exit code 1 if none holds it; the fastest is named then.
 
     Args:
         fps: pixel frames per second as delivered; the model's own by default.

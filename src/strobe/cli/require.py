@@ -68,8 +68,8 @@ class Requirement:
 def parse_requirement(text: str) -> Requirement:
     """Parse a requirement such as `e2e>=1.5`, `turbo:psnr>30` or `e2e~>=1.5`.
 
-    A speedup holds only if its whole interval does. `~` asks for the point estimate alone: for a smoke test of one round, which
-    has no interval. It proves nothing.
+    A speedup holds only if its whole interval does. `~` checks the point estimate alone, for a smoke test of one round,
+    which has no interval; it proves nothing.
 
     Raises:
         ConfigError: the text is not a condition.

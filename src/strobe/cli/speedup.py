@@ -105,7 +105,7 @@ def speedup(
     strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
     ```
 
-    Every input may be missing; a level that cannot be computed is said to be missing, with the reason.
+    Every input is optional; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
         run: a folder that `strobe compare` made, instead of logs and traces.

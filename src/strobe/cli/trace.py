@@ -28,10 +28,10 @@ _SHOWN: Final = {
 roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
 length, critical path and what-if."""
 _NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path")
-"""Sections whose remarks are printed too: they say what could not be found."""
+"""Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15
 _LONG: Final = {"breakdown": 60}
-"""Tables that are printed whole."""
+"""Most printed rows of a table by section, where it is not `_ROWS`."""
 
 
 @Parameter(name="*", group="Analysis")

@@ -322,4 +322,4 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "quality": (Judged,),
     "train-shapes": (Trained,),
 }
-"""Every verb; `speedup` prints the second one for a run folder."""
+"""Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -32,7 +32,7 @@ ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
 _SPARSITY: Final = 0.8
 """Sparsity for a preset that is dense itself, the same as in the preset `sparse`."""
 _PIECES: Final = 60
-"""Rows of a breakdown's table, at most."""
+"""Most rows of a breakdown's table."""
 
 
 @Parameter(name="*", group="Clip")

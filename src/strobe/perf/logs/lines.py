@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from strobe.core.errors import DataError
 
 LONGEST: Final = 16 * 1024
-"""Characters of a line that are read; the rest of a longer one is passed over."""
+"""Longest part of a line that is read, characters; the rest is skipped."""
 _TERMINAL: Final = re.compile(
     "\\[[0-9]{1,3}(?:;[0-9]{1,3}){0,4}m"  # colours whose escape character is lost
     "|\x1b\\[[0-?]*[ -/]*[@-~]"  # colours, cursor

@@ -29,13 +29,13 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.upgrade import upgraded_span
 
 MAX_SERIES: Final = 4096
-"""Names and ranks one file may have; a pattern that makes more takes something else for a name."""
+"""Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
 EVERY: Final = 1 << 16
 """Lines between two reports of progress."""
 WRAP: Final = 40
 """Shortest line length at which a line break may be the terminal's, characters."""
 PARTS: Final = 4
-"""Most parts of a broken line."""
+"""Most parts that a broken line is joined from."""
 _HEAD: Final = 1 << 20
 
 _RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)

@@ -17,7 +17,7 @@ from strobe.perf.logs.vocabulary import POWER, UNITS, Unit, parse_unit
 Source = Literal["declared", "label", "inferred", "override"]
 
 LONGEST_NS: Final = 1 << 62
-"""About 146 years: nothing that a log times lasts longer."""
+"""Longest duration that is believed, ns: about 146 years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 0.1
 """Time between two readings while a clip runs. A reading takes some tens of microseconds, so this costs less than 0.1 %."""
 THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
-"""Reasons that make a clip no sample: a hot GPU is slower than the code is."""
+"""Throttle reasons that disqualify a clip: a hot GPU slows the code down."""
 COOL_S: Final = 60.0
-"""Longest wait for a hot GPU."""
+"""Longest wait for a hot GPU to cool, s."""
 
 _SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 _SMI_STATE: Final = ("persistence_mode", "mig.mode.current", "enforced.power.limit", "clocks.max.sm")
@@ -63,11 +63,11 @@ def gpu_state(device: torch.device) -> GpuState | None:
 class ClockSampler:
     """Sampler of a GPU's clocks while a clip runs: `with ClockSampler(device) as sampler: ...`, then `sampler.clocks()`.
 
-    Readings are taken by a thread of its own, every `PERIOD_S`. Reading on the clip's own thread would be either late, since the
-    GPU is idle once the last frames are handed over and clocks fall, or in the time that is measured. The thread leaves the
-    interpreter's lock alone while the driver answers; what it cost at most is in the record (`read_ns`).
+    A separate thread takes the readings, every `PERIOD_S`. The clip's own thread could only read after the last frames, when the
+    GPU is idle and its clocks fall, or during the measured time. The thread releases the interpreter's lock while the driver
+    answers; `read_ns` in the record is an upper bound of its cost.
 
-    On a CPU, and on a GPU without NVML, nothing runs beside the clip, and the clocks are read when it has ended.
+    On a CPU, and on a GPU without NVML, no thread runs, and the clocks are read after the clip.
 
     Args:
         device: of the clip.

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 _SAMPLE_NS: Final = 200_000
-"""Shorter calls are repeated within a sample until it lasts this long, so that the clock's own cost does not count."""
+"""Shortest sample on a CPU, ns; shorter calls are repeated, so that the clock's own cost does not count."""
 _GPU_SAMPLE_NS: Final = 2_000_000
-"""The same on a GPU, where a sample also contains the cost of waiting for it, about ten microseconds."""
+"""Shortest sample on a GPU, ns; a sample includes the wait for the GPU, about ten microseconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

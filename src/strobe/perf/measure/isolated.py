@@ -46,9 +46,9 @@ def time_isolated(
 ) -> Isolated:
     """Time repeated calls of one function that runs alone.
 
-    On a CPU each call is read from the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
-    launched while the GPU is held up, so that they run one after the other without waiting for the host, and are read once per
-    batch.
+    On a CPU each call is timed with the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
+    launched while the GPU is kept busy, so that they run one after the other without waiting for the host, and their events are
+    read once per batch.
 
     Args:
         run: called without arguments; its result is dropped.

@@ -22,7 +22,7 @@ REASONS: Final = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""The other bits of the clock event reasons, which hold clocks down."""
+"""Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 PREFIX: Final = "strobe::"
-"""Regions stand in a trace as `strobe::<name>` or `strobe::<name>#<index>`."""
+"""Prefix of our regions in a trace: `strobe::<name>` or `strobe::<name>#<index>`."""
 
 _SILENT: Final = "99"
 _LITTLE_BYTES: Final = 1 << 20
@@ -43,8 +43,8 @@ class TraceFile:
 class Capture:
     """Settings of a traced run: which frame blocks, regions and details are recorded.
 
-    Stacks, memory and shapes slow the host down, each event by another amount: a trace with one of them says what calls what, not
-    how long it takes. `options` names those that are on.
+    Stacks, memory and shapes slow the host down, by a different amount for each event: a trace with one of them shows what calls
+    what, not how long it takes. `options` names those that are on.
 
     Args:
         warmup: frame blocks that run under the profiler and are thrown away, right before those that are kept; at least 1.
@@ -198,7 +198,7 @@ def trace_blocks(
 def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> TraceFile:
     """Run a whole clip and record what the device did, the calls that launched it, and all of our regions.
 
-    Operators and stacks are left out: they slow the host down by several microseconds an operator, and these do not.
+    Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
 
     Args:
         clip: makes the clip.
@@ -254,8 +254,8 @@ _ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "b
 def _slim(path: Path) -> None:
     """Remove from a trace what no analysis needs, and sort similar events together: a sixth of the size is left.
 
-    Left out: arrows and copies of marks, calls that launched nothing, numbers the profiler gave our marks, and arguments of
-    kernels but where, by whom and how large they were launched. Events of one kind and name stand together, in their old order.
+    Left out are arrows, copies of marks, calls that launched nothing, arguments of marks, and arguments of calls and device events
+    that are not in `_ARGS`. Events are sorted by kind and name; equal ones keep their order.
     """
     trace = msgspec.json.decode(path.read_bytes())
     events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]

@@ -18,7 +18,7 @@ FLOOR: Final = 0.01
 FLOOR_NS: Final = 1_000
 """Smallest absolute difference that counts, ns: 1 µs, the resolution of a CUDA event."""
 RESOLUTION: Final = 0.05
-"""An interval that reaches more than 5 % past 1 cannot rule out a difference that matters."""
+"""Largest reach of an interval beyond 1 with the verdict "no difference"."""
 BOOTSTRAP_SAMPLES: Final = 30
 """Fewest samples from which a percentile bootstrap of a plain mean or median holds: with 5 its 95 % interval holds 89 %."""
 
@@ -93,7 +93,7 @@ def paired_interval(log_ratios: Sequence[float], level: float = LEVEL) -> Interv
 def welch_interval(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the interval of geometric mean(reference) / geometric mean(candidate) for samples that are not paired.
 
-    Welch's t on logarithms; None where either has fewer than two samples. It knows nothing of drift between the two.
+    Welch's t on logarithms; None where either has fewer than two samples. Drift between the two is not corrected.
     """
     if len(reference) < 2 or len(candidate) < 2:
         return None

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 _CYCLES_PER_NS: Final = 2.5
-"""Above every GPU's clock, so that a wait counted in cycles is never too short."""
+"""GPU cycles per ns, above every GPU's clock, so that a wait counted in cycles is never too short."""
 _MARGIN: Final = 2.0
 _MAX_CYCLES: Final = 5_000_000_000
 _SLOW_NS: Final = 50_000_000
-"""A call that takes longer is tried once."""
+"""Duration above which a call is tried only once, ns."""
 
 Run = Callable[[], object]
 
@@ -49,7 +49,7 @@ class Lap:
 class Stopwatch:
     """Stopwatch for calls on one device.
 
-    On a GPU the calls of a lap are launched while the GPU is held up, so that they run without waiting for the host; each lies
+    On a GPU the calls of a lap are launched while the GPU is kept busy, so that they run without waiting for the host; each lies
     between two events.
 
     Args:

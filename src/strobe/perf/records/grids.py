@@ -9,18 +9,18 @@ from msgspec import Meta
 from strobe.perf.records.base import Line, Part, Prose
 
 CELLS: Final = "cells"
-"""Folder of the cells' run folders in that of a grid."""
+"""Folder, inside a grid's folder, that holds the cells' run folders."""
 
 # ------------------------------------------------------------------------------------------------------ attention names
 
 MATMUL: Final = "matmul"
 """Variant and span: the matrix product that is timed beside the contestants, the measured peak."""
 HOST: Final = "host_call"
-"""Span: until one call returned to its caller."""
+"""Span: time until one call returned to its caller."""
 STAGE: Final = "stage"
 """Span: a stage of an operator; `part` names it."""
 WHOLE: Final = "whole call"
-"""Stage: all of the call that the other stages were taken in."""
+"""Stage: the whole call, in the same calls in which the other stages were timed."""
 RECALL: Final = "recall"
 TEMPORARY: Final = "temporary memory"
 PEAK: Final = "peak memory"

@@ -12,10 +12,10 @@ from strobe.core.files import file_inside
 
 PLAN: Final = "plan.json"
 CELLS: Final = "cells"
-"""Folder of the cells' run folders in that of the ablation."""
+"""Folder, inside an ablation's folder, that holds the cells' run folders."""
 
 Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
-"""The base alone; one setting changed; the clip or the batch changed; one optimisation off; several things changed."""
+"""Change of a cell: none (the base), one setting, the clip or batch, one optimisation off, or several factors."""
 
 
 class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of an ablation and the base they are compared with.
 
     Args:
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         request: what must agree between all cells, as text.
         values: value of the base by factor, as text.
         idle: optimisations that the base has and that do nothing here, and why.

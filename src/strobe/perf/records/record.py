@@ -16,7 +16,7 @@ from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 
 RunKind = Literal["stream", "soak", "operator", "attention", "tree"]
-"""Clips of a model; one long clip; calls of one operator; a cell of the attention grid; a cell of tree attention."""
+"""Subject of a run: clips of a model, one long clip, calls of one operator, or a cell of the attention or tree grid."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
@@ -133,7 +133,7 @@ class Header(Line, frozen=True, kw_only=True):
 
 
 CUSTOM: Final = "custom"
-"""The preset of a variant that is none."""
+"""Preset name of a variant that is not a preset."""
 
 
 class Knob(Part, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ from strobe.perf.records.upgrade import upgraded
 
 T = TypeVar("T")
 _LISTED: Final = 8
-"""Numbers of damaged lines that are named."""
+"""Most line numbers that a damage sentence lists."""
 
 _TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions")
 
@@ -65,8 +65,8 @@ _probe: Final = msgspec.json.Decoder(_Probe)
 class RunWriter:
     """Appends records to `folder/records.jsonl`.
 
-    Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; `sync`
-    makes them safe against a machine that dies too. After a failed write the file is cut back to its last whole line.
+    Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; after
+    `sync` they also survive a crash of the machine. After a failed write the file is cut back to its last whole line.
 
     Args:
         folder: made if absent; must be empty.
@@ -271,8 +271,8 @@ class RunRecords:
 def read_run(path: str | Path) -> RunRecords:
     """Read the undamaged records of a run folder, or of its `records.jsonl` or `records.jsonl.gz`.
 
-    A line counts if its checksum holds and its number follows; in a file from before there were checksums, if it is a record. A
-    clip counts if all its lines do; of a soak, which is one long clip, each frame block counts for itself.
+    A line counts if its checksum is right and its number is the next; in a file older than checksums, if it is a record. A clip
+    counts if all of its lines do; in a soak, which is one long clip, each frame block counts by itself.
 
     ```python
     run = strobe.read_run("runs/20260101T120000Z-compare-1a2b3c")

@@ -44,7 +44,7 @@ from strobe.perf.records.record import (
 )
 
 _MACHINE: Final = "machine"
-"""Variant of lines of quality that belonged to no contestant."""
+"""Variant name of quality lines that describe the machine, not a contestant."""
 _NUMBER: Final = r"\d{1,9}(?:\.\d{1,9})?(?:e-?\d{1,2})?"
 _CELL: Final = re.compile(
     rf"(?P<shape>[^_]+)_(?P<budget>[sk])(?P<share>{_NUMBER})_b(?P<block>\d{{1,9}})_(?P<way>forward|backward)"

@@ -53,7 +53,7 @@ def report_and_findings(
 ) -> tuple[Report, tuple[Finding, ...]]:
     """Build the same report, and return it with its findings: each candidate against its reference.
 
-    There are none for attention calls by themselves and for a soak.
+    Runs of single attention calls and soaks have no findings.
     """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]

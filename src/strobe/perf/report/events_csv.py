@@ -35,8 +35,8 @@ _Gzip: Final[Any] = gzip.GzipFile if igzip is None else igzip.IGzipFile
 def write_events(study: TraceStudy, path: Path) -> int:
     """Write the device events of the chosen windows, uncut; of a trace without any, its operators.
 
-    Times are integer nanoseconds since the epoch; in a trace without a base, its own. `call` is the launch call, empty where it
-    lies before the recorded window. Equal studies give equal bytes.
+    Times are integer nanoseconds since the epoch, or the trace's own times if it has no base. `call` is the launch call, empty if
+    it lies before the recorded window. Equal studies give equal bytes.
 
     Returns:
         how many events were written.

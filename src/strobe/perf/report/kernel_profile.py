@@ -38,7 +38,7 @@ from strobe.perf.report.model import (
 
 ISOLATED: Final = "by itself"
 VARIES: Final = 0.02
-"""Clocks that vary by more than this share of the highest are told."""
+"""Relative variation of the clocks from which a note is given."""
 _DIFFERENCE: Final = "difference: as it runs - sum of the parts"
 
 

@@ -44,8 +44,8 @@ class TrackSlice(NamedTuple):
 def write_perfetto(study: TraceStudy, path: Path) -> int:
     """Write the chosen window of every trace: device streams, idle classes, launch calls and ranges. Python frames are left out.
 
-    Slices keep their exact nanoseconds since the epoch, or of the trace where it has no base; if any is before 0, all are moved
-    by that. A slice that begins before the window or ends after it is whole.
+    Slices keep their exact nanoseconds since the epoch, or the trace's own times if it has no base; if any is before 0, all are
+    shifted by that. A slice that begins before the window or ends after it is not cut.
 
     Returns:
         how many slices were written.

@@ -37,7 +37,7 @@ from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell, bytes_in
 
 _POINTS: Final = 100
-"""Points of a picture; each stands for as many frame blocks."""
+"""Most points of a picture; each stands for the same number of frame blocks."""
 _WORDS: Final = {
     "median": "frame block, median",
     "max": "frame block, max",

@@ -16,7 +16,7 @@ from strobe.perf.trace import Trace, find_traces, read_trace
 
 Found = TypeVar("Found")
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Told `(done_bytes, total_bytes, what)` while a file is read."""
+"""Callback `(done_bytes, total_bytes, what)` while a file is read."""
 DETAILED_BYTES: Final = 16_000_000
 """Files up to this size, as they lie on disk, are read with every operator unless the options say otherwise."""
 
@@ -84,7 +84,7 @@ def wanted_of(path: Path, options: TraceOptions) -> Wanted:
 
 
 Reading: TypeAlias = Callable[[Sequence[Path], TraceOptions, Progress | None], Iterable[Trace | TraceFormatError]]
-"""Reads files in their order, each as `wanted_of` says; what is no trace comes back as the error that says so."""
+"""Function that reads files in order with the contents of `wanted_of`; a file that is no trace gives an error as its item."""
 
 
 def read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:

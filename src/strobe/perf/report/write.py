@@ -41,8 +41,8 @@ _ROOMS: Final = tuple(
 def render(report: Report, format: Format) -> str:
     """Return the report in one format; the same report gives the same text.
 
-    A page above `MAX_PAGE_BYTES` keeps the first rows of its tables, then the first tables of its sections, and says so; the
-    other formats always have all.
+    An HTML page above `MAX_PAGE_BYTES` keeps only the first rows of its tables, then only the first tables of its sections, and
+    says so; the other formats are always complete.
     """
     match format:
         case "md":

@@ -17,7 +17,7 @@ EFFORT: Final[dict[str, int]] = {
     "ring_cache": 5, "overlap_decode": 5,
     "compile": 8, "sparsity": 8,
 }  # fmt: skip
-"""By factor, on the scale above. What is not here has no rank until it is declared."""
+"""Declared effort by factor, on the scale above; an undeclared factor is not ranked."""
 
 
 def effort(changes: dict[str, str]) -> int | None:

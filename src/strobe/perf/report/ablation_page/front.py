@@ -10,7 +10,7 @@ from typing import Final
 from strobe.perf.report.model import Ratio
 
 BEST: Final = 60.0
-"""dB from which pictures count as equal: a mean error of a quarter of an 8-bit step."""
+"""Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
 RULE: Final = (
     "A difference in speed that its interval does not prove counts as none.",
     "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed.",

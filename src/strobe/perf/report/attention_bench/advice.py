@@ -36,9 +36,9 @@ from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell
 
 KEPT: Final = 0.7
-"""Least share of full attention's mass that advice on memory and speed keeps: what selects nothing is the fastest of all."""
+"""Smallest recall for advice on memory and speed; without it, selecting nothing would be the fastest."""
 WORTH: Final = 2.0
-"""Least speedup over dense attention that advice on quality asks for: full attention loses nothing."""
+"""Smallest speedup over dense attention for advice on quality; without it, full attention would be the best."""
 GUIDE: Final = {
     ("k8", 64): "the guide for little memory: topk=8, block_size=64",
     ("k16", 256): "the guide for speed: topk=16, block_size=(4, 8, 8)",

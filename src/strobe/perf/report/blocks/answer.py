@@ -21,12 +21,12 @@ from strobe.perf.report.text import significant
 
 ANSWER: Final = "answer"
 OTHERS: Final = "answers"
-"""Ids of the sections: of the candidate that a page begins with, and of the others."""
+"""Ids of the two sections: the answer of the candidate that the page begins with (`ANSWER`), and those of the others."""
 REST: Final = "the rest"
 SHORT_NS: Final = 100_000_000
-"""Times below are given with four digits."""
+"""Times below this are printed with four significant digits, ns."""
 HOST_BOUND: Final = 0.2
-"""Share of a frame block from which on waiting for the host is what limits it."""
+"""Share of a frame block from which waiting for the host counts as the limit."""
 _BOUND: Final[dict[Part, str]] = {
     Part.ATTENTION_KERNEL: "attention FLOPs",
     Part.ATTENTION_AROUND: "the work around the attention kernel",
@@ -48,7 +48,7 @@ _BOUND: Final[dict[Part, str]] = {
 def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
     """Return the answer for the fastest proven candidate, to stand first, and a folded section for all others.
 
-    The second says too which candidates have no account, and why. None: there is nothing to say.
+    The second also lists the candidates without an account, with the reason. None: there is nothing to show.
     """
     told = [finding for finding in findings if finding.answer is not None]
     first = max(told, key=lambda finding: (_verdict(finding) == "faster", _ratio(finding)), default=None)

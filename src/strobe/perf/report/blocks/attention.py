@@ -21,7 +21,7 @@ _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 class Extent:
     """One section over the traced frame blocks: its calls, and its busy and idle time with everything inside it.
 
-    `kernel_ns` is the attention kernel inside, `busy_ns` contains it.
+    `kernel_ns` is the time of the attention kernel inside; `busy_ns` includes it.
     """
 
     calls: int

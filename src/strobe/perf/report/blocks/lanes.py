@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from strobe.perf.report.model import GAPS, Column, Count, ExactTime, Kind, Lane, Missing, Row, Table, Text, Timeline
 
 MAX_SLICES: Final = 700
-"""Slices drawn in all lanes together; the file stays small however large the trace is."""
+"""Most slices drawn in all lanes together, so that the file stays small for any trace."""
 MAX_SLICES_BY_CLASS: Final = 450
-"""The same where joined slices are drawn by class: few enough that the classes of a group can be told apart."""
+"""Most slices drawn where joined ones are drawn by class: few enough to tell the classes of a group apart."""
 _JOINED: Final = " short slices"
 
 

@@ -28,7 +28,7 @@ from strobe.perf.report.model import (
 from strobe.perf.report.study import Subject
 
 SMALL_LINE: Final = 0.001
-"""Lines that take less than this share of the reference's end to end in both variants are one row per level together."""
+"""Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
 MAX_EFFECTS: Final = 12
 
 

@@ -29,7 +29,7 @@ from strobe.perf.report.study import Study, Subject
 _PICTURES: Final = 2
 _FIRST: Final = ("prompt_accuracy", "psnr")
 _SAME: Final = 0.005
-"""Values that differ by less than this share are the same in a picture."""
+"""Relative difference below which values count as equal in a picture."""
 _NO_REFERENCE: Final = "no reference needed"
 
 

@@ -14,7 +14,7 @@ MAX_BARS: Final = 14
 
 
 MIN_SHARE: Final = 0.003
-"""Lines that moved by less than this share of all movement, at either end of their intervals, are one bar together."""
+"""Share of all movement below which, at both ends of their intervals, lines share one bar."""
 
 
 INTERVAL: Final = Column("95 % interval", "ms", True, "of what is saved")

@@ -89,7 +89,7 @@ class LineRow(Part, frozen=True, kw_only=True):
 class RunDocument(Document, frozen=True, kw_only=True):
     """Speedups of a run's candidates over its reference, with quality and ledgers.
 
-    `rows()` are the speedups, `rows("parts")` and the like the others.
+    `rows()` returns the speedups; `rows("parts")`, `rows("quality")` and the like return the other tables.
     """
 
     MAIN: ClassVar[str] = "speedups"

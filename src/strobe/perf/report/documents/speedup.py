@@ -207,8 +207,8 @@ class TreePart(Part, frozen=True, kw_only=True):
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """Speedup of the candidate at each level, and the ledger of the difference.
 
-    `rows()` are the lines of the ledgers as numbers; `rows("parts")` is the answer, and `rows("levels")`, `rows("kernels")` and
-    `rows("facts")` are the others, `rows("tree")` is the time by module, operator and kernel.
+    `rows()` returns the lines of the ledgers as numbers, `rows("parts")` the answer, `rows("tree")` the time by module, operator
+    and kernel; `rows("levels")`, `rows("kernels")` and `rows("facts")` return the other tables.
     """
 
     MAIN: ClassVar[str] = "lines"

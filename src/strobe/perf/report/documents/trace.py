@@ -224,7 +224,7 @@ class QueueRow(Part, frozen=True, kw_only=True):
 class TraceDocument(Document, frozen=True, kw_only=True):
     """Tables of profiler traces: devices, kernels, steps, ranges and more.
 
-    `rows()` is the kernel table; `rows("steps")` and the like are the others.
+    `rows()` returns the kernel table; `rows("steps")` and the like return the other tables.
     """
 
     MAIN: ClassVar[str] = "kernels"

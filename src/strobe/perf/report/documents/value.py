@@ -13,7 +13,7 @@ from strobe.core.errors import unknown_choice
 from strobe.core.notebook import html_table
 
 SCHEMA_VERSION: Final = 1
-"""Adding a key keeps the version; removing, renaming or redefining one raises it."""
+"""Schema version of documents. Adding a key keeps it; removing, renaming or redefining one raises it."""
 
 TraceLabel = Annotated[str, Meta(description="which trace: its `label` in `files`")]
 DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]

@@ -42,7 +42,7 @@ _UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
 HEADLINE: Final = "headline"
 """Id of the section."""
 MAX_REALISED: Final = 10
-"""A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+"""Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
 
 
 # ------------------------------------------------------------------------------------------------------------- headline

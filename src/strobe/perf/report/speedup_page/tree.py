@@ -12,9 +12,9 @@ from strobe.perf.report.model import Cell, Code, Column, ExactTime, Missing, Row
 UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
 """Words for the unit that a tree's times are of."""
 _SMALL: Final = Fraction(1, 100)
-"""Part of the larger side below which a node is put together with its like."""
+"""Share of the larger side below which nodes are joined with their siblings."""
 _DEPTH: Final = 8
-"""Levels that are shown."""
+"""Most levels that are shown."""
 _INDENT: Final = "\u00b7 "
 
 

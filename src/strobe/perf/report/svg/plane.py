@@ -12,7 +12,7 @@ _HEIGHT: Final = 300
 _TOP: Final = 0.14
 _LABEL_GAP: Final = 0.055
 _LEAST_SPAN: Final = 0.005
-"""Values that differ by less than this share are drawn level with each other instead of magnified."""
+"""Relative difference below which values are drawn level with each other instead of magnified."""
 _PER_UNIT: Final = {"": 1.0, "ms": 1e6, "dB": 1.0}
 
 

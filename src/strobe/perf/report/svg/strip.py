@@ -14,7 +14,7 @@ _LANE: Final = 64
 _TOP: Final = 22
 _HEIGHT: Final = 34
 _STEPS: Final = 100
-"""Heights are drawn in hundredths of a lane, finer than a pixel."""
+"""Steps of height in a lane: hundredths, finer than a pixel."""
 
 
 def _edges(lane: StripLane) -> list[list[int]]:

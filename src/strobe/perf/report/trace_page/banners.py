@@ -17,12 +17,12 @@ from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
 
 _NOTHING_NS = 1_000
-"""A device event that ends up to 1 µs after the window does not say that others were dropped."""
+"""Longest overrun of the last device event that is no sign of dropped events, ns."""
 
 _SLOW = ("with_stack", "profile_memory", "record_shapes")
-"""Options of the profiler, in its own words, that cost the host time in every operator."""
+"""Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
-"""Items of one banner."""
+"""Most items of one banner."""
 
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:

@@ -46,7 +46,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     collectives_section,
     memory_section,
 )
-"""In the order they are read: how busy, what ran, when, why not, and on whose behalf."""
+"""Builders of the report's sections in reading order: busy time, work, its course, gaps, launches, ranges."""
 
 
 def build_trace_report(study: TraceStudy) -> Report:

@@ -13,7 +13,7 @@ from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_MEMBERS = 8
-"""Names listed of one group."""
+"""Most full names listed for one group."""
 
 
 def kernels_section(study: TraceStudy) -> Section | None:

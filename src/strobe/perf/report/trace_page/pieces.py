@@ -13,7 +13,7 @@ from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import read_trace
 
 MOST_EVENTS: Final = 1 << 20
-"""Device events up to which a trace is taken apart: each is an object meanwhile."""
+"""Most device events of a trace that is broken down into pieces: each becomes an object."""
 
 
 def pieces_section(study: TraceStudy) -> Section | None:

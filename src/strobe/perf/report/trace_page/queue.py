@@ -30,7 +30,7 @@ from strobe.perf.report.trace_page.seen import Seen, seen_queues
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_LANES: Final = 8
-"""Queues that are drawn."""
+"""Most queues that are drawn."""
 MAX_STRETCHES: Final = 12
 """Rows of the picture's table for each lane."""
 _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")

@@ -30,9 +30,9 @@ from strobe.perf.report.trace_page.seen import seen_ranges
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_FRAMES: Final = 300
-"""Frames of one flame graph; the narrowest are drawn as one beside each other."""
+"""Most frames of one flame graph; the narrowest neighbours are drawn as one."""
 MAX_DEPTH: Final = 100
-"""Frames of a flame graph on top of each other; what lies deeper belongs to the last of them."""
+"""Most levels of a flame graph; deeper frames count as part of the last level."""
 _TITLES: Final[dict[Kind, str]] = {
     "range": "Ranges of the host",
     "module": "Modules",

@@ -36,7 +36,7 @@ from strobe.perf.trace.events import DEVICE_KINDS
 MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
 MAX_SLICES: Final = 50_000
-"""Slices of a lane."""
+"""Most slices of a lane."""
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 

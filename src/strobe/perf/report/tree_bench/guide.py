@@ -13,7 +13,7 @@ from strobe.perf.report.model import Code, Column, Missing, Row, Share, Table, T
 from strobe.perf.report.tree_bench.cells import CellRun
 
 Blocks = Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]
-"""By block, with its kind, and by rank: times, ns."""
+"""Times by (block, kind) and by rank, ns."""
 
 
 def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:

@@ -13,7 +13,7 @@ from strobe.perf.report.tree_bench.cells import CellRun, Entry
 Key = tuple[str, str, int, int, int, int, int]
 """Device, dtype, q_tokens, heads, kv_heads, head_dim, batch: constant along a curve."""
 Times = Mapping[tuple[int, int], float]
-"""Median ns by (world size, tokens)."""
+"""Median times by (world size, tokens), ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from strobe.perf.records.grids import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 
 Stretch = tuple[int, int]
-"""Half-open `[start, stop)`, ns."""
+"""Half-open interval `[start, stop)`, ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Instance:
 def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
     """Return the collectives of one call, in order; only durations within a rank are used, so clocks need not agree.
 
-    A collective that runs beside something else holds a rank up only in its last part (`tree_wait`).
+    A collective that overlaps with other work holds a rank up only during its last part (`tree_wait`).
     """
     held = [[(region.part, own) for region, own in _held(call)] for call in ranks]
     found = []

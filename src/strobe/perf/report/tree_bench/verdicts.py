@@ -13,9 +13,9 @@ from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
 HIGH_SPREAD = 0.5
-"""`(p90 - p10) / median` from which a warning is due."""
+"""Spread `(p90 - p10) / median` from which a warning is given."""
 NAMED = 0.6
-"""Share of the calls in which a rank must have been last to be called the straggler; with two ranks chance alone gives 0.5."""
+"""Share of the calls in which a straggler must have been last; with two ranks chance alone gives 0.5."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
