@@ -277,7 +277,7 @@ class Clip:
     prompts: list[dict[str, Any]] = field(default_factory=list)
 
     def record(self, session: Session, total: int, switches: Sequence[Switch], advance: Advance) -> None:
-        """Make `total` frame blocks and write them as they come; if it fails, the file keeps those that were made."""
+        """Make `total` frame blocks and write them as they come; on failure or interruption the file keeps those made."""
         from strobe.engine.video import VideoFile
 
         video = VideoFile(self.path, fps=session.model.defaults.fps)

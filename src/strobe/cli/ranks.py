@@ -26,7 +26,10 @@ def said_by_rank_0(output: Output) -> Output:
 
 
 def says(code: int, error: BaseException) -> bool:
-    """Whether this process prints an error: rank 0 common ones, one rank of each machine what is missing there, any its own.
+    """Whether this process prints the error, so that each is printed once.
+
+    Rank 0 prints every error. On the other ranks, local rank 0 of each machine prints what is missing there, and any rank prints
+    an error, other than of the command line, that rank 0 may not know.
 
     Args:
         code: exit code of the error; 2: the same command line fails on every rank.

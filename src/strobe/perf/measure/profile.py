@@ -254,8 +254,8 @@ _ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "b
 def _slim(path: Path) -> None:
     """Remove from a trace what no analysis needs, and sort similar events together: a sixth of the size is left.
 
-    Left out are arrows, copies of marks, calls that launched nothing, arguments of marks, and arguments of calls and device events
-    that are not in `_ARGS`. Events are sorted by kind and name; equal ones keep their order.
+    Left out are arrows, copies of marks, calls that launched nothing, arguments of marks, and arguments of calls and device
+    events that are not in `_ARGS`. Events are sorted by kind and name; equal ones keep their order.
     """
     trace = msgspec.json.decode(path.read_bytes())
     events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]

@@ -61,7 +61,7 @@ def t_quantile(p: float, dof: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta I_x(a, b) by its continued fraction (Lentz's method)."""
+    """Compute the regularised incomplete beta I_x(a, b) by its continued fraction (Lentz's method)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):

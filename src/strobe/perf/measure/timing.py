@@ -139,7 +139,7 @@ class TimingRecorder:
                 took.append(time.perf_counter_ns() - began)
         return sorted(took)[_PROBES // 2]
 
-    # What a region needs from its recorder.
+    # Methods that regions call on their recorder.
 
     def synchronize(self) -> None:
         """Wait for the device; nothing on a CPU."""
