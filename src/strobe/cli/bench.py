@@ -1,4 +1,4 @@
-"""`strobe bench`: what the package ships, measured."""
+"""`strobe bench`: benchmarks of the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shapes(
     device: str = "auto",
     output: Output = Output(),
 ) -> int:
-    """Measure how good the bundled model is: autoencoder, prompts, held-out combinations, switches, long streams.
+    """Measure the quality of the bundled model: autoencoder, prompts, held-out combinations, switches, long streams.
 
     ```
     strobe bench shapes  # gpu

@@ -1,4 +1,4 @@
-"""`strobe serve`: a stream in a browser."""
+"""`strobe serve`: streams in a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where the server listens, whom it lets in and what it holds.
+    """Flags of the server: address, access, and limits.
 
     Args:
         host: address to listen on.
@@ -53,7 +53,7 @@ class Where:
     resume: float = 300.0
 
     def settings(self) -> ServeSettings:
-        """The settings that they come to."""
+        """Return the server's settings from the flags."""
         from strobe.serve.settings import ServeSettings
 
         return ServeSettings(
@@ -141,7 +141,7 @@ def check_installed() -> None:
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Take the port before anything slow is loaded.
+    """Bind the port before anything slow is loaded.
 
     Raises:
         ConfigError: it is taken, or the address is not this machine's.

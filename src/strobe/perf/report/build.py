@@ -1,4 +1,4 @@
-"""From run folders to one `Report`: read, and choose the page. No clock, no randomness: the same folders give the same value."""
+"""Choice and construction of the page for run folders. No clock, no randomness: the same folders give the same report."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def report_and_findings(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the same report, and return with it what it rests on: each candidate against its reference.
+    """Build the same report, and return it with its findings: each candidate against its reference.
 
-    There are none for attention calls by themselves, for a soak and for the viewers of a server.
+    Runs of single attention calls, soaks and loaded servers have no findings.
     """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]
@@ -82,7 +82,7 @@ def report_and_findings(
 
 
 def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:
-    """The page of attention calls, with the sections of the page of its traces."""
+    """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_study import load_trace_study
 
