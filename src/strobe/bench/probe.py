@@ -1,4 +1,4 @@
-"""What sparse attention does to a diffusers pipeline: time and recall of every layer, in runs of their own.
+"""Probe of a sparse diffusers pipeline: time and recall of every attention layer, in separate runs.
 
 Timed runs measure nothing else: the recall is taken in one run, the times in others, dense and sparse in the order A B B A.
 """
@@ -23,7 +23,7 @@ from strobe.perf.measure.timing import TimingRecorder
 
 
 class Sparse(Protocol):
-    """What a probe needs of a sparse pipeline: what `strobe.integrations.diffusers.sparsify` returns."""
+    """Interface of a sparse pipeline, as `strobe.integrations.diffusers.sparsify` returns it."""
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -31,17 +31,17 @@ class Sparse(Protocol):
         ...
 
     def dense(self) -> Any:
-        """Run the layers as they were before, as a context manager."""
+        """Return a context manager in which the layers run their original attention."""
         ...
 
     def recalls(self, queries: int) -> Any:
-        """Measure recalls, as a context manager that gives the place where they go."""
+        """Return a context manager that measures recalls and gives the place where they go."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerProbe:
-    """One layer in one call of the pipeline, all its denoise steps together.
+    """Recall and times of one layer in one call of the pipeline, all its denoise steps together.
 
     Args:
         layer: its name.
@@ -61,7 +61,7 @@ class LayerProbe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineProbe:
-    """A sparse pipeline against the same one dense.
+    """Times and recalls of a sparse pipeline and of the same one dense.
 
     Args:
         layers: in order.
@@ -74,7 +74,7 @@ class PipelineProbe:
     dense_ns: int
 
     def rows(self) -> list[dict[str, object]]:
-        """One dictionary per layer."""
+        """Return one dictionary per layer."""
         return [
             {
                 "layer": each.layer,
@@ -157,7 +157,7 @@ def _layer(name: str, middle: dict[bool, dict[str, int]], recalls: list[Tensor])
 
 
 def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
-    """Nanoseconds of a call, and within it of every layer."""
+    """Measure a call and every layer within it, ns by name."""
     recorder.start_clip()
     with recorder.region(spans.E2E, None):
         call()
@@ -170,7 +170,7 @@ def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, in
 
 @contextmanager
 def _watched(layers: dict[str, nn.Module], recorder: TimingRecorder) -> Iterator[None]:
-    """Time every call of the layers meanwhile."""
+    """Time every call of the layers inside the context."""
     hooks: list[Any] = []
     for name, module in layers.items():
         running: list[Any] = []

@@ -1,4 +1,4 @@
-"""A recorder for code that waits for the device inside a pass."""
+"""Recorder that waits for the device inside a pass, as code with synchronisations does."""
 
 from __future__ import annotations
 

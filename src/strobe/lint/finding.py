@@ -1,4 +1,4 @@
-"""What a rule found: where, what is said there, what it should say, and why."""
+"""Findings, claims and rules: the place and text of a wrong claim, its correction, and the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A finding before it knows its rule."""
+    """A finding without the id and severity of its rule."""
 
     place: Place
     said: str
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A rule: its id, what it holds claims to in one sentence, and the function that looks.
+    """A rule: its id, its meaning in one sentence, and the function that looks for violations.
 
     Args:
         needs: options without which it finds nothing, in words; empty: none.

@@ -36,7 +36,7 @@ Span = Literal["attention_kernel", "attention"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """What every implementation computes.
+    """Sizes and data of the attention call that every implementation computes.
 
     Args:
         q_tokens, kv_tokens, num_heads, head_dim, batch: sizes of q and k, v.
@@ -76,7 +76,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionVariant:
-    """One implementation: the kernel, the whole section around it, what the kernel must give, and what it costs."""
+    """One implementation: the kernel, the whole section around it, the kernel's check, and its cost."""
 
     kernel: Callable[[], Tensor]
     section: Callable[[], Tensor]
@@ -223,7 +223,7 @@ def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
 
 
 def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v `[B, S, H, D]`, standard normal, drawn on the CPU so that every device gets the same."""
+    """Draw q, k, v `[B, S, H, D]`, standard normal, on the CPU so that every device gets the same."""
     generator = torch.Generator().manual_seed(call.seed)
     kv_heads = call.num_kv_heads or call.num_heads
     q, k, v = (

@@ -1,4 +1,4 @@
-"""What every executor takes and gives: a cell, and what became of it."""
+"""Interface of executors: a cell to run, its resources and its result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Status = Literal["done", "failed", "timeout", "cancelled", "lost"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What a cell occupies while it runs.
+    """Resources that a cell occupies while it runs.
 
     Args:
         cpus: cores of each machine.
         gpus: whole GPUs of each machine.
-        exclusive: it takes times, so no other cell may run on its machine.
+        exclusive: it measures times, so no other cell may run on its machine.
         nodes: machines, all at once; its command runs on each, and `torchrun` without `--standalone` joins them into one world.
     """
 
@@ -37,7 +37,7 @@ class Resources:
             )
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the resources in words."""
         alone = ", nothing else there" if self.exclusive else ""
         return f"{self.nodes} machine{'s' * (self.nodes > 1)} of {self.cpus} CPU and {self.gpus} GPU{alone}"
 
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """The same for the same command, environment, files and resources."""
+        """Hash of command, environment, files and resources."""
         files = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(self.files.items())]
         what = [self.argv, sorted(self.env.items()), files, asdict(self.resources)]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
@@ -75,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """What became of a cell.
+    """Result of a cell: status, exit code, output and files.
 
     Args:
         status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
@@ -105,15 +105,15 @@ class Handle(Protocol):
 
     @property
     def cell(self) -> Cell:
-        """What was submitted."""
+        """Submitted cell."""
         ...
 
 
 class Executor(Protocol):
-    """Runs cells, here or elsewhere."""
+    """Interface that runs cells, here or elsewhere."""
 
     def at_once(self, resources: Resources) -> int:
-        """How many cells like this to submit before waiting for the first."""
+        """Return how many cells with these resources to submit before waiting for the first."""
         ...
 
     def submit(self, cell: Cell) -> Handle:
@@ -121,9 +121,9 @@ class Executor(Protocol):
         ...
 
     def wait(self, handle: Handle) -> Finished:
-        """Wait for its end, once it runs at most its timeout and a few seconds; a second call gives the same answer."""
+        """Wait for the cell's end, at most its timeout and a few seconds once it runs; repeated calls give the same result."""
         ...
 
     def cancel(self, handle: Handle) -> Finished:
-        """End it now; what is finished stays finished."""
+        """End the cell now; a finished cell stays finished."""
         ...

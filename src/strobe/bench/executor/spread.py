@@ -1,4 +1,4 @@
-"""Many jobs over one executor: as many cells under way as it takes, results in the order of the jobs."""
+"""Runs many jobs over one executor: as many cells at a time as it takes, results in the order of the jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Job: TypeAlias = Generator[Cell, Finished, T]
 
 
 def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:
-    """Run every job; why a cell is refused is raised inside its job. On Ctrl-C all cells are ended, and all jobs told."""
+    """Run every job; a refused cell raises inside its job. On Ctrl-C all cells are ended, and all jobs told."""
     under_way: deque[tuple[Job[T], Handle]] = deque()
     try:
         for job in jobs:

@@ -1,4 +1,4 @@
-"""The tensors of one rank, the contestants bound to them, and float64 to hold them against."""
+"""Tensors of one rank, the contestants bound to them, and the float64 reference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inputs:
 
 
 def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
-    """Draw everything, the same on every rank, and keep this rank's share of it and what it should give."""
+    """Draw the tensors, the same on every rank, and keep this rank's share and its expected result."""
     dtype = getattr(torch, shape.dtype)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -84,7 +84,7 @@ def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Dense attention in float64 by its definition, one key head at a time; `[B, H, S, D]` in and out, and the lse."""
+    """Compute dense attention in float64 by its definition, one key head at a time; `[B, H, S, D]` in and out, and the lse."""
     groups = q.shape[1] // k.shape[1]
     outs, lses = [], []
     for head in range(q.shape[1]):
@@ -101,7 +101,7 @@ Run = Callable[[], Tensor]
 
 
 def bind(name: str, inputs: Inputs, timeout_s: float, links: Links | None = None) -> Run:
-    """A contestant on this rank's tensors; `auto` chooses by the links.
+    """Bind a contestant to this rank's tensors; `auto` chooses by the links.
 
     Raises:
         ImplUnavailableError: the peer is not installed, or has no such call.
@@ -134,7 +134,7 @@ def _ours(
 
 
 def _peer(inputs: Inputs) -> Run:
-    """`tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
+    """Bind `tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
     if importlib.util.find_spec("ring_attention_pytorch") is None:
         raise ImplUnavailableError(PEER, "ring-attention-pytorch is not installed")
     if inputs.shape.placement != "replicated":
@@ -150,7 +150,7 @@ def _peer(inputs: Inputs) -> Run:
 
 
 def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
-    """Run a contestant once and hold this rank's rows against float64.
+    """Run a contestant once and compare this rank's rows with float64.
 
     The rounding of a weight is that of its lse and grows with it: a flat tolerance would be wrong at both ends.
     """

@@ -1,4 +1,4 @@
-"""What a cell of the tree benchmark is, and what each of its ranks writes."""
+"""Messages of the tree benchmark: the task of a cell, and the result that each of its ranks writes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the shape's folder: ranks, lengths, heads, batch, dtype, device."""
         groups = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
         rows = "" if self.placement == "replicated" else "_rows"
         return (
@@ -71,7 +71,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cell is measured; a folder holds cells of one such request.
+    """Settings of the measurement, the same for all cells of a folder.
 
     Args:
         contestants: in order; the first that can run is what ratios are measured against.
@@ -108,7 +108,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """Palindromes."""
+        """Number of palindromes."""
         return max(MIN_ROUNDS, min(MAX_ROUNDS, self.iterations // 4))
 
     @property
@@ -118,14 +118,14 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told, in `task.json` of its folder."""
+    """Task of a rank, in `task.json` of its folder."""
 
     shape: Shape
     how: How
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A region of one call on one rank, from the call's own start; `part`: of which kind, where there are several."""
+    """One region of a call on one rank, timed from the call's start; `part`: its kind, where there are several."""
 
     name: str
     start_ns: int
@@ -134,14 +134,14 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One call taken apart on one rank."""
+    """One call on one rank with its marked regions."""
 
     total_ns: int
     marks: tuple[Mark, ...]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant on one rank against float64.
+    """Errors of a contestant on one rank against float64.
 
     Args:
         refused: why it takes no part; empty if it ran.
@@ -161,12 +161,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether it ran and both errors are within their limits; NaN is not."""
+        """Whether it ran and its errors are within their limits; NaN is not."""
         return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan says of a strategy.
+    """Prediction of the plan for one strategy.
 
     Args:
         local_ns: attention and merge.
@@ -185,17 +185,17 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comm_ns(self) -> float:
-        """All messages."""
+        """Predicted time of all messages, ns."""
         return sum(message.alpha_ns + message.beta_ns for message in self.messages)
 
     @property
     def total_ns(self) -> float:
-        """The whole call."""
+        """Predicted time of the whole call, ns."""
         return self.local_ns + self.comm_ns - self.hidden_ns + self.host_ns
 
 
 class RankResult(msgspec.Struct, kw_only=True):
-    """What a rank writes, in `rankN.json`.
+    """Result of a rank, in `rankN.json`.
 
     Args:
         error: why it ended early; empty if it did not.

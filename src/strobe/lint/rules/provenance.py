@@ -1,4 +1,4 @@
-"""Figures of different things that agree too well to be measurements."""
+"""Rules for figures of different things that agree too well to be measurements."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ _RATE: Final = re.compile(r"/\s?s\b")
 
 
 def _names(one: str, two: str) -> bool:
-    """One label is or contains the other."""
+    """Return True if one label is or contains the other."""
     return key(one) in key(two) or key(two) in key(one)
 
 
 def _nested(one: str, two: str) -> bool:
-    """The labels name a level and the one right around it, which may add less than a printed digit."""
+    """Return True if the labels name a level and the one right around it, which may add less than a printed digit."""
     inner, outer = rank_of(one), rank_of(two)
     return inner is not None and outer is not None and abs(outer - inner) == 1
 

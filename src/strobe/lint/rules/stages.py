@@ -1,4 +1,4 @@
-"""Per-call times set against stage times without the number of calls between them."""
+"""Rule for per-call times compared with stage times without the number of calls in a stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ APART: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Versus:
-    """A time of two variants at one level."""
+    """The times of two variants at one level."""
 
     stage: bool
     label: str
@@ -81,7 +81,7 @@ def _counted(study: Study) -> bool:
 
 
 def _pairs(study: Study) -> Iterator[_Versus]:
-    """Levels that the document gives for two variants: two items of a list, or two columns of a row."""
+    """Yield the levels that the document gives for two variants: two items of a list, or two columns of a row."""
     for view in study.views:
         times = [
             figure
@@ -115,7 +115,7 @@ def _versus(label: str, one: Figure, two: Figure) -> Iterator[_Versus]:
 
 
 def _name(figure: Figure) -> str:
-    """The variant: first word of a list item's label, or the column's head."""
+    """Return the variant: the first word of a list item's label, or the column's head."""
     text = figure.entry.key if figure.series.metric.title == VALUE else figure.series.metric.title
     words = re.findall(r"[A-Za-z]\w*", text)
     return words[0].lower() if words else ""
