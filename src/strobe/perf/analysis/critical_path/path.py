@@ -1,4 +1,4 @@
-"""The longest chain through a trace, and how long the trace would be if some of its work took no time."""
+"""Longest chain through a trace, and the length of the trace if some of its work took no time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KERNELS: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathPart:
-    """What one thing takes of the critical path.
+    """Time of one kernel or kind of lag on the critical path.
 
     Args:
         kind: `KERNEL`, or one of `Lag`.
@@ -41,7 +41,7 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The trace without the time of something.
+    """Length of the trace if one kernel, kind of work or lag took no time.
 
     Args:
         kind: `KERNEL`, `KIND`, or one of `Lag` for the host and for launches.
@@ -60,7 +60,7 @@ class WhatIf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalPath:
-    """The longest chain of a trace or window.
+    """Longest chain of a trace or window.
 
     Args:
         begin_ns: where it begins.
@@ -108,7 +108,7 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
 
 
 class Simulated(NamedTuple):
-    """When each node begins, and the edge that decided it, by its place among the node's edges."""
+    """Start of each node, and the position among its edges of the edge that decided it."""
 
     start_ns: list[int]
     decided: list[int]
@@ -117,7 +117,7 @@ class Simulated(NamedTuple):
 def simulate(
     graph: WorkGraph, duration_ns: Sequence[int] | None = None, lag_ns: Callable[[Edge], int] | None = None
 ) -> Simulated:
-    """Work the graph out again, with other durations of its nodes or other lags of its edges.
+    """Recompute the start of every node, with other durations of nodes or other lags of edges.
 
     Args:
         duration_ns: of each node; as traced if not given.
@@ -179,7 +179,7 @@ def _group(events: DeviceEvents, position: int) -> str:
 
 
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents, duration: int) -> Iterator[WhatIf]:
-    """Without the host's own time, without launch latency, without each kind of work, and without the largest kernels."""
+    """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
     for kind in (Lag.HOST, Lag.LAUNCH):
         done = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
         removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)

@@ -20,7 +20,7 @@ _SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
 
 
 class _Attention(NamedTuple):
-    """Where an attention operator has what: `heads` and `tokens` among a tensor's axes, the others among the operands."""
+    """Layout of an attention operator: `heads` and `tokens` are axes of a tensor, the others positions of operands."""
 
     tokens: int
     heads: int
@@ -48,7 +48,7 @@ _ATTENTIONS: Final = {
 
 
 class _Sparse(NamedTuple):
-    """Where our block-sparse attention has what: the block's length, the uniform count, and the sizes of ragged blocks."""
+    """Positions of our block-sparse attention's operands: block length, uniform count, sizes of ragged blocks."""
 
     first: int
     block: int
@@ -89,14 +89,14 @@ _ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "sh
 
 
 class OperatorCost(NamedTuple):
-    """What one call must compute and move, and the dtype of its products."""
+    """FLOPs and least bytes of one call, and the dtype of its products."""
 
     cost: Cost
     dtype: str
 
 
 def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
-    """Return what one of the calls costs, or why that is not known.
+    """Return the cost of one of the calls, or the reason why it is not known.
 
     A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet, its
     gradients `10 D`. Causal attention over equally many queries and keys computes half of the pairs and the diagonal. Elementwise
@@ -117,7 +117,7 @@ def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
 
 
 def _first(name: str) -> int | None:
-    """The place of the operand that has the dtype of the products; `None` for an operator that is not known."""
+    """Return the position of the operand with the dtype of the products; `None` for an unknown operator."""
     if name == _SCALED or name in CONVOLUTIONS:
         return 0
     known = _ATTENTIONS.get(name) or _SPARSE.get(name)
@@ -144,7 +144,7 @@ def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
 
 
 def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
-    """A product of eight-bit numbers with scales, written in the dtype that was asked for."""
+    """Return the cost of a product of eight-bit numbers with scales, with output in the requested dtype."""
     product = _product(calls, 0, dtype)
     if isinstance(product, str):
         return product
@@ -207,7 +207,7 @@ def _sparse(calls: OperatorCalls, places: _Sparse, dtype: str) -> Cost | str:
 
 
 def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
-    """The bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
+    """Return the bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
     if not calls.sizes[place]:
         return 0
     kind = calls.types[place] if place < len(calls.types) else ""
@@ -246,7 +246,7 @@ def _operands(calls: OperatorCalls) -> Iterator[int | None]:
 
 
 def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The size that all of them have together; `None` if two do not fit."""
+    """Return the common broadcast size; `None` if two sizes do not fit."""
     rank = max(map(len, sizes))
     found = []
     for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):

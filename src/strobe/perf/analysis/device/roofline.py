@@ -1,4 +1,4 @@
-"""A measured time against what the device could do at best: rates, shares of the peaks, the bound, and rates that cannot be."""
+"""Roofline: a measured time against the device's peaks; rates, shares, the bound, and rates that are impossible."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """Share of the roof over this operation: `floor_ns` / time."""
+        """Share of the roof that limits this operation: `floor_ns` / time."""
         shares = {"compute": self.compute_share, "memory": self.memory_share}
         return None if self.bound is None else shares[self.bound]
 
@@ -55,7 +55,7 @@ class Roofline:
 def roofline(
     time_ns: Fraction | float, cost: Cost, peaks: DevicePeaks | None, dtype: str, *, dense: Cost | None = None
 ) -> Roofline:
-    """Hold a time against a device's roofline.
+    """Compare a time with a device's roofline.
 
     Args:
         time_ns: time of one operation, above 0.
@@ -94,7 +94,7 @@ def roofline(
 
 
 def _anomaly(rates: tuple[Fraction, Fraction], cost: Cost, peaks: DevicePeaks, dtype: str, flops_peak: int | None) -> str:
-    """Say which peak is exceeded. Data that fits into the cache may come faster than the memory gives it."""
+    """Name the peak that is exceeded. Data that fits into the cache may arrive faster than memory delivers it."""
     flops, moved = rates
     if flops_peak is not None and flops > flops_peak * TOLERANCE:
         return (
