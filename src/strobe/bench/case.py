@@ -15,7 +15,7 @@ from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Absent, Gate, Model, Quality, Variant, Video, Workload
 
 Progress = Callable[[int, int, str], None]
-"""Called between units of work, never inside one: (done, total, what comes next)."""
+"""Callback `(done, total, next)`, called between units of work, never inside one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,7 +65,7 @@ def dtype_name(config: ResolvedConfig) -> str:
 
 
 _MATRICES: Final = ("qkv_projection", "output_projection", "cross_projection", "ffn_up", "ffn_down")
-"""Parts of a pass that `linear_format` is about."""
+"""Parts of a pass whose matrices `linear_format` applies to."""
 _SECTIONS: Final = {
     ATTENTION: (
         "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", ATTENTION_KERNEL, "output_projection", "gated_residual"
@@ -75,7 +75,7 @@ _SECTIONS: Final = {
     ),
     FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
 }  # fmt: skip
-"""Parts of a pass that one section of a layer has."""
+"""Parts of a pass in each section of a layer."""
 
 
 def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:

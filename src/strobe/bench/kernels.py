@@ -22,9 +22,9 @@ from strobe.perf.measure.isolated import time_isolated
 from strobe.perf.measure.timing import Region, TimingRecorder, recording
 
 STAGES = (FRAME_BLOCK, COMMIT, VAE_DECODE)
-"""Stages of a frame block that are told beside its steps."""
+"""Stages of a frame block reported beside its steps."""
 _LONG_CALLS = 20
-"""Most calls of a whole window derived again by itself: each takes as long as several steps."""
+"""Most calls of the isolated window recomputation (`RECACHE`), since each takes as long as several steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,9 +28,9 @@ from strobe.quality.temporal import block_starts, border_jump
 from strobe.quality.vmaf import find_program, vmaf
 
 EXPORT_FPS: Final = 16
-"""Of clips that are encoded for VBench, frames per second."""
+"""Frame rate of clips encoded for VBench, frames per second."""
 _BETWEEN: Final = "--"
-"""Between the variant and the clip in the name of an exported file."""
+"""Separator of variant and clip in the name of an exported file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +227,7 @@ class _Judging:
 _ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
 """Metrics that `compare` does not compute and that can be measured here."""
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
-"""Of a clip alone: the reference has a value too."""
+"""Metrics of a clip by itself: the reference has a value too."""
 
 
 # --------------------------------------------------------------------------------------------------------------- VBench

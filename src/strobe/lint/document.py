@@ -12,7 +12,7 @@ from strobe.lint.quantity import Quantity, Unit, head_unit, quantities
 Origin = Literal["table", "list", "lines"]
 
 EMPTY: Final = frozenset({"", "-", "--", "---", "–", "—", "n/a", "na", "none", "."})
-"""Cells that say that there is nothing here."""
+"""Texts of cells without a figure."""
 
 _AFTER: Final = re.compile(r"\s*(?:$|[(\[±,;/|*†‡→]|\+/-)")
 _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[\]]*\]")

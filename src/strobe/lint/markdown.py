@@ -17,7 +17,7 @@ from strobe.lint.quantity import Unit, readable
 
 _INLINE: Final = MarkdownIt("commonmark").enable("strikethrough")
 _BLOCKS: Final = MarkdownIt("commonmark", {"maxNesting": 100}).enable("table").disable(["code", "html_block", "inline"])
-"""Blocks alone: text stays as it is written. Indented text and text between HTML tags are paragraphs."""
+"""Parser of blocks alone: text stays as written. Indented text and text between HTML tags are paragraphs."""
 _IGNORE: Final = re.compile(r"<!--\s*strobe lint: ignore (?P<rules>[\w*, -]+?)\s*(?::.*)?-->")
 _UNSEEN: Final = re.compile(r"\A---[ \t]*\n(?:.*\n)*?---[ \t]*$|<!--[\s\S]*?-->", re.MULTILINE)
 """Front matter and comments."""
@@ -26,7 +26,7 @@ _UNREAD: Final = frozenset({"markdown", "md", "diff", "mermaid"})
 _SPLIT: Final = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)(?<!cf\.)(?<!ca\.)\s+(?=[A-Z\"'(\d])")
 _INDENT: Final = re.compile(r"^(?:(?:&nbsp;|&emsp;|&ensp;| |\u2003|\u2002|[ ]{2}|↳|└─*|├─*|│|[-*•>+](?=\s))\s*)+")
 _BREAK: Final = "\v"
-"""The end of a line inside a text that is parsed as one line, so that markup may span lines; the parser sees white space."""
+"""Stand-in for a line end in text that is parsed as one line, so that markup may span lines; it parses as white space."""
 
 
 def plain(text: str) -> str:

@@ -12,7 +12,7 @@ Dimension = Literal["time", "bytes", "rate", "work", "compute", "bandwidth", "pe
 Mark = Literal["", "about", "below", "above", "spread"]
 
 ABOUT: Final = Fraction(1, 20)
-"""A value printed with `~` or `about` is known to 5 %, or to half a unit of its last digit that is not 0 if that is more."""
+"""Relative tolerance of a value printed with `~` or `about`; at least half a unit of its last digit that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)

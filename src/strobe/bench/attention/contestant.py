@@ -15,11 +15,11 @@ from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.perf.records import grids
 
 Kind = Literal["dense", "fine", "tiled", "raster"]
-"""What is computed: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order."""
+"""Computations: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order."""
 
 
 PEER: Final = "peer"
-"""Group of what is not ours."""
+"""Group of contestants of other libraries."""
 
 
 def group_and_impl(name: str) -> tuple[str, str]:

@@ -43,8 +43,8 @@ SHAPES: Final = (
     Shape(name="quick", grid=(5, 9, 12), num_heads=2, head_dim=64),
     Shape(name="quick-4k", grid=(8, 16, 32), num_heads=2, head_dim=64),
 )
-"""Latent grids of published models at their sizes, plain sequences that whole tiles fill, and two for a CPU: one for its edges,
-and one that is long enough for sparsity to show."""
+"""Latent grids of published models, plain sequences of whole tiles, and two small grids for a CPU: one with partial tiles,
+and one long enough to measure an effect of sparsity."""
 SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
 TILES: Final = ("auto", "cube")
 GRIDS: Final = ("published", "full", "scenarios", "quick")

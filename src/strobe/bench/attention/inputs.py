@@ -20,7 +20,7 @@ SHARE: Final = 0.6
 REACH: Final = (3.0, 6.0, 6.0)
 """Tokens in time, height and width over which smooth data changes: correlation `exp(-|x / REACH|^2 / 2)`."""
 CHECKED_ROWS: Final = 128
-"""Queries of every head that the gate holds against the oracle."""
+"""Queries of every head that the gate compares with the oracle."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.inputs import Inputs
 
 BACKWARD: Final = 3.0
-"""Gradients pass through twice as many roundings as outputs, among them that of the output: their tolerance, in times."""
+"""Tolerance of gradients / tolerance of outputs: gradients are rounded about twice as often, after the output's rounding."""
 SIMILAR: Final = 0.98
 """Least cosine similarity of an operator whose own selection is not known."""
 

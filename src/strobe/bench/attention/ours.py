@@ -19,7 +19,7 @@ from strobe.bench.attention.inputs import Inputs
 from strobe.core.errors import ImplUnavailableError
 
 SLOW = "reference"
-"""The specification: it materialises what fused kernels do not, so that it is measured only where it is named."""
+"""Name of the reference impl, which materialises all scores; it is measured only if named."""
 
 
 KINDS = ("dense", "fine", "tiled", "raster")

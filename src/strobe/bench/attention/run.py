@@ -30,7 +30,7 @@ from strobe.perf.records.grids import CELLS
 from strobe.perf.records.store import RunWriter, read_run, rotate
 
 REQUEST: Final = "request.json"
-"""What a cell was measured with; a rerun must ask for the same."""
+"""File with the request of a folder; a rerun must ask for the same."""
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

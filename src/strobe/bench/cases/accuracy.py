@@ -22,7 +22,7 @@ SETTLED = (1, 10)
 
 SWITCH_AT = 12
 LATE = (10, 200, 1000)
-"""Frame blocks at which a long stream is looked at; drift is counted from the first of them."""
+"""Frame blocks at which a long stream is evaluated; drift counts from the first of them."""
 
 SHOWN = 0.5
 """Share of a frame block's frames that must follow a new prompt for the switch to be visible."""

@@ -35,7 +35,7 @@ class Length:
 
 QUICK: Final = Length(latents=100, switches=10)
 FULL: Final = Length(latents=1000, switches=50)
-"""Long enough for a p99 of the steady state, from four clips, which need 459 samples."""
+"""Full length: four clips hold the 459 samples that a p99 of the steady state needs."""
 
 
 def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed: int) -> Script:

@@ -21,13 +21,13 @@ from strobe.quality.temporal import border_jump
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
 SEEN: Final = 0.9
-"""Share of frames in which the gate wants to see an object."""
+"""Least share of frames with a visible object that passes the gate."""
 SEEN_AT_ONCE: Final = (0, 1, 4)
 """Attributes that a single frame shows: colour, shape, background; direction and speed take several."""
 
 BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
 BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
-"""What `by_oracle` gives of every clip, and of those with a prompt switch."""
+"""Metrics that `by_oracle` gives for every clip, and those only for clips with a prompt switch."""
 
 
 def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:

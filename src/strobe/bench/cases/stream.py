@@ -34,7 +34,7 @@ from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
 
 REFERENCE: Final = "quality"
-"""The preset whose clip is the reference for quality, with the same noise, in the device's own dtype."""
+"""Preset of the reference clip for quality, with the same noise, in the device's default dtype."""
 GATE_BLOCKS: Final = 6
 """Frame blocks that a candidate is checked on: enough to fill the largest window and evict, with a prompt switch on the way."""
 GATE_SWITCH: Final = 3

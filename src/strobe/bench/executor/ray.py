@@ -24,11 +24,11 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 
 EXTRA: Final = "ray"
 SEAT: Final = "strobe_node"
-"""What a machine offers one of (`ray start --resources`): a cell that takes times has all of it, another one a small part."""
+"""Ray resource of each machine, 1 in all (`ray start --resources`): cells that measure times take it whole, others a part."""
 PART: Final = 0.001
 LOOK_S: Final = 0.25
 SILENCE_S: Final = 60.0
-"""After its timeout and the grace, a cell that is placed and says nothing is lost."""
+"""Seconds after timeout and grace at which a placed cell without an answer counts as lost."""
 
 
 @dataclass(kw_only=True, eq=False)

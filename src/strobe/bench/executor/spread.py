@@ -12,7 +12,7 @@ from strobe.core.errors import StrobeError
 
 T = TypeVar("T")
 Job: TypeAlias = Generator[Cell, Finished, T]
-"""Work around one cell: gives the cell, is given what became of it, returns a result."""
+"""Generator around one cell: yields the cell, receives its `Finished`, returns a result."""
 
 
 def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:

@@ -20,10 +20,10 @@ from strobe.bench.tree.request import PEER, Check, Shape
 from strobe.core.errors import ImplUnavailableError
 
 CHECKED_ROWS: Final = 64
-"""Queries of every head that are held against float64, evenly spaced."""
+"""Queries of every head that are compared with float64, evenly spaced."""
 _ROUNDING: Final = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 _HALF_LSE: Final = 2.0**-13
-"""torch's CPU kernel for 16 bits approximates exp to about this."""
+"""Allowance for the lse of 16-bit tensors: the approximate error of exp in torch's CPU kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -33,7 +33,7 @@ from strobe.perf.measure.order import palindrome
 
 WARMUP: Final = 3
 START_S: Final = 60.0
-"""At least, for the ranks to be there: they import torch before they meet."""
+"""Least timeout for the ranks to start, s: they import torch before they meet."""
 
 
 @record

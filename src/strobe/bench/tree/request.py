@@ -15,7 +15,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
 PEER: Final = "peer:ring-attention-pytorch"
 BY_NAME: Final = ("symmetric", "auto")
-"""Take part only by name: the first needs GPUs that reach each other's memory, the second is one of the others."""
+"""Contestants that run only if named: the first needs GPUs with access to each other's memory, the second repeats another."""
 CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8

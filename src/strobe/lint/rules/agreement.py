@@ -20,7 +20,7 @@ HEDGE: Final = re.compile(
     r"(?i)\b(?:theoretical\w*|expect\w*|target\w*|previous\w*|before|earlier|was|were|used to|goal|budget|limit|would|could|"
     r"should|if|paper|published|claim\w*|estimate\w*|ideal\w*|predict\w*|at least|at most|instead of|example|e\.g\.)\b"
 )
-"""Words that say that a figure is not what this document measured."""
+"""Words that mark a figure as not measured in this document."""
 
 
 def two_values(study: Study) -> Iterator[Claim]:

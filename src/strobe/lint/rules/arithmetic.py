@@ -23,7 +23,7 @@ _EXPRESSION: Final = re.compile(rf"(?P<left>{_TERM}(?:\s*[-+*×x·/÷−–]\s*{
 _TOKEN: Final = re.compile(rf"\s*(?:(?P<number>{_NUMBER}){_UNIT}|(?P<sign>[-+*×x·/÷−–()]))")
 _BEFORE: Final = re.compile(r"[\w)\]^.,]$|(?:[-+*×·/÷=^]|\bx)\s*$")
 SMALL: Final = 100
-"""A whole number below this in a formula is a count and exact; a larger one may be rounded."""
+"""Limit below which a whole number in a formula is an exact count; larger ones may be rounded."""
 APART: Final = Fraction(1, 50)
 CLOSE: Final = Fraction(1, 100)
 

@@ -15,9 +15,9 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 FLOOR_POINTS: Final = Fraction(3, 10)
-"""A change is not called wrong within 0.3 percentage points of the right one, beyond its printed digits."""
+"""Tolerance of a change beyond its printed digits, percentage points."""
 FLOOR_RATIO: Final = Fraction(1, 100)
-"""Nor a ratio within 1 %."""
+"""Relative tolerance of a ratio beyond its printed digits."""
 MAJORITY: Final = Fraction(3, 5)
 _ONE: Final = exactly(1)
 _HUNDRED: Final = exactly(100)
@@ -26,7 +26,7 @@ _STATISTIC: Final = re.compile(r"(?i)^(?:mean|avg|average|median|p50|max|min)\s+
 _OTHER: Final = re.compile(r"(?i)\b(?:median of|geo(?:metric)? ?mean|paired|pairs|per pair|interval|need not equal|bootstrap)\b")
 
 Formula = Callable[[Bounds, Bounds], Bounds]
-"""From reference and candidate to the printed figure."""
+"""Function from reference and candidate to the printed figure."""
 
 FORMULAS: Final[dict[str, dict[str, Formula]]] = {
     "percent": {

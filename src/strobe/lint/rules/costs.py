@@ -220,7 +220,7 @@ def _part(label: str) -> str | None:
 
 _WINDOW: Final = re.compile(r"(?i)\b(?:window|local[ _]att\w*|context)\b")
 FREE: Final = Fraction(1, 4)
-"""A smaller window that saves less than a quarter of the FLOPs it removes did not act, or FLOPs were not what took the time."""
+"""Least saving of a smaller window / removed FLOPs; below it the window had no effect, or FLOPs did not take the time."""
 WORTH: Final = Fraction(1, 10)
 
 

@@ -18,12 +18,12 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 CHANCE: Final = 0.01
-"""Rows that agree on a whole number of frames count as evidence if that would happen by chance less often than this."""
+"""Probability of agreement by chance, below which rows that agree on a whole number of frames are evidence."""
 FLOOR: Final = Fraction(1, 100)
-"""A rate within 1 % of what the latency gives is not called wrong: a mean of rates is not the rate of the mean."""
+"""Relative tolerance of a rate against its latency: a mean of rates is not the rate of the mean."""
 MAJORITY: Final = Fraction(3, 5)
 _PER_FRAME: Final = re.compile(r"(?i)\b(?:per|between|inter)[ -](?:\w+ )?frames?\b|/ ?frame\b")
-"""A time of one frame is not that of a block."""
+"""Words of a time per frame, which is not that of a frame block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

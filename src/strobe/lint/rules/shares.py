@@ -15,13 +15,13 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 ROUNDED: Final = Fraction(1, 2)
-"""A share is not called wrong within half a percentage point of what it should be, beyond its printed digits."""
+"""Tolerance of a share beyond its printed digits, percentage points."""
 COMPLETE: Final = Fraction(1, 20)
-"""Rows that add up to the implied total within 5 % are all there are."""
+"""Relative difference of the rows' sum from the implied total up to which the list is complete."""
 MANY: Final = 5
-"""Of a list that leaves rows out, so many must agree on a total."""
+"""Fewest rows of an incomplete list that must agree on a total."""
 NEAR: Final = Fraction(12)
-"""Shares that add up to within 12 points of 100 % are meant to be shares of one whole."""
+"""Distance of the sum from 100 %, in points, up to which shares are taken for shares of one whole."""
 
 
 def _rows(series: Series) -> list[tuple[Entry, Quantity]]:

@@ -21,7 +21,7 @@ _COUNTED: Final = re.compile(
     r"\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
 )
 APART: Final = 20
-"""A stage of at least this many calls."""
+"""Ratio of a stage time to a call time above which the stage holds many calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ NOT_ADDITIVE: Final = re.compile(
     r"do(?:es)? not add|top[- ]?\d+|largest \d+|first \d+|selected|excerpt|examples? only|wall[- ]?clock|wall time|critical path|"
     r"double[- ]count\w*)\b"
 )
-"""Words that say that the rows are not meant to add up to the total."""
+"""Words that state that the rows do not add up to the total."""
 
 _ADDITIVE: Final = frozenset({"time", "memory", "count", "work"})
 _SUMMABLE: Final = frozenset({"", "mean", "sum"})

@@ -117,7 +117,7 @@ _RANKS: Final = (
 )
 _SCALES: Final = (1000, 10**6, 10**9)
 FAR: Final = 20
-"""A container at least this many times shorter than its contents is a wrong unit, not another basis."""
+"""Factor by which a time must be shorter than a time inside it to indicate a wrong unit rather than another basis."""
 _OTHER_BASIS: Final = re.compile(
     r"(?i)\b(?:sum|total|all calls|saved|share|budget|overhead|launch|gap|idle|delta|difference|per token|per frame|speed-?up)\b"
 )

@@ -11,11 +11,11 @@ from typing import Final
 from strobe.perf.measure.stats import theil_sen
 
 FEWEST: Final = 6
-"""Samples below which a slope says nothing."""
+"""Fewest samples of a trend test."""
 STARTS: Final = 64
-"""Suffixes tried in a long series, evenly spread."""
+"""Most suffixes tried in a long series, evenly spread."""
 GROUPS: Final = 128
-"""A longer suffix is tested on the medians of this many groups of neighbours."""
+"""Most points of a trend test: a longer suffix is tested on medians of this many groups of neighbours."""
 
 UNSETTLED: Final = "not yet steady"
 

@@ -12,9 +12,9 @@ from strobe.perf.trace.columns import narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 NO_HOST: Final = -1
-"""In `DeviceEvents.host`: the trace does not hold the launch call."""
+"""Value of `DeviceEvents.host` where the trace does not hold the launch call."""
 NO_CORRELATION: Final = -2
-"""In `DeviceEvents.host`: the event carries no correlation, so that no call could answer for it."""
+"""Value of `DeviceEvents.host` where the event carries no correlation, so that its call cannot be found."""
 
 
 class HostEvent(NamedTuple):

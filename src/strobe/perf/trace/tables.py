@@ -56,7 +56,7 @@ def times_of(events: Sequence[Any]) -> Times:
 
 
 Call = tuple[str, Number, Number]
-"""What the calls of one kind on one host thread share: name, process and thread as written."""
+"""Key of the calls of one name on one host thread: name, process and thread as written."""
 
 
 class HostTable:

@@ -15,7 +15,7 @@ from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, filled, rep
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
 SYNCS: Final = "syncs"
 WORKLOAD: Final = ("batch", "switch_at")
-"""Factors that change what a clip is: such a cell is compared with nothing but its own base."""
+"""Factors that change the clip itself; such a cell is compared with its own base alone."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
 _FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
 

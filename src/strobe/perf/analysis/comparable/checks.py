@@ -49,17 +49,17 @@ FACTS: Final[dict[str, tuple[str, Weight]]] = {
     "launch_blocking": ("launches are serialised (CUDA_LAUNCH_BLOCKING)", "must"),
     "capture": ("what the profiler recorded", "should"),
 }
-"""What a comparison depends on, by the word that `--allow-different` and `--fact` take, in the order of the table."""
+"""Facts that a comparison depends on, by the name that `--allow-different` and `--fact` take, in the order of the table."""
 
 SEVERAL: Final = ("weights", "kernel", "shapes")
-"""Facts that are several values: a side may have some of them in common with the other."""
+"""Facts that hold several values, of which two sides may share some."""
 ALLOWABLE: Final = tuple(name for name, (_, weight) in FACTS.items() if weight != "told")
-"""What may be meant to differ."""
+"""Facts that the user may allow to differ."""
 _SHOWN: Final = 4
 
 Value: TypeAlias = str | frozenset[str]
 Facts: TypeAlias = Mapping[str, Value]
-"""What is known of one side, by the words of `FACTS`; what is not known is not there. Those of `SEVERAL` are sets."""
+"""Known facts of one side, by the names of `FACTS`; unknown ones are left out. Those of `SEVERAL` are sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Check:
         title: the fact's name in words.
         baseline: `None` where it is not known.
         candidate: likewise.
-        verdict: equal, different, allowed to differ, or unknown.
+        verdict: `same`, `differs`, `allowed` or `unknown`.
         weight: how much a difference matters here.
     """
 

@@ -9,7 +9,7 @@ from strobe.perf.analysis.comparable.checks import Comparability, compare_facts
 from strobe.perf.records.record import Header, Variant
 
 VARIED: Final = ("backend", "sparsity", "steps", "dtype")
-"""What the variants of one run are there to differ in."""
+"""Facts in which the variants of one run may differ, as they are compared for that."""
 
 
 def _call_facts(sizes: Mapping[str, int]) -> dict[str, object]:

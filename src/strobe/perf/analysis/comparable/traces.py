@@ -35,9 +35,9 @@ _NUMBER: Final = re.compile(r"_\d+$")
 _WRAPPERS: Final = {"OptimizedModule", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 """Modules of torch around a model."""
 _WEIGHTS: Final = {"aten::mm": 1, "aten::addmm": 2}
-"""Matrix products of activations and weights: the place of the weights."""
+"""Position of the weights among the operands of matrix products."""
 _GEOMETRY: Final = re.compile(r"grid \S+(?: block \S+)?|\d+ B")
-"""How a device event describes itself where no operator's sizes were recorded."""
+"""Shapes of device events without recorded operator sizes: grid and block, or the bytes of a copy."""
 _COMPUTES: Final = [DEVICE_KINDS.index(kind) for kind in ("kernel", "comm")]
 
 

@@ -26,11 +26,11 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 MOST_EVENTS: Final = 1 << 17
-"""Device events up to which a graph is made: each is an object meanwhile."""
+"""Most device events of a graph, which takes an object for each."""
 _WHOLE_DEVICE: Final = re.compile(r"\w*(?:Device|Ctx)Synchronize\w*")
 _COPY: Final = DEVICE_KINDS.index("memcpy")
 _LAUNCH, _DEVICE, _RETURN = 0, 1, 2
-"""Of nodes at the same moment: a call comes before what it launches, and a device event before the call that waited for it."""
+"""Order of nodes at the same moment: launch call, device event, return of the call that waited for it."""
 
 
 class Lag(StrEnum):

@@ -14,12 +14,12 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 KERNEL: Final = "kernel"
-"""In `PathPart.kind` and `WhatIf.kind`: device events of one normalised name; other kinds of part are those of `Lag`."""
+"""Value of `PathPart.kind` and `WhatIf.kind` for device events of one normalised name; other kinds are those of `Lag`."""
 KIND: Final = "kind of kernel"
-"""In `WhatIf.kind`: all device events that do one kind of work."""
+"""Value of `WhatIf.kind` for all device events of one kind of work."""
 _KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "memsets"}
 _KERNELS: Final = 8
-"""Kernels that a what-if is made for, those that take most of the path first."""
+"""Most kernels with a what-if of their own: those with the most time on the path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

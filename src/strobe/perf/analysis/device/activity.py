@@ -20,7 +20,7 @@ from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
-"""What a moment of a device is: the kind of the event that owns it, or why it was idle."""
+"""Classes of a device's moments: the kind of the event that owns it, or the cause of idle time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

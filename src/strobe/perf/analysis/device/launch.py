@@ -27,9 +27,9 @@ from strobe.perf.trace.events import NO_CORRELATION, Trace
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
 MIN_IDLE_SHARE: Final = 0.05
-"""A device that is idle for less of the span is kept busy, whatever the idle time waited for."""
+"""Least idle share of the span for a verdict other than `busy`."""
 MAX_PROMPT_NS: Final = 20_000
-"""A launch that starts within 20 µs found an empty queue."""
+"""Longest launch delay that means an empty queue, ns."""
 _GRAPH: Final = re.compile("GraphLaunch")
 
 Verdict = Literal[

@@ -13,10 +13,10 @@ from strobe.perf.analysis.device.convolution_costs import CONVOLUTIONS, convolut
 from strobe.perf.trace.events import OperatorCalls
 
 _PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1}
-"""Matrix products: the place of the left factor; what stands before it is added."""
+"""Position of the left factor among the operands of matrix products; an operand before it is added."""
 _SCALED: Final = "aten::_scaled_mm"
 _SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
-"""Numbers that torch gives to the dtypes a scaled product may write."""
+"""Output dtypes of scaled products, by torch's number."""
 
 
 class _Attention(NamedTuple):
@@ -64,11 +64,11 @@ _SPARSE: Final = {
 _DENSE: Final = ("False", "0")
 _CAUSAL: Final = ("True", "1", "2")
 _MOST_ELEMENTS: Final = 1 << 62
-"""A tensor with more has no number for its last one."""
+"""Most elements of a tensor: beyond them its last element has no 64-bit index."""
 _NO_WINDOW: Final = ("", "-1", "None")
 
 _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_\w+")
-"""What PyTorch's compiler calls its pointwise and reduction kernels: their operands are everything they read and write."""
+"""Names of pointwise and reduction kernels of PyTorch's compiler; their operands are everything they read and write."""
 _POINTWISE: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -78,14 +78,14 @@ _POINTWISE: Final = frozenset(
         "addcmul", "addcdiv", "lerp", "where",
     )
 )  # fmt: skip
-"""Every operand is read, and a result as large as they are together (broadcast) is written."""
+"""Pointwise operators: every operand is read, and a result of their broadcast size is written."""
 _NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_group_norm"})
-"""Every operand is read, and a result as large as the first one is written."""
+"""Norms and the like: every operand is read, and a result as large as the first one is written."""
 _COPIES: Final = frozenset({"aten::copy_"})
 _FILLS: Final = frozenset({"aten::fill_", "aten::zero_"})
 _REDUCTIONS: Final = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::argmax", "aten::prod"})
 _ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "bool": 1}
-"""Of types that no matrix product has."""
+"""Element sizes of types that no matrix product has, bytes."""
 
 
 class OperatorCost(NamedTuple):

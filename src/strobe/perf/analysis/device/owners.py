@@ -19,7 +19,7 @@ from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work
 from strobe.perf.trace.events import DEVICE_KINDS
 
 ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
-"""What a device does: the label of a place and an activity is number `place * len(ACTIVITIES) + activity`."""
+"""Activities of a device; the label of a place and an activity has the number `place * len(ACTIVITIES) + activity`."""
 L = TypeVar("L", bound=Hashable)
 
 

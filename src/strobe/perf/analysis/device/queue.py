@@ -15,7 +15,7 @@ from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace import columns
 
 LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
-"""Classes of queue length, for pictures: the shortest and the longest of each."""
+"""Bins of queue length for plots: shortest and longest length of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from strobe.core.errors import DataError
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE: Final = Fraction(102, 100)
-"""A rate up to 2 % above a published peak is no anomaly: the peak is that of the published boost clock."""
+"""Largest rate / published peak that is not an anomaly: the peak holds for the published boost clock."""
 
 Bound = Literal["compute", "memory"]
 

@@ -22,13 +22,13 @@ from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 PRIORITY: Final = ("kernel", "memset", "comm", "memcpy")
-"""Where events of several kinds overlap, the first of these owns the time."""
+"""Kinds in the order in which they own time where events overlap."""
 BUSY: Final = -1
-"""In `Slices.cause`: an event owns the slice."""
+"""Value of `Slices.cause` for a slice that an event owns."""
 NONE: Final = -1
 _LIMIT_NS: Final = float(1 << 62)
 Ranks: TypeAlias = Callable[[NDArray[np.integer]], NDArray[np.integer]]
-"""The rank of some events by their positions among those of their device: the lowest owns the time where they overlap."""
+"""Function from positions of a device's events to their ranks: the lowest owns the time where they overlap."""
 
 
 class Slices(NamedTuple):

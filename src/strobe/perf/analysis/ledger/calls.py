@@ -18,7 +18,7 @@ from strobe.perf.analysis.ledger.intervals import Spread
 from strobe.perf.analysis.ledger.traces import Account
 
 NEARLY: Final = Fraction(1, 10_000)
-"""Two different quantities that agree to this share are a copy or a coincidence."""
+"""Largest relative difference at which two different quantities are taken for a copy or a coincidence."""
 
 KERNEL_LINE: Final = "focal kernel"
 

@@ -31,7 +31,7 @@ from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
 FOCAL_NAME: Final = "focal kernel"
-"""The focal kernels of both sides are one name, so that they are compared with each other."""
+"""Common name of the focal kernels of both sides, so that they are compared with each other."""
 _PLACES: Final = ("focal", "section", "step")
 OTHER_KERNELS: Final = Label(("step",), "kernel")
 """The label of kernels that are neither focal nor of a section."""

@@ -16,13 +16,13 @@ from strobe.perf.analysis.runs.replays import UNMATCHED
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
 
 MISMATCH: Final = "timed run minus trace"
-"""Activity of what the untraced run took beyond the trace; negative where the trace shows more."""
+"""Activity of the untraced run's time beyond the trace; negative where the trace shows more."""
 UNTRACED: Final = "untraced"
 """Activity of frame blocks of a kind that no trace holds."""
 AROUND: Final = "before and after the frame blocks"
-"""Activity of what a clip takes outside its frame blocks."""
+"""Activity of a clip's time outside its frame blocks."""
 NOT_APART: Final = "not told apart"
-"""Innermost name of what ran in a graph without a key to its kernels, and of the same pass on the other side."""
+"""Innermost name of work in a graph whose kernels cannot be labelled, and of the same pass on the other side."""
 
 
 class Part(StrEnum):
@@ -71,7 +71,7 @@ MEANING: Final[dict[Part, str]] = {
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
-"""Parts that explain nothing."""
+"""Parts that do not count as explained."""
 _NORMS: Final = frozenset(
     {spans.MODULATED_NORM, spans.GATED_RESIDUAL, spans.CROSS_NORM, spans.CROSS_RESIDUAL, spans.PATCH_EMBEDDING, spans.CONDITIONS,
      spans.HEAD, spans.RENOISE}

@@ -28,10 +28,10 @@ DRIFT: Final = "unpaired, drift unknown"
 NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
 HOST_ONLY: Final = "its traces hold no device events, only the host's: capture them with the accelerator's activities"
 MAX_REALISED: Final = 10
-"""A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+"""Largest saving of a level / saving of the kernel that the kernel can have caused."""
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
-"""Traced step / timed step: outside these bounds they are not the same thing."""
+"""Bounds of traced step / timed step; outside of them they are not the same step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

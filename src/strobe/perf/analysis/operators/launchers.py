@@ -15,9 +15,9 @@ from strobe.perf.analysis.structure.scopes import NOWHERE, nest, ranges_and_modu
 from strobe.perf.trace.events import OperatorFacts, Trace
 
 PHASES: Final = ("", "forward", "backward")
-"""Of an operator: autograd did not record it, recorded it, or ran it."""
+"""Phases of an operator: not recorded by autograd, recorded (forward), or run by it (backward)."""
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function: .+")
-"""The range that autograd's engine puts around each node that it runs; one that adds up gradients has no number."""
+"""Name of the range that autograd's engine puts around each node it runs; nodes that add up gradients have no number."""
 
 
 class Launchers:

@@ -14,7 +14,7 @@ from strobe.perf.measure.stats import Tail, percentile, tail
 REGIONS: Final = (ATTENTION, CROSS_ATTENTION, FFN)
 """Regions of a layer; they tile it."""
 REST: Final = "rest of the step"
-"""What of a step lies in none of `REGIONS`: embedding, head, renoise, conditions."""
+"""Name of the time of a step outside `REGIONS`: embedding, head, renoise, conditions."""
 
 
 def mean(times_ns: Sequence[int]) -> Fraction:

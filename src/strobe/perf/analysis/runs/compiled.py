@@ -34,7 +34,7 @@ KINDS: Final[dict[KernelKind, str]] = {
 }  # fmt: skip
 """Innermost name of the other kernels of a compiled pass."""
 _APART: Final = OPERATOR | {CROSS_ATTENTION_KERNEL}
-"""Regions whose kernels torch.compile leaves as they are."""
+"""Regions whose kernels torch.compile does not fuse."""
 
 
 def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:

@@ -17,7 +17,7 @@ from strobe.perf.records.record import Gate, Quality, RunKind, Variant
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
-"""It has numbers; it cannot run here; it tried; its gate found wrong values; the cell ended before its turn."""
+"""Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
 C = TypeVar("C")
 
 

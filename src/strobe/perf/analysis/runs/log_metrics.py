@@ -27,7 +27,7 @@ from strobe.perf.logs.units import Resolved, resolve_units, short
 from strobe.perf.measure.stats import percentile
 
 OUTLIER: Final = 3
-"""An outlier is more than so many interquartile ranges above the third quartile."""
+"""Interquartile ranges above the third quartile beyond which a value is an outlier."""
 
 Method = Literal["steady", "window", "cause"]
 

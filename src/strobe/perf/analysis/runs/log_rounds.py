@@ -16,7 +16,7 @@ from strobe.perf.logs.units import Constraint, Resolved, resolve_units, short
 from strobe.perf.logs.vocabulary import Unit
 
 STAGE: Final = "denois|diffusion"
-"""The stage that is meant where none is named."""
+"""Default pattern of the stage's name."""
 START_UP: Final = "start-up: longer than anything in the second half"
 FIRST: Final = f"first round: a fixed rule, because fewer than {FEWEST} rounds cannot be tested for a trend"
 

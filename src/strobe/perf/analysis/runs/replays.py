@@ -30,10 +30,10 @@ from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeli
 from strobe.perf.trace.events import Region, Trace
 
 LEAST: Final = Fraction(9, 10)
-"""Share of a replay's kernels that must stand in a pass without the graph, each stream's in order; below it none has a piece."""
+"""Least share of a replay's kernels, each stream's in order, that must match a pass without the graph to label any."""
 UNMATCHED: Final = "in no piece of the pass without graphs"
 _FEWEST: Final = 2
-"""Events of one launch call that make it a graph."""
+"""Fewest events of one launch call that make it a graph launch."""
 
 
 _LAYER: Final = re.compile(r"layer (\d+)")
@@ -111,7 +111,7 @@ def read_passes(path: FilePath) -> Passes:
 
 
 _Streams = tuple[tuple[str, ...], ...]
-"""Names of a replay's kernels in order, of one stream after the other: the longest first, then by their first kernel."""
+"""Names of a replay's kernels in order, stream by stream: the longest stream first, then by the first kernel."""
 
 
 class _Match(NamedTuple):

@@ -15,15 +15,15 @@ from strobe.perf.records.record import Memory, Variant, Workload
 from strobe.perf.records.store import RunRecords
 
 PART: Final = 100
-"""Frame blocks of the first and of the last part, at most."""
+"""Most frame blocks of the first and of the last part."""
 MEDIAN_MAY_GROW: Final = 0.02
 MAX_MAY_GROW: Final = 0.05
-"""Shares that median and longest frame block of the last part may be above those of the first."""
+"""Largest allowed growth of median and longest frame block from the first part to the last, as a share."""
 MAY_GROW_BYTES: Final[dict[str, int]] = {"allocated": 1 << 20, "reserved": 1 << 20, "resident": 32 << 20}
-"""Bytes that the most memory held in the last part may be above that in the first; the host's holds the run's own buffers too."""
+"""Largest allowed growth of peak memory from the first part to the last, bytes; the host's includes the run's own buffers."""
 _LEAST: Final = 100
 _MOST: Final = 1000
-"""Frame blocks that a slope is found from: no fewer, or it tells the noise of a few; of more every so many-th."""
+"""Most frame blocks that the slope is computed from; of a longer stream an even selection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,11 +34,11 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 FEWEST: Final = 3
-"""Calls in one enclosing call below which nothing is a layer."""
+"""Fewest calls of one name in an enclosing call that count as layers."""
 MOST_GROUPS: Final = 16
-"""Groups that are described, those with the most device time."""
+"""Most groups that are described: those with the most device time."""
 MOST_PLACES: Final = 512
-"""Places that are described one by one; `later` counts all of them."""
+"""Most places that are described one by one; `later` counts all of them."""
 _STEP: Final = "ProfilerStep"
 
 

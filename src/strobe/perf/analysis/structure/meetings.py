@@ -23,7 +23,7 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 CLOCK_TOLERANCE_NS: Final = 10_000
-"""Clocks of two devices of one host agree to some microseconds in a trace."""
+"""Largest difference of two devices' clocks in traces of one host, ns."""
 _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 """Collectives in which every rank waits for every other one."""
 _NEVER: Final = -(1 << 62)

@@ -22,21 +22,21 @@ from strobe.perf.analysis.structure.scopes import WORK
 from strobe.perf.trace.columns import Column, blocks, code_for
 
 FEWEST: Final = 3
-"""Occurrences of an anchor below which nothing is called a repetition."""
+"""Fewest occurrences of an anchor in a repetition."""
 ALIKE: Final = 0.9
-"""Mean likeness below which periods are not the same work."""
+"""Least mean likeness of periods of the same work."""
 _MANY: Final = 5
 _TOLERANCE: Final = 0.03
-"""Likeness that a period may lack against a shorter one, if it occurs `_MANY` times."""
+"""Largest deficit in likeness of a period against a shorter one, if it occurs `_MANY` times."""
 _TOLERANCE_OF_FEW: Final = 0.005
-"""The same for a period that occurs less often: two long stretches of anything look somewhat alike."""
+"""Largest such deficit of a period that occurs less often: any two long stretches look somewhat alike."""
 _EVEN: Final = 0.75
-"""Share of the distances of an anchor that lie within `_NEAR` of their median."""
+"""Least share of an anchor's distances that lie within `_NEAR` of their median."""
 _NEAR: Final = 0.15
 _REACH: Final = 0.5
-"""Share of the sequence that lies between the first and the last anchor, at least."""
+"""Least share of the sequence between the first and the last anchor."""
 _SPARE_ONE: Final = 10
-"""From so many periods on, one may be given up for an anchor after longer pauses."""
+"""Fewest periods of which one may be dropped for an anchor after longer pauses."""
 _TRIED: Final = 48
 _SAMPLED: Final = 256
 

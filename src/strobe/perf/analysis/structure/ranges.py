@@ -33,9 +33,9 @@ from strobe.perf.trace.events import HostEvents, Trace
 
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")
-"""Ranges around collectives: what they stand for is launched by another thread or stream, so most own nothing."""
+"""Prefixes of ranges around collectives; another thread or stream launches these, so most such ranges own no events."""
 _CHUNK: Final = 1 << 18
-"""Events at a time, several times over where ranges nest, when unions are taken."""
+"""Rows of (event, range) in one pass of the union: an event has several where ranges nest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

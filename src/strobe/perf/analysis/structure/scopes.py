@@ -18,11 +18,11 @@ from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 NOWHERE: Final = -1
-"""The scope of what was launched in none."""
+"""Scope number of work that was launched in no scope."""
 ROOT: Final = 0
-"""The path that lies above all others."""
+"""Number of the empty path, the root of all others."""
 WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
-"""The kinds that count as kernels: not copies and memsets."""
+"""Kinds that count as kernels; copies and memsets do not."""
 
 _IS_WORK: Final = np.isin(np.arange(len(DEVICE_KINDS)), WORK).astype(np.int64)
 _LATE: Final = 1 << 62

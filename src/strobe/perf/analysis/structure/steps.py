@@ -28,9 +28,9 @@ OVERTAKEN: Final = "overtaken on the device by another step"
 COMPILED: Final = "compiled"
 HELD_UP: Final = "the profiler at work"
 UNEVEN: Final = 1.5
-"""Steady steps of which one takes so many times as long as another are not one kind of step."""
+"""Ratio of a long to a short steady step from which on they are not one kind of step."""
 _HELD_UP_SHARE: Final = 0.05
-"""Share of a step with the profiler at work above which it is not like the others."""
+"""Largest share of profiler overhead in a step that is compared with others."""
 _NAMED: Final = {
     "ProfilerStep#N": re.compile(r"^ProfilerStep\s*#\s*\d+$"),
     f"strobe::{FRAME_BLOCK}#N": re.compile(rf"^strobe::{FRAME_BLOCK}(#\d+)?$"),
