@@ -1,4 +1,4 @@
-"""Which samples of a series are steady: those with a known cause to differ go first, then whatever still drifts at the start."""
+"""Selection of the steady samples of a series: samples with a known cause to differ are left out, then a drifting start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSETTLED: Final = "not yet steady"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """A sample left out, and why."""
+    """A sample that is left out, and the cause."""
 
     index: int
     cause: str

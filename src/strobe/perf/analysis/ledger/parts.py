@@ -1,4 +1,4 @@
-"""The parts of a frame block, or of a step of a foreign trace, that a reader knows by name.
+"""Parts of a frame block, or of a step of a foreign trace, under names that a reader knows.
 
 Every label of a ledger belongs to one.
 """
@@ -26,7 +26,7 @@ NOT_APART: Final = "not told apart"
 
 
 class Part(StrEnum):
-    """What a nanosecond was spent on, in the words of the answer."""
+    """Parts that time is spent on, as the answer names them."""
 
     ATTENTION_KERNEL = "attention kernel"
     ATTENTION_AROUND = "attention around its kernel"

@@ -1,4 +1,4 @@
-"""The kernel table (operators on a CPU): which calls took the time, by span."""
+"""Kernel table (operators on a CPU): calls by span and name, with the time they own."""
 
 from __future__ import annotations
 

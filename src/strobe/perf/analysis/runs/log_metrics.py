@@ -1,4 +1,4 @@
-"""Figures from logs: the steady values of a timer, rank by rank, and how they were chosen."""
+"""Steady values of a log's timer, rank by rank, and the method of their selection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outliers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesSummary:
-    """The steady values of one series.
+    """Steady values of one series.
 
     Args:
         calls: the kept values.
@@ -64,7 +64,7 @@ class SeriesSummary:
 
     @property
     def series(self) -> Series:
-        """Where the values come from."""
+        """Series that the values come from."""
         return self.resolved.series
 
     @property
@@ -142,7 +142,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
 
 
 def _stages(log: Log, stage: str) -> tuple[StageRounds, ...]:
-    """The stages that the calls may lie in; none if the log has none with a unit."""
+    """Return the stages that the calls may lie in; none if the log has none with a unit."""
     try:
         return stage_rounds(LogRequest(log=log), stage)
     except DataError:
@@ -166,12 +166,12 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
 
 
 def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
-    """Return the slowest rank: the largest mean."""
+    """Return the slowest rank: the one with the largest mean."""
     return max(summaries, key=lambda summary: summary.calls.mean_ns)
 
 
 def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | None:
-    """Say in words that a timer did not wait for the device; None if its median is not below half of the device's time.
+    """Return a warning if a timer did not wait for the device: its median is below half of the device's time; else None.
 
     Args:
         device_ns: device time of one call of what the timer is around.

@@ -1,4 +1,4 @@
-"""Kernels of CUDA graphs get the labels that they have without graphs, by the order in which they run.
+"""Labels for kernels of CUDA graphs: those of the same kernels without graphs, matched by order.
 
 A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture, and
 that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the n-th
@@ -40,19 +40,19 @@ _LAYER: Final = re.compile(r"layer (\d+)")
 
 
 def layer_of(name: str) -> int | None:
-    """The number of a layer in a path, from 0; None: the name is a region's."""
+    """Return the number of a layer in a path, from 0; None if the name is a region's."""
     found = _LAYER.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def without_layers(path: Path) -> Path:
-    """The same path in whichever layer."""
+    """Return the path without numbers of layers."""
     return tuple(name for name in path if layer_of(name) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replays:
-    """How it went.
+    """Result of labelling the kernels of graph launches.
 
     Args:
         launches: graph launches in the frame blocks.
@@ -74,7 +74,7 @@ class Replays:
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One pass launched kernel by kernel: the key to the kernels of the graph of such a pass.
+    """One pass launched kernel by kernel: the key to the kernels of a graph of that pass.
 
     Args:
         stage: outermost region of the frame block.
@@ -115,7 +115,7 @@ _Streams = tuple[tuple[str, ...], ...]
 
 
 class _Match(NamedTuple):
-    """For each kernel of a replay, stream by stream, its number in a pass, None if it is not there, and the share that is."""
+    """For each kernel of a replay, stream by stream, its number in a pass (None if it is not there), and the matched share."""
 
     of: Pass
     places: Sequence[int | None]
@@ -195,7 +195,7 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
 
 
 def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
-    """Events of the device that each graph launch inside the frame blocks launched, in order of start."""
+    """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
     inside = (work.start >= timeline.windows[0].start_ns) & (work.start < timeline.windows[-1].end_ns)
@@ -208,13 +208,13 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
 
 
 def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
-    """Names of the kernels of some events, without what tells two of one source apart."""
+    """Return the normalised kernel names of some events."""
     names, own = timeline.trace.device_events.names, timeline.work.name
     return tuple(kernel_name(names[own[row]]).group for row in rows)
 
 
 def passes_of(trace: Trace) -> Passes:
-    """Return every different pass of a run without graphs."""
+    """Return all distinct passes of a run without graphs."""
     timeline = timeline_of(trace, None, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
@@ -246,7 +246,7 @@ def passes_of(trace: Trace) -> Passes:
 
 
 def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
-    """Regions inside a stage, by path."""
+    """Count the regions inside a stage, by path."""
     return Counter(
         path
         for region, path in timeline.regions
@@ -258,7 +258,7 @@ def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
 
 
 def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
-    """The events of a replay, and their names, stream by stream."""
+    """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
     for row in launch:
@@ -268,7 +268,7 @@ def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int]
 
 
 def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
-    """When each kernel of a replay started, stream by stream."""
+    """Return the start of each kernel of a replay, stream by stream."""
     found, at = [], 0
     for names in streams:
         found.append(work.start[rows[at : at + len(names)]].tolist())
@@ -277,7 +277,7 @@ def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int
 
 
 def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
-    """Walk the kernels of a pass in order: each is the next one of a stream if the name agrees, of several that which ran first.
+    """Walk a pass in order: each kernel matches the next one of a stream of equal name; of several streams the earliest.
 
     A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
     """
@@ -300,7 +300,7 @@ def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _M
 
 
 def _matched(streams: _Streams, one: Pass) -> _Match:
-    """Lay the kernels of each stream of a replay over those of a pass that are left, both in their order."""
+    """Match the kernels of each stream of a replay with the unmatched ones of a pass, both in their order."""
     places: list[int | None] = []
     left = list(range(len(one.names)))
     for names in streams:

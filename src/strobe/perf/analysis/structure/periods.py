@@ -1,4 +1,4 @@
-"""Finds what repeats in a sequence of kernel names: an anchor that occurs once in every period.
+"""Finds repetitions in a sequence of kernel names: an anchor that occurs once in every period.
 
 A name (or a name right after another one) that occurs at even distances cuts the sequence into candidates for a period. They are
 one if the kernels in them are the same: the counts of every name are compared with the median over all periods. Of the anchors
@@ -84,7 +84,7 @@ class Period:
 
     @property
     def confidence(self) -> Confidence:
-        """How far to trust that this is a step.
+        """Confidence that the period is a step.
 
         `high`: at least 5 periods, 97 % alike, 80 % of the sequence. `medium`: at least 3, 95 % alike, 60 % of it. `low`: less,
         or a whole period or more of other kernels before or after, as it is around the layers of a single pass.
@@ -105,16 +105,16 @@ class _Anchor(NamedTuple):
 
     @property
     def places(self) -> Ints:
-        """Where it occurs; of a pair, its second name."""
+        """Positions of the anchor; of a pair, those of its second name."""
         return self.found.astype(np.int64) + self.pair
 
     def periods(self, length: int) -> int:
-        """Periods that end in a sequence of this length, the last one too if there is room for it."""
+        """Return the number of periods in a sequence of this length, including a last one that fits without a next anchor."""
         return len(self.found) - (int(self.found[-1]) + self.pair + self.distance > length)
 
 
 class _Cut(NamedTuple):
-    """The sequence cut at an anchor."""
+    """A sequence cut at an anchor."""
 
     anchor: _Anchor
     lengths: Ints
@@ -124,7 +124,7 @@ class _Cut(NamedTuple):
 
 
 class Repetitions(NamedTuple):
-    """What the kernels of a device repeat, on the stream that has most of them.
+    """Repetitions of a device's kernels, on the stream that has most of them.
 
     Args:
         place: positions of these kernels among the device's events.
@@ -136,7 +136,7 @@ class Repetitions(NamedTuple):
 
 
 def repetitions(work: Work, texts: tuple[str, ...]) -> Repetitions:
-    """Find what the kernels of a device repeat, on the stream that has most of them."""
+    """Find the repetitions of a device's kernels, on the stream that has most of them."""
     counts: Counter[int] = Counter()
     for _, part in work.parts():
         numbers, count = np.unique(part.stream[np.isin(part.kind, WORK)], return_counts=True)
@@ -188,12 +188,12 @@ def _sum(values: Numbers | None, places: Ints) -> int:
 
 
 def _numbers(count: int, limit: int) -> Numbers:
-    """Room for numbers below a limit."""
+    """Return an uninitialised array for numbers up to a limit."""
     return np.empty(count, np.dtype(code_for(0, limit)))
 
 
 def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
-    """The number of each pair of neighbours, and how many different ones there are."""
+    """Number the pairs of neighbours; return the number of each pair and the count of distinct ones."""
 
     def codes() -> Iterator[tuple[slice, Ints]]:
         for block in blocks(len(name) - 1):
@@ -208,7 +208,7 @@ def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
 
 
 def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
-    """Leave out what is clearly less alike than a shorter period, and of two cuts at about the same distance the less alike."""
+    """Drop cuts clearly less alike than a shorter period and, of two at about one distance, the less alike; longest first."""
     kept: list[_Cut] = []
     best = 0.0
     for cut in sorted(cuts, key=lambda cut: cut.anchor.distance):
@@ -225,7 +225,7 @@ def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
 
 
 def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
-    """What occurs often enough, over enough of the sequence, at distances of which most are the same."""
+    """Return the anchors: names that occur often enough, over enough of the sequence, mostly at equal distances."""
     count = np.zeros(num, np.int64)
     for block in blocks(len(ids)):
         count += np.bincount(ids[block], minlength=num)
