@@ -113,7 +113,7 @@ class Case(Protocol):
         ...
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
-        """Return a context in which a variant launches kernel by kernel what it otherwise replays; None: it has no graphs."""
+        """Return a context in which a variant launches its kernels one by one instead of replaying graphs; None: it has none."""
         ...
 
     def settings(self, name: str) -> Variant:

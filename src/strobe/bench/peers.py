@@ -40,7 +40,7 @@ class Peer:
     build: Callable[[str, Inputs, Any], Contestant]
 
     def installed(self) -> bool:
-        """Whether the module is installed, looked up without importing it."""
+        """Return whether the module is installed, without importing it."""
         return importlib.util.find_spec(self.module.partition(".")[0]) is not None
 
     def no_card(self, card: Card) -> str | None:

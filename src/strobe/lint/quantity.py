@@ -62,7 +62,7 @@ def exactly(value: Fraction | int) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit: as it is printed, what it measures, and its size in seconds, bytes, 1/s, operations, percent or one."""
+    """A unit: printed name, dimension, and size in seconds, bytes, 1/s, operations, percent or one."""
 
     name: str
     dimension: Dimension

@@ -37,7 +37,7 @@ class _Versus:
 
 
 def calls_per_stage(study: Study) -> Iterator[Claim]:
-    """Find documents that compare two variants per call and per stage, and never say how many calls a stage makes."""
+    """Find documents that compare two variants per call and per stage without the number of calls in a stage."""
     if _counted(study):
         return
     pairs = list(_pairs(study))

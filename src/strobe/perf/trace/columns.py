@@ -1,4 +1,4 @@
-"""Columns of integers that grow, and work on long ones in blocks: what a step needs for itself does not grow with the column."""
+"""Columns of integers that grow, and block-wise work on long columns, so that temporary memory stays constant."""
 
 from __future__ import annotations
 

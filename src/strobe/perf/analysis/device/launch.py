@@ -101,7 +101,7 @@ class Launch:
 
 
 def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
-    """Analyse how the events of one device were launched.
+    """Analyse the launches of one device's events: delays, calls by name, and the cause of idle time.
 
     Args:
         view: the device.

@@ -102,8 +102,8 @@ class Side:
         return Measured(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
 
     def focal_in_section(self) -> Fraction | None:
-        """Focal time in one section; `None` without sections. It differs from the kernel's mean where focal calls lie in no
-        section, or several in one."""
+        """Return the focal time in one section; `None` without sections. It differs from the kernel's mean if focal calls lie in
+        no section, or several in one."""
         found = () if self.chosen is None or self.chosen.sections is None else self.chosen.sections.found
         return Fraction(sum(section.focal_ns for section in found), len(found)) if found else None
 

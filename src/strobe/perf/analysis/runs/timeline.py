@@ -324,7 +324,7 @@ class DeviceTimeline:
         return device_pieces(self.work, slices, place, tiles)
 
     def _rank(self) -> NDArray[np.integer]:
-        """Rank of each event where events overlap: attention kernel, attention section, other compute, memset, comm, copy."""
+        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
         of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
         of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
         attention = np.array([ATTENTION in path for path in self.paths])
