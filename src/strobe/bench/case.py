@@ -28,7 +28,7 @@ class Plan:
         traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
         traced_from: the first of them, and then as many as were asked for; None: where caches are full and no prompt switches.
         whole_clip: on a GPU, trace a whole clip without operators instead, so that frame blocks of every kind are in the trace.
-        capture: what that trace records; without options that distort times.
+        capture: contents of that trace; without options that distort times.
         attribution: one more trace of each variant, of one frame block, with such options; None for none.
         review: judge the quality of each variant, and keep a clip of it.
         alone: a case without candidates is measured too, each palindrome being one clip.

@@ -57,7 +57,7 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
     """Check the output of one call against the reference in float64.
 
     Args:
-        what: which part of the output this is, in words.
+        what: name of this part of the output, in words.
     """
     error, limit = relative_error(found, expected), tolerance("call", dtype)
     rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"

@@ -55,7 +55,7 @@ def profile_kernels(
     """Measure a preset's denoise steps, its operations by themselves, and the steps again, so that drift affects both.
 
     Args:
-        prompts: of the stream, and what the switches alternate with.
+        prompts: prompt of the stream, and the one that the switches alternate with.
 
     Raises:
         ConfigError: an unknown word, or a window that is not possible.

@@ -26,8 +26,8 @@ class Peer:
     """An attention function of another library.
 
     Args:
-        package: what it is installed as.
-        module: what is imported.
+        package: name of the installed package.
+        module: module to import.
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.

@@ -47,7 +47,7 @@ class LayerProbe:
         layer: its name.
         recall: share of the dense attention's mass that the selected tiles hold, mean over heads, samples and calls; None for a
             layer that is dense throughout.
-        worst_recall: of the head and call where it is least; None likewise.
+        worst_recall: recall of the head and call where it is least; None likewise.
         sparse_ns: time in the attention module, projections included; median over calls.
         dense_ns: the same by diffusers' own processor.
     """
@@ -110,10 +110,10 @@ def probe(
     """Measure a sparse pipeline against the same one dense.
 
     Args:
-        handle: of `sparsify`.
+        handle: sparse pipeline, as `sparsify` returns it.
         call: runs the pipeline once, such as `lambda: pipe("a red circle")`, or its transformer.
-        queries: of every head that the recall is measured with.
-        rounds: of the order dense, sparse, sparse, dense, after one warm-up of each.
+        queries: queries of every head that the recall is measured with.
+        rounds: rounds in the order dense, sparse, sparse, dense, after one warm-up of each.
         device: where the pipeline runs; by default a GPU where there is one.
 
     Raises:

@@ -40,9 +40,9 @@ class Asked:
     Args:
         metrics: names; empty: every one, those that cannot be measured with the reason.
         block_frames: pixel frames of a frame block, for `border_jump`.
-        first_block_frames: of the first one, if it is shorter.
+        first_block_frames: pixel frames of the first one, if it is shorter.
         weights: folder of the user's weights.
-        prompt: what the clips should show, for `clip_score`.
+        prompt: intended content of the clips, for `clip_score`.
         device: where it runs.
 
     Raises:

@@ -1,6 +1,6 @@
 """Reader of the profiler traces of many ranks, each in its own process, on this machine or spread over several.
 
-That process is `python -m strobe.bench.traces FILE SHAPES DETAILS`; it leaves what it read in its folder.
+That process is `python -m strobe.bench.traces FILE SHAPES DETAILS`; it writes the trace into its folder.
 """
 
 from __future__ import annotations

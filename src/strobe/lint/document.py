@@ -112,7 +112,7 @@ class Sentence:
     """A sentence of running text.
 
     Args:
-        lead: what its paragraph or list item begins with, up to the colon.
+        lead: beginning of its paragraph or list item, up to the colon.
         parent: the item or line that its list item is under.
         paragraph: the whole paragraph or list item.
     """
@@ -171,7 +171,7 @@ def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
     """Parse a cell: it holds a number if it begins with one, followed by nothing but a unit, a note or bounds.
 
     Args:
-        unit: of numbers without one.
+        unit: unit of numbers without one.
     """
     found = quantities(text, unit)
     body = text.partition("=")[2] if "=" in text else text

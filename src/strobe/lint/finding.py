@@ -21,7 +21,7 @@ class Finding:
         severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
         place: where the claim stands.
         said: the claim as printed.
-        corrected: what it should say, or what has to be added.
+        corrected: correct value, or the information that has to be added.
         why: the numbers that show it.
         also: other places with the same claim, or the place that contradicts it.
     """

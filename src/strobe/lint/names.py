@@ -120,7 +120,7 @@ class Metric:
 
     Args:
         title: as printed.
-        kind: what is measured.
+        kind: kind of the measured quantity.
         statistic: the one it names, or empty.
         quality: the metric, if `kind` is quality.
     """

@@ -238,7 +238,7 @@ def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
     """Find every number with its unit in plain text.
 
     Args:
-        unit: of numbers that have none beside them.
+        unit: unit of numbers without one beside them.
     """
     masked = mask(text)
     return tuple(_quantity(found, masked, unit) for found in _QUANTITY.finditer(masked))

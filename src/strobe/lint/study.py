@@ -70,7 +70,7 @@ class Study:
 
     Args:
         damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
-        broken: what is damaged in the gzip of packed records; empty if nothing is.
+        broken: description of damage in the gzip of packed records; empty if there is none.
     """
 
     document: Document

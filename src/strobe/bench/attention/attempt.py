@@ -15,8 +15,8 @@ class Attempt:
 
     Attributes:
         refused: it cannot run here, and said so.
-        reason: what was raised, on one line; empty if nothing was.
-        error: what was raised; None if nothing was.
+        reason: error message on one line; empty without an error.
+        error: the raised error; None without one.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class CellPlan:
     """Amounts of one cell: contestants, seconds of timed calls, traced calls.
 
     Args:
-        seconds: of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
+        seconds: seconds of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
         contestants: names, in order; the first that can run is what ratios are measured against.
     """

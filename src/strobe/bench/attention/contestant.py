@@ -49,8 +49,8 @@ class Contestant:
 
     Args:
         name: `kind:impl`, or `peer:name`.
-        kind: what it computes; the gate holds it against the oracle of that kind.
-        impl: what runs, with its version.
+        kind: its computation; the gate compares it with the oracle of that kind.
+        impl: implementation with its version.
         leaves: tensors that the call takes: q, k, v and, where the coarse output has one, its gate; in the contestant's layout.
         call: the implementation.
         heads_first: its layout is `[B, H, S, D]`, not `[B, S, H, D]`.

@@ -19,7 +19,7 @@ class Shape:
     Args:
         name: as records and reports write it; without `_`.
         grid: tokens in (time, height, width).
-        num_heads, head_dim: of q, k and v.
+        num_heads, head_dim: sizes of q, k and v.
     """
 
     name: str

@@ -32,9 +32,9 @@ class Inputs:
     Values have a field of their own. Normal data: noise alone, and what a query should see is anywhere.
 
     Args:
-        cell: what is measured.
+        cell: the cell to measure.
         tiles: how its grid is cut.
-        q, k, v, gate: of every implementation.
+        q, k, v, gate: inputs of every implementation.
         upstream: gradient of the output, for the backward pass.
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """

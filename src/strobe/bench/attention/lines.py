@@ -50,7 +50,7 @@ class Against:
 
     Args:
         kind: attention to the same selection, or to all keys.
-        dtype: of the oracle.
+        dtype: dtype of the oracle.
     """
 
     kind: Literal["selection", "dense"]

@@ -59,7 +59,7 @@ class Expected:
         lse: `[B, H, R]`, on the selection.
         dense: `[B, R, H, D]`: full attention of the same queries and keys, without a coarse part.
         dense_lse: `[B, H, R]`, of the same.
-        gradients: of q, k, v `[B, S, H, D]` where only the checked rows have an upstream gradient; empty if not asked for.
+        gradients: gradients of q, k, v `[B, S, H, D]` if only the checked rows have an upstream gradient; empty if not requested.
     """
 
     out: Tensor

@@ -43,8 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         data: `smooth` or `normal`.
         tile: `auto` or `cube`.
-        seed: of all tensors.
-        seconds: of timed calls in a cell, about.
+        seed: seed of all tensors.
+        seconds: seconds of timed calls in a cell, about.
         traced_calls: in a trace of each contestant; 0 for none.
     """
 

@@ -33,10 +33,10 @@ class Figure:
     """One measured figure.
 
     Args:
-        name: what it is.
-        preset: which preset streamed; empty if none did.
+        name: name of the figure.
+        preset: preset that streamed; empty if none did.
         value: measured.
-        target: what it should reach, in words.
+        target: goal in words.
         reached: whether it does; None where there is no target.
         n: streams, or clips.
         definition: exactly what was counted.
@@ -59,7 +59,7 @@ class Trial:
         presets: each streams on its own.
         streams: in lockstep.
         blocks: length of the long stream, in frame blocks.
-        seed: of prompts and noise.
+        seed: seed of prompts and noise.
     """
 
     presets: tuple[str, ...]
@@ -74,7 +74,7 @@ def measure_model(
     """Yield every figure of the model card.
 
     Args:
-        model: what `engine.load` returned.
+        model: model as `engine.load` returns it.
         device: where it runs.
         trial: how much.
         progress: called between frame blocks: (done, total, what).

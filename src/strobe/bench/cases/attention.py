@@ -44,7 +44,7 @@ class AttentionCall:
         dtype: name of a dtype of `DTYPES`; "auto": bfloat16 on a GPU, float32 on a CPU.
         grid: tokens in (time, height, width); sparse attention needs it.
         sparsity: share of the key tiles that sparse attention skips.
-        seed: of q, k and v.
+        seed: seed of q, k and v.
 
     Raises:
         ConfigError: a size, the dtype or the grid is not possible.
@@ -89,7 +89,7 @@ class AttentionCase:
     """Implementations of one call on one device.
 
     Args:
-        call: what is computed.
+        call: sizes and data of the call.
         impls: names of implementations of dense attention, and of sparse attention with the prefix `sparse:`; the first is the
             reference that ratios are measured against.
         device: "auto", "cpu", "cuda" or "cuda:N".

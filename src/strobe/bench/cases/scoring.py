@@ -36,7 +36,7 @@ def against_reference(variant: str, frames: Tensor, reference: Tensor, reference
     Args:
         frames: uint8 [B, F, Y, X, 3].
         reference: the same prompts and noise, same shape.
-        reference_name: what it is, with dtype and device.
+        reference_name: name of the reference, with dtype and device.
     """
     yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
 
@@ -45,7 +45,7 @@ def fidelity_lines(variant: str, clips: Sequence[Sequence[Fidelity]], reference_
     """Average the metrics of several clips: the mean over the clips that have a value, metric by metric.
 
     Args:
-        clips: of each clip, the same metrics in the same order.
+        clips: metrics of each clip, the same ones in the same order.
     """
     for column in zip(*clips, strict=True):
         values = [clip.value for clip in column if clip.value is not None]

@@ -48,7 +48,7 @@ class Script:
         prompt: the first prompt.
         switches: later prompts.
         num_blocks: frame blocks in a clip.
-        seed: of all noise.
+        seed: seed of all noise.
 
     Raises:
         ConfigError: two switches at one frame block, or one after the end.

@@ -112,12 +112,12 @@ class DitCase:
 
     Args:
         loaded: the transformer with its arguments.
-        variants: what is compared; the first is the baseline.
+        variants: variants to compare; the first is the baseline.
         steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
         device: where it runs.
-        seed: of weights and latents, for the records.
+        seed: seed of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:

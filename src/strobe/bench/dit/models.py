@@ -60,9 +60,9 @@ class DitModel:
         cls: name of the class in diffusers.
         sizes: its configuration where it is not the default of the class.
         tiny: the same for a configuration that a CPU runs at once.
-        stride: of the model's autoencoder in time, height and width.
-        patch: of the transformer.
-        shot: what is measured unless told.
+        stride: stride of the model's autoencoder in time, height and width.
+        patch: patch size of the transformer.
+        shot: default sizes of a pass.
         tiny_shot: the same of the tiny configuration.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
@@ -205,11 +205,11 @@ class Loaded:
     """A transformer with the arguments of its forward pass.
 
     Args:
-        name: what reports call it.
+        name: name in reports.
         transformer: on its device, in its dtype, for inference.
-        arguments: of one forward pass, by name.
-        shot: what the pass is over.
-        weights_sha256: of the weights; of random ones, of the words that say so.
+        arguments: arguments of one forward pass, by name.
+        shot: sizes of the pass.
+        weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: whether the weights are drawn, so that outputs mean nothing.
         masked: as of `DitModel`.
         ran: the user's function that made it; empty for a model of the table.
@@ -236,7 +236,7 @@ def load_named(
     """Load a model of the table from a folder, or draw random weights.
 
     Args:
-        shot: what a pass is over; None: the model's own.
+        shot: sizes of a pass; None: the model's own.
         tiny: its tiny configuration.
         weights: folder of a transformer as diffusers saves it; None: weights are drawn.
 

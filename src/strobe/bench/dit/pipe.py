@@ -25,7 +25,7 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> Loaded:
 
     Args:
         text: `module:function`; the module is looked for in the current folder too.
-        shot: what the pass is over, for the report.
+        shot: sizes of the pass, for the report.
         device: where everything is moved.
 
     Raises:

@@ -51,7 +51,7 @@ class Cell:
             becomes that of the machine where it runs.
         env: set in addition to the environment of whoever starts it there.
         files: put into the folder before, by relative path.
-        resources: what it occupies.
+        resources: resources that it occupies.
         timeout_s: it is ended when it has run that long.
     """
 
@@ -79,12 +79,12 @@ class Finished:
 
     Args:
         status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
-            `lost`: the machine it ran on was, more often than is retried, and stderr says so.
-        code: of the process; None if it never began, or nobody knows.
+            `lost`: its machine was lost, more often than is retried; stderr holds the reason.
+        code: exit code of the process; None if it never began, or is not known.
         wall_s: from its start to its end.
         stdout, stderr: the last 64 kB of each.
         swept: processes of the cell that outlived its first one, and were ended.
-        files: what it left in its folder, by relative path, without the files that were given and are as they were.
+        files: files left in its folder, by relative path, without the given files that did not change.
         node: the machine it ran on, as the executor names it; empty: this one.
         lost: machines that were lost while it ran there, before it ran on `node`.
     """

@@ -37,7 +37,7 @@ class Sent:
 
     Args:
         group: its placement.
-        answers: of the worker on each machine, to come.
+        answers: pending answers of the worker on each machine.
         heard: the answers that came, by rank.
         ending: one went wrong, and the others were told to end.
         nodes: where it is placed, as soon as that is known, and since when.
@@ -63,7 +63,7 @@ class RayExecutor:
     while it runs or after it was done is not run again: the answer is the same, by the cell's hash.
 
     Args:
-        address: of the cluster, `HOST:PORT`; None: the one of this machine.
+        address: address of the cluster, `HOST:PORT`; None: the one of this machine.
         grace_s: between asking a cell to end and ending it.
         retries: after machines that were lost.
 

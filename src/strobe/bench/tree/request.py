@@ -31,10 +31,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         world_size: ranks.
         seq_len: keys of all ranks together; each holds a run of them, in rank order.
         q_len: queries.
-        heads, kv_heads: of queries and keys.
-        dim: of a head.
+        heads, kv_heads: heads of queries and keys.
+        dim: size of a head.
         batch: B.
-        dtype: of q, k and v.
+        dtype: dtype of q, k and v.
         device: `cpu` or `cuda`.
         placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
     """
@@ -77,9 +77,9 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
         contestants: in order; the first that can run is what ratios are measured against.
         iterations: timed calls of each, at least; never fewer than three palindromes.
         profile: also take calls apart, free-running and serialised.
-        seed: of all tensors.
-        threads: of each rank on a CPU; the same for all world sizes, so that a rank is the same thing on every curve.
-        timeout_s: of a wait for another rank.
+        seed: seed of all tensors.
+        threads: threads of each rank on a CPU; the same for all world sizes, so that ranks of all sizes can be compared.
+        timeout_s: timeout of a wait for another rank.
         delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
         what_if: factors on the speed of the links that predictions are made for.
     """
@@ -147,8 +147,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         refused: why it takes no part; empty if it ran.
         impossible: it cannot run here, and said so; False if it tried.
         error, limit: largest absolute error, and what is allowed.
-        lse_error, lse_limit: of the lse, where it has one.
-        bits: of the result, the same on ranks whose results are equal.
+        lse_error, lse_limit: the same for the lse, where it has one.
+        bits: checksum of the result, the same on ranks whose results are equal.
     """
 
     refused: str = ""
@@ -199,14 +199,14 @@ class RankResult(msgspec.Struct, kw_only=True):
 
     Args:
         error: why it ended early; empty if it did not.
-        header: of rank 0.
+        header: header of the records, from rank 0.
         checks: by contestant.
         laps: by contestant, in palindromes: ns of each call.
         free, serialised: by contestant: calls taken apart.
-        blocks: of the guide's `Timer`, by mode: ms by block.
-        links: what `measure_links` gave, and what `auto` takes with them.
+        blocks: times of the guide's `Timer` blocks, by mode and block, ms.
+        links: links that `measure_links` found, and the strategy that `auto` takes with them.
         predicted: by strategy.
-        versions: of what a contestant runs, where it is not ours.
+        versions: versions of the libraries of contestants that are not ours.
     """
 
     rank: int

@@ -86,7 +86,7 @@ def _comparable(figure: Figure) -> bool:
 
 
 def _in_scope(noun: str, figure: Figure, mine: Figure) -> bool:
-    """Keep a comparison inside its table if only that table's heading has the noun (`attention operation`)."""
+    """Return False for a figure of another table if only this table's heading has the noun (`attention operation`)."""
     telling = [
         word for word in words(noun) if word not in {"single", "individual", "part", "cost", "contributor", "component", "share"}
     ]

@@ -172,7 +172,7 @@ def _missed(study: Study, column: Column) -> Claim:
 
 
 def _counted_twice(view: View, column: Column) -> tuple[Entry, list[Entry]] | None:
-    """Return a parent and its children if the total includes both, and leaving out the children gives the sum."""
+    """Return the first parent row whose children are counted in the total as well, with them; None if there is none."""
     by_row = {entry.row: entry for entry in column.everything}
     for parent, children in _hierarchy(view):
         if parent in by_row and all(child in by_row for child in children):

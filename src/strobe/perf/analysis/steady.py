@@ -36,7 +36,7 @@ class SteadyState:
         kept: indices of the steady samples.
         excluded: every other index with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
-        note: what was found, in words.
+        note: findings in words.
     """
 
     kept: tuple[int, ...]

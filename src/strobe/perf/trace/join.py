@@ -90,7 +90,7 @@ class Calls:
     """Host calls as columns, in any order.
 
     Args:
-        table: what they were read into; it is empty then.
+        table: table that they were read into; it is empty then.
     """
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
@@ -214,7 +214,7 @@ class _Spent:
 
     Args:
         inputs: the distinct inputs.
-        devices: of each kind of work.
+        devices: device of each kind of work.
     """
 
     def __init__(self, inputs: Sequence[OperatorInputs], devices: Sequence[int]) -> None:
@@ -228,7 +228,7 @@ class _Spent:
 
         Args:
             events: operator, work, start and end of each.
-            shapes: of each event, to be changed, and the number that each of the inputs has among the shapes.
+            shapes: shape of each event, to be changed, and the number that each of the inputs has among the shapes.
         """
         number, text = sizes.operator.release(), sizes.text.release()
         order = np.argsort(view(number), kind="stable").astype(np.int32)

@@ -42,7 +42,7 @@ class CellCase(StreamCase):
     Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
 
     Args:
-        cell: what runs.
+        cell: the cell to run.
         script: the clip.
         model: the weights.
         device: "auto", "cpu", "cuda" or "cuda:N".

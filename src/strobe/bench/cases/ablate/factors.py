@@ -33,7 +33,7 @@ class Setup:
     """Configuration of one side of a cell.
 
     Args:
-        config: of the stream.
+        config: configuration of the stream.
         batch: streams in lockstep.
         switch_at: frame block of a prompt switch; None: as the script has them.
         waits: the host waits for the device inside every pass.

@@ -45,7 +45,7 @@ def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, 
     """Return the facts in the traces of one side, by the names of `FACTS`.
 
     Args:
-        traces: of one side, read with the sizes of operators where dtype, weights and input sizes are to be known.
+        traces: traces of one side, read with operator sizes if dtype, weights and input sizes are needed.
         focal: regular expression of the focal kernel.
     """
     facts = dict(chain(_model_facts(traces), _focal_facts(traces, focal), _machine_facts(traces)))

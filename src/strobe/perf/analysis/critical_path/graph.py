@@ -1,8 +1,8 @@
 """Dependency graph of a trace: calls of the host, device events, and the waits between them.
 
-Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. An edge says that a
-node begins no sooner than its source, and a lag after it. Each lag is the one that was traced where the edge decided when the
-node began, else the usual one of its kind if that fits; so every node begins exactly when it did in the trace.
+Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. By an edge, a
+node begins at least a lag after its source. Where the edge decided when the node began, the lag is the traced one; elsewhere
+it is the usual lag of its kind if that fits. So every node begins exactly when it did in the trace.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class WorkGraph:
 
     Args:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
-        start_ns: of each node, as traced.
-        duration_ns: of each node; 0 for moments of the host.
+        start_ns: start of each node, as traced.
+        duration_ns: duration of each node; 0 for moments of the host.
         event: position among the trace's device events; -1 for a moment of the host.
-        edges: what each node waits for; at least one.
+        edges: constraints of each node; at least one.
         launch_ns: usual time from a launch call to the start of an event that finds its stream free.
         gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
         num_inferred: events that are taken to have waited for another stream.

@@ -28,7 +28,7 @@ class PathPart:
 
     Args:
         kind: `KERNEL`, or one of `Lag`.
-        name: of the kernel; empty for a lag.
+        name: name of the kernel; empty for a lag.
         ns: its time on the path.
         count: how often it is on the path.
     """
@@ -45,9 +45,9 @@ class WhatIf:
 
     Args:
         kind: `KERNEL`, `KIND`, or one of `Lag` for the host and for launches.
-        name: of the kernel or kind of work; empty for a lag.
+        name: name of the kernel or kind of work; empty for a lag.
         removed_ns: time that is left out, of device events or of lags, on the path and beside it.
-        duration_ns: of the graph without it.
+        duration_ns: length of the graph without it.
         speedup: duration with it / duration without it; `None` if nothing is left.
     """
 
@@ -65,7 +65,7 @@ class CriticalPath:
     Args:
         begin_ns: where it begins.
         duration_ns: from there to the end of the last device event; the parts add up to it.
-        parts: what it consists of, largest first.
+        parts: kernels and lags on the path, largest first.
         what_if: shortest first.
         launch_ns: usual latency of a launch whose stream is free.
         gap_ns: usual gap between queued events of a stream.
@@ -120,8 +120,8 @@ def simulate(
     """Recompute the start of every node, with other durations of nodes or other lags of edges.
 
     Args:
-        duration_ns: of each node; as traced if not given.
-        lag_ns: of an edge; as it is if not given.
+        duration_ns: duration of each node; as traced if not given.
+        lag_ns: function that gives the lag of an edge; the edge's own if not given.
     """
     durations = graph.duration_ns if duration_ns is None else duration_ns
     starts: list[int] = []

@@ -83,8 +83,8 @@ class Activity:
         kinds: one for each kind that occurs, in order of priority.
         streams: in order of number.
         idle: time by cause, one for each of `idle.CAUSES`.
-        overhead: the part of it with the host held up by overhead, by what that was, as far as the trace names it; largest first.
-            Of several at a time the first to start counts.
+        overhead: idle time with the host held up by overhead, by the overhead's name in the trace; largest first. Of several
+            at a time the first to start counts.
         num_unlinked: events without a known launch call.
         unlinked_ns: sum of their durations.
         exposed_comm_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
@@ -271,7 +271,7 @@ class IdleStrip:
 
     Args:
         aligned: whether the lanes share a clock; if not, each starts with its own window.
-        length_ns: of the whole strip.
+        length_ns: length of the whole strip.
         edges_ns: bounds of the bins from the strip's start; lengths differ by 1 ns at most.
         lanes: one for each device.
     """

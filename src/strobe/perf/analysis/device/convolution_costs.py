@@ -83,7 +83,7 @@ def _backward(sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost
 
 
 def _one_product(positions: Sizes, weight: Sizes, dtype: str) -> Cost:
-    """Return the cost of one pass over all positions: each is multiplied with all weights of one of its channels."""
+    """Compute the FLOPs of one pass over all positions: each is multiplied with all weights of one of its channels."""
     count = positions[0] * math.prod(positions[2:])
     return Cost(flops=conv(count, weight[1], weight[0], taps=math.prod(weight[2:]), dtype=dtype, bias=False).flops)
 

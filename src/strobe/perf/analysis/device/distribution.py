@@ -55,7 +55,7 @@ def distributions(values: Ints, group: NDArray[np.integer], num_groups: int) -> 
 
     Args:
         values: the times.
-        group: which group each belongs to, from 0 on.
+        group: group of each time, from 0 on.
         num_groups: how many groups there are.
     """
     return grouped(lambda: iter(((values, group),)), num_groups)

@@ -127,9 +127,9 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
     """Assign every covered moment to one event: the lowest rank, and among equal ranks the first.
 
     Args:
-        start: of the events, ascending.
-        end: of the events; an event of length 0 owns nothing.
-        rank: of the events; few different values.
+        start: start of each event, ascending.
+        end: end of each event; an event of length 0 owns nothing.
+        rank: rank of each event; few different values.
 
     Returns:
         What each event owns: they add up to the union.

@@ -1,8 +1,8 @@
 """Kinds of kernels, by their names: attention, matrix products, or others.
 
 Libraries name their matrix products by a few words (GEMM, nvjet, Tensile's Cijk) and attention by fewer; what PyTorch's compiler
-fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel whose name says nothing
-is counted with the others, so the kinds always add up.
+fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel with an unknown
+name is counted with the others, so the kinds always add up.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class CallRow:
         n: number of calls.
         num_events: device events they launched.
         host: durations of the calls.
-        delays: of their first device events in the window; of all of them if the first ones lie outside.
+        delays: delays of their first device events in the window; of all of them if the first ones lie outside.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Launch:
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
         calls: by name of the launch call, most events first.
         num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
-        verdict: what the idle time says, see `judge_idle`.
-        activity: of the same window; the verdict rests on its idle causes and its `late_delay_ns`. The delays of other launches
+        verdict: verdict on the idle time, see `judge_idle`.
+        activity: account of the same window; the verdict rests on its idle causes and `late_delay_ns`. Delays of other launches
             tell how long the queue was, not how fast a launch is.
     """
 
@@ -105,7 +105,7 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
 
     Args:
         view: the device.
-        is_graph: what `graph_calls` says of its trace; it is asked if this is not given.
+        is_graph: result of `graph_calls` for its trace; computed if not given.
     """
     calls = _Calls(view, graph_calls(view.trace) if is_graph is None else is_graph)
     names = len(calls.hosts.names)
@@ -190,7 +190,7 @@ class _Calls:
 
 
 def judge_idle(done: Activity) -> Verdict:
-    """Return a one-word verdict on what keeps a device from being busy.
+    """Return a verdict on what keeps a device from being busy.
 
     `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
     if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch; `host late, slow
@@ -231,9 +231,9 @@ def graph_calls(trace: Trace) -> NDArray[np.bool_]:
 class ShortGraph:
     """Graph launches with fewer recorded events than other launches of the same graph.
 
-    A trace does not say which graph a call launches. Launches that start with the same event and recorded as many are taken for
-    those of one graph, for what is lost is rarely lost twice alike; one that stands alone, for one of the next larger graph, if
-    its events are some of that one's.
+    A trace does not name the graph that a call launches. Launches with the same first event and the same number of events are
+    taken for one graph, since two launches rarely lose equally many events. A single launch with fewer events is taken for one
+    of the next larger graph, if its events are a subset of that graph's.
 
     Args:
         call: name of the launch call.

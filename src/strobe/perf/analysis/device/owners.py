@@ -1,8 +1,8 @@
 """Owners of each nanosecond: slices of time get labels, are cut at tiles and are added up, exactly.
 
-A label is a place and an activity. A place is what the caller knows of an event: the regions that were open at its launch, or
-whether it is focal or takes part in a section. Its activity is the kind of an event that runs, or why none does. Labels are
-numbers here, so that millions of slices cost no more than columns.
+A label is a place and an activity. The caller gives each event a place: the regions that were open at its launch, or
+whether it is focal or takes part in a section. The activity is the kind of the running event, or the cause of idle time. Labels
+are numbers here, so that millions of slices cost no more than columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> 
     Args:
         work: the events that the slices count into.
         slices: tile a stretch that holds the tiles.
-        place: of each slice.
+        place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
     busy = slices.cause == BUSY
@@ -67,8 +67,8 @@ def sums(pieces: Pieces, tiles: Intervals, labels: Sequence[L], num_events: int)
 
     Args:
         pieces: tile the tiles.
-        labels: what the numbers stand for.
-        num_events: of the events that the pieces count into.
+        labels: labels by number.
+        num_events: number of events that the pieces count into.
     """
     length = pieces.end - pieces.start
     keys, first, inverse = np.unique(pieces.tile * len(labels) + pieces.label, return_index=True, return_inverse=True)

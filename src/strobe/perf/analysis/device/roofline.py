@@ -28,10 +28,10 @@ class Roofline:
         compute_share: `flops_per_s` / the dtype's matrix peak; None for an operation without matrix FLOPs too.
         memory_share: `bytes_per_s` / memory bandwidth.
         floor_ns: the least time the device could take: the larger of FLOPs / peak and bytes / bandwidth.
-        bound: which of the two it is.
+        bound: the larger of the two: compute or memory.
         effective_flops_per_s: FLOPs of the dense operation that this one replaces / time, FLOP/s; None where nothing is replaced.
             It may exceed the peak: the work is not done.
-        anomaly: what cannot be, in words; empty if nothing is wrong.
+        anomaly: description of a rate that is impossible; empty if there is none.
     """
 
     device: str | None
@@ -59,9 +59,9 @@ def roofline(
 
     Args:
         time_ns: time of one operation, above 0.
-        cost: what the operation computes and must move (`strobe.core.costs`); for sparse attention the pairs it really computes.
-        peaks: of the device; None: rates only.
-        dtype: of the matrix products, in any spelling; it chooses the peak.
+        cost: FLOPs and least bytes of the operation (`strobe.core.costs`); for sparse attention of the pairs it really computes.
+        peaks: peaks of the device; None: rates only.
+        dtype: dtype of the matrix products, in any spelling; it chooses the peak.
         dense: the dense operation that a sparse one replaces, for the effective rate.
 
     Raises:

@@ -74,7 +74,7 @@ class Work:
 
     Args:
         events: the device events of a trace.
-        rows: which of them, in ascending order.
+        rows: rows of these events, in ascending order.
     """
 
     events: DeviceEvents
@@ -151,7 +151,7 @@ class Work:
 
         Args:
             trace: where the events are from.
-            rank: of each event: the lowest owns the time, and among equals the one that started first.
+            rank: rank of each event: the lowest owns the time, and among equals the one that started first.
             begin: start of the stretch.
             stop: end of the stretch.
         """
@@ -214,7 +214,7 @@ def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
     """Append slices to the one that was held back; the first of them may continue it.
 
     Args:
-        which: what the events of `slices` count into; afterwards they are its values.
+        which: positions of the events that `slices` counts into; afterwards it holds these positions.
     """
     known = slices.event != NONE
     slices.event[known] = which[slices.event[known]]
@@ -227,7 +227,7 @@ def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
 
 
 def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) -> Ints:
-    """Return the events that may own time after a moment: of equal rank, one that ends before an earlier one cannot."""
+    """Return the events that may own time after a moment: of equal rank, only those that end after every earlier one."""
     kept = []
     for level in different(rank).tolist():
         own = np.flatnonzero((rank == level) & (end > moment))
@@ -256,7 +256,7 @@ class DeviceView:
     Args:
         trace: where the events are from.
         device: its number.
-        priority: which kind owns the time where several overlap.
+        priority: kinds in the order in which they own time where several overlap.
         window: the part of the trace, `None` for all of it.
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
@@ -344,7 +344,7 @@ def device_views(trace: Trace, window: Window | None = None, *, priority: Sequen
     Args:
         trace: the trace.
         window: the part of its time to look at; the whole trace if not given.
-        priority: which kind owns the time where several overlap: all of `DEVICE_KINDS`, the first wins.
+        priority: kinds in the order in which they own time where several overlap: all of `DEVICE_KINDS`.
 
     Raises:
         ConfigError: a priority that does not name each kind once.

@@ -28,10 +28,10 @@ class PartLine:
     """Time of one part on both sides, or of all small parts together.
 
     Args:
-        parts: what the time was spent on; several in the line of all that is too small for one of its own.
+        parts: parts that the time was spent on; several in the line of all parts too small for a line.
         baseline_ns, candidate_ns: mean of a unit, such as a steady frame block.
-        share: of what a unit saves; None if it saves nothing.
-        elsewhere_ns: what a clip saves on this part outside its steady frame blocks; 0 for foreign traces.
+        share: share of a unit's saving; None if it saves nothing.
+        elsewhere_ns: saving of a clip on this part outside its steady frame blocks; 0 for foreign traces.
     """
 
     parts: tuple[Part, ...]
@@ -62,7 +62,7 @@ class Answer:
 
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
-        unit: what the lines are of, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
+        unit: unit of the lines, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
             `focal call` or `traced window`.
         explained_time: share of the time of the side where it is smaller that has a name.
         explained_saving: share of the saving that has a name; None if nothing is saved.
@@ -89,7 +89,7 @@ class ClipAnswer(Answer):
     """Difference between two variants of ours, in a frame block and in a whole clip.
 
     Args:
-        kinds: what each kind of frame block adds to a clip; they add up to a clip.
+        kinds: time of each kind of frame block in a clip; they add up to a clip.
         num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
         disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
             of the clips that marking regions took.

@@ -52,7 +52,7 @@ class Explained:
 
     Args:
         num_clips: clips, of which every time is the sum.
-        kinds: what each label owns in the frame blocks of a kind; all of them add up to the clips.
+        kinds: time of each label in the frame blocks of a kind; all of them add up to the clips.
         num_blocks: frame blocks of each kind in one clip.
         calls: number and exclusive time of each kernel, operator or region; they add up to the busy labels.
         units: labels of what levels are compared by, in order: each pair of clips on a CPU, each traced steady frame block on a
@@ -60,7 +60,7 @@ class Explained:
         pairs: labels of each pair of clips, where they were timed pair by pair; else empty.
         traced_ns, timed_ns: length of the traced frame blocks, in the traced clip and as a mean of the timed ones; 0 where no
             trace was used.
-        marking_ns: what the regions that were added up took by themselves, in all clips.
+        marking_ns: time that marking the regions took, in all clips.
         stood_for: frame blocks that the trace lacks although it has others of their kind, which stand for them.
         merged: regions that the other side does not show, each with what its time counts as instead on both.
     """
@@ -213,7 +213,7 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
 
     Args:
         pairs: the clips of each pair.
-        kinds: of the frame blocks.
+        kinds: kinds of the frame blocks.
 
     Raises:
         DataError: a clip without such regions, or regions longer than what contains them.
@@ -274,7 +274,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Kin
 
     Args:
         clips: the timed clips.
-        kinds: of the frame blocks.
+        kinds: kinds of the frame blocks.
         traced: some or all frame blocks of one clip. A kind that it lacks stays unexplained.
 
     Raises:

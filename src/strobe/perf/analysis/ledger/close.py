@@ -106,7 +106,7 @@ class Ledger:
         baseline_ns: the highest level, such as end to end.
         candidate_ns: likewise.
         saved_ns: likewise.
-        kernel_saved_ns: what the attention kernel saved, wherever it ran; 0 if either side shows none.
+        kernel_saved_ns: saving of the attention kernel, wherever it ran; 0 if either side shows none.
         ideal_ns: the highest level if nothing but that kernel had changed (Amdahl): `baseline_ns - kernel_saved_ns`.
         realised_share: `saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing.
         lost_ns: sum of the lines that grew, 0 or negative.
@@ -165,7 +165,7 @@ class Scale:
         levels: in order; the last is the whole.
         level_of: the first level that contains a label.
         is_kernel: whether a line is the attention kernel.
-        num_units: what the times are sums over.
+        num_units: number of units that the times are sums over.
     """
 
     levels: Sequence[Level]
@@ -313,7 +313,7 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     Args:
         baseline: its clips.
         candidate: as many clips of the other variant, on the same kind of device.
-        pairs: what both sides of each pair of clips took end to end, for the interval of the whole. Lines that were timed clip by
+        pairs: times of both sides of each pair of clips, end to end, for the interval of the whole. Lines that were timed clip by
             clip have intervals too; those of a trace have none: one traced clip says nothing of others.
 
     Raises:

@@ -64,18 +64,18 @@ class TracedSide:
     """One device of one trace, cut into steps and labels.
 
     Args:
-        label: which trace it is, e.g. `rank 0`.
+        label: name of the trace, e.g. `rank 0`.
         device: its number.
-        steps: what was found; without steps the only tile is the time from the first device event to the end of the last.
+        steps: steps found; without any the only tile is the time from the first device event to the end of the last.
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
         inclusive: time that each label covers by itself, whatever else ran, over all tiles.
-        kinds: what kernels of each kind own of `OTHER_KERNELS`, over all tiles; they add up to it.
+        kinds: time of `OTHER_KERNELS` by kind of kernel, over all tiles; the kinds add up to it.
         focal_names: normalised names of the focal kernels, those with most calls first.
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
         sections: those of the counted calls; `None` if none were asked for.
-        pieces: what tiles the tiles; labels count into `LABELS`, events into the trace's device events.
+        pieces: pieces that tile the tiles; labels count into `LABELS`, events into the trace's device events.
     """
 
     label: str

@@ -35,7 +35,7 @@ class Spread:
 
     Args:
         lines: by the line's name; a line that is not there has none.
-        total: of the sum of all lines.
+        total: interval of the sum of all lines.
         samples: how many steps of each side, or pairs of clips, they are from; empty if there are none.
         why_none: why no line has one; empty if some do.
     """
@@ -51,7 +51,7 @@ class Sampled:
     """Steps of one side with the definition of a unit: `scale * sum of a label / sum of the weights`.
 
     Args:
-        owned: what each label owns in each step.
+        owned: time of each label in each step.
         weights: 1 each if the unit is a step, the focal calls of each if it is made of calls.
         scale: weights in a unit: 1, or the calls of a stage.
     """
@@ -108,7 +108,7 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
 
     Args:
         saved: by the line's name, what each pair saved.
-        total: what each pair saved in all.
+        total: total saving of each pair.
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:

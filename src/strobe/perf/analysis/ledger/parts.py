@@ -112,7 +112,7 @@ def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
 
     Args:
         label: focal kernel, section or step, and what ran there; without a path, what a log measured beyond the trace.
-        kind: what the kernels compute that are neither focal nor of a section.
+        kind: kind of the kernels that are neither focal nor of a section.
     """
     path, activity = label
     if not path or activity == UNLINKED:

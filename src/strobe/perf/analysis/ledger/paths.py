@@ -55,7 +55,7 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     """Lay the paths of two traces over each other; `None` without either.
 
     Args:
-        unit: of the account: stage or step, call, window. Operators are part of the paths if both traces were read with details.
+        unit: unit of the account: stage or step, call, window. Paths include operators if both traces were read with details.
     """
     if baseline is None or candidate is None:
         return None

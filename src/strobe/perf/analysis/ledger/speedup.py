@@ -1,6 +1,6 @@
 """Times of two sides, level by level: kernel, section, attention call, step, stage, end to end.
 
-Each side is what its traces and its log say. A level that cannot be computed is missing, with the reason. The sides were measured
+Each side consists of its traces and its log. A level that cannot be computed is missing, with the reason. The sides were measured
 at different times: an interval is Welch's, and drift between them is unknown.
 """
 
@@ -42,7 +42,7 @@ class Measured:
         mean_ns: mean of all measurements.
         groups_ns: means of groups that do not depend on each other: steps, rounds; fewer than two make no interval.
         n: measurements.
-        what: what was averaged, in words.
+        what: the averaged quantity, in words.
     """
 
     mean_ns: Fraction
@@ -58,7 +58,7 @@ class Side:
     Args:
         name: `baseline` or `candidate`.
         traced: one per trace, each its device with the focal kernels.
-        timings: what the log says.
+        timings: times from the log.
         host_step: one `ProfilerStep#N` on the host; what steps are compared by if one of the sides was traced on the host alone.
     """
 
@@ -223,7 +223,7 @@ class LevelFigure:
         candidate: likewise.
         ratio: time of the baseline / time of the candidate; `None`: the level is missing.
         interval: Welch's, over groups; drift between the sides is unknown.
-        verdict: what that allows to say.
+        verdict: conclusion that ratio and interval allow.
         realised: saving of this level for one call / saving of the kernel; `None` where that says nothing.
         unlike: empty, or how the two sides differ in what they measure: stands beside every figure of the level.
     """

@@ -1,7 +1,7 @@
 """Account of two traces of any framework: labels that add up to the difference between them, to the nanosecond.
 
-What a step saves is the sum of what its labels save. Where the logs time a stage and say how many calls are in it, the account
-goes on to the stage: what the trace does not hold of it is a line of its own.
+The saving of a step is the sum of the savings of its labels. Where the logs time a stage and give its number of calls, the
+account extends to the stage: the time of the stage that the trace does not hold is a line of its own.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Account:
 
     Args:
         ledger: sums over `ledger.num_units` units, so that means stay exact; divide to get one unit.
-        unit: what one unit is.
+        unit: name of the unit.
         why: why this unit.
         missing: levels that could not be reached, with the reason.
-        inclusive: what each label covers by itself in one unit of the baseline and of the candidate, whatever else ran.
-        kinds: what kernels of each kind own of the line of the other kernels, in one unit of both; they add up to it.
+        inclusive: time that each label covers by itself in one unit of baseline and candidate, whatever else ran.
+        kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
     """
 
     ledger: Ledger
@@ -83,7 +83,7 @@ def foreign_ledger(baseline: TracedSide, candidate: TracedSide, timed: tuple[Tim
     Args:
         baseline: one device of the baseline.
         candidate: one device of the candidate.
-        timed: what the logs say of each.
+        timed: times of each side from its log.
     """
     sides = (baseline, candidate)
     unit, missing = _unit(sides, timed)

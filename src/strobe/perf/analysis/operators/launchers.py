@@ -29,7 +29,7 @@ class Launchers:
 
     Args:
         trace: read with `details=True`.
-        details: what its operators say.
+        details: inputs and autograd facts of its operators.
     """
 
     def __init__(self, trace: Trace, details: OperatorFacts) -> None:

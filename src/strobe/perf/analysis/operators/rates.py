@@ -17,9 +17,9 @@ class Rate:
     """Cost and rate of one row of the operators.
 
     Args:
-        place: of the row in the table of operators.
+        place: position of the row in the table of operators.
         row: the row.
-        cost: of one call, or why it is not known.
+        cost: cost of one call, or the reason why it is not known.
         found: one call against the device: the mean of its kernels' durations.
     """
 
@@ -35,10 +35,10 @@ class Rates:
 
     Args:
         product: name of the device; empty where the trace does not list it.
-        peaks: of the device, if they are known.
+        peaks: peaks of the device, if they are known.
         rows: one for each operator with recorded inputs, in the order of the table of operators.
         covered_ns: exclusive time of the rows whose cost is known.
-        busy_ns: of the device.
+        busy_ns: busy time of the device.
     """
 
     device: int

@@ -58,13 +58,13 @@ class OperatorTime:
     Args:
         source: an operator, or why there is none.
         operator: its name; empty without one.
-        inputs: what it was given, as far as it was recorded.
+        inputs: inputs of the operator, as far as they were recorded.
         phase: `forward` or `backward` where autograd took part, else empty.
         calls: calls of the operator that launched at least one of the events; 0 without an operator.
         events: device events.
         exclusive_ns: time that no other row counts.
         sum_ns: sum of the durations.
-        kernels: what was launched, most exclusive time first.
+        kernels: launched kernels, most exclusive time first.
         callers: who called, most exclusive time first.
     """
 

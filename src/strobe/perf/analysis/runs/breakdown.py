@@ -121,7 +121,7 @@ class Gap:
     Args:
         before, after: the pieces; equal for gaps inside one.
         n: number of stretches.
-        sum_ns, p50_ns, max_ns: of their lengths.
+        sum_ns, p50_ns, max_ns: sum, median and largest of their lengths.
         causes: time by cause, see `strobe.perf.analysis.device.idle`; on a CPU all of it is `gap`.
     """
 
@@ -168,7 +168,7 @@ class Breakdown:
 
         Args:
             stages: in these; None: in all.
-            path: of the piece.
+            path: path of the piece.
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
@@ -195,7 +195,7 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
 
     Args:
         trace: with `frame_block` regions; the more of `strobe.core.spans.PIECES` are marked, the finer.
-        passes: of the same configuration without graphs. Passes that ran as CUDA graphs have no regions inside; they are taken
+        passes: passes of the same configuration, without graphs. Passes run as CUDA graphs have no regions inside; they are taken
             apart by the order of their kernels, which is that of these. Without any, such a pass is one piece.
 
     Raises:

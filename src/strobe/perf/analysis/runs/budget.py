@@ -47,8 +47,8 @@ class Operation:
         kind: the line of the budget that it belongs to.
         inside: one of `REGIONS`, or `REST`; empty if it is no part of a step.
         calls: calls in one step; 0 if it is no part of one.
-        times_ns: of single calls by itself.
-        cost: what one call must compute and move; None where that is not known.
+        times_ns: times of single calls by itself.
+        cost: FLOPs and bytes of one call; None where they are not known.
         waits: the call waits for the device, so that launch gaps lie in its times.
     """
 
@@ -106,7 +106,7 @@ class Whole:
     """A whole that is timed as it runs, with its operations timed by themselves.
 
     Args:
-        times_ns: of the whole as it runs.
+        times_ns: times of the whole as it runs.
         operations: its parts.
     """
 

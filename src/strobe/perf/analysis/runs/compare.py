@@ -74,7 +74,7 @@ class Comparison:
         ratios: one per pair; empty if unpaired.
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
         interval: 95 % interval of the ratio; None for fewer than two pairs.
-        verdict: what ratio and interval allow to say.
+        verdict: conclusion that ratio and interval allow.
         paired: False: taken at different times, drift unknown.
     """
 

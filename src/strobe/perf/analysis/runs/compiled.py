@@ -2,7 +2,7 @@
 
 No region lies inside a compiled function. But attention operators are not fused with anything: a compiled pass launches the same
 attention kernels, in the same order, as the pass uncompiled. So the n-th attention kernel of one is the n-th of the other, as
-long as all their names agree. All other kernels of the pass are told apart by what their names say they compute.
+long as all their names agree. All other kernels of the pass are labelled by the kind of work in their names.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _APART: Final = OPERATOR | {CROSS_ATTENTION_KERNEL}
 def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
 
-    In a pass whose attention kernels are not those of an uncompiled one, all of them and in order, they are told by name too.
+    A pass that does not launch exactly the attention kernels of an uncompiled one, in order, is labelled by kernel names alone.
 
     Args:
-        timeline: of the compiled run.
+        timeline: timeline of the compiled run.
         passes: the same passes uncompiled, launched kernel by kernel.
     """
     keys = [_key(one, _told_apart(passes)) for one in passes]

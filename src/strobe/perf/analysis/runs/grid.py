@@ -116,7 +116,7 @@ def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], verb
 
     Args:
         cell: makes a cell of a run.
-        verb: what measures such a grid.
+        verb: command that measures such a grid.
 
     Raises:
         DataError: the folder holds none.

@@ -17,7 +17,7 @@ class KernelRow:
 
     Args:
         region: the innermost span.
-        name: of the kernel or operator.
+        name: name of the kernel or operator.
         calls: their durations; an operator's includes the operators it calls.
         exclusive_ns: time that no other row counts: self time on a CPU, time owned on the device's timeline on a GPU.
     """

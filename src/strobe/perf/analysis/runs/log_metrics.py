@@ -50,8 +50,8 @@ class SeriesSummary:
         excluded: indices left out, by cause.
         method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
             what has a known cause, because no trend can be tested or no steady part was found.
-        note: what was found, in words; empty if it is all in the other fields.
-        outliers: of the kept values; None if there are none.
+        note: findings in words; empty if the other fields hold all of them.
+        outliers: outliers among the kept values; None if there are none.
     """
 
     resolved: Resolved

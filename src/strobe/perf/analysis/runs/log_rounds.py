@@ -26,7 +26,7 @@ class LogRequest:
     """A log with the known facts about the timer that is looked for.
 
     Args:
-        constraints: what bounds one value.
+        constraints: bounds of one value.
         unit: the unit, if the user gives it.
         min_ns: shorter values are left out; with this or `max_ns` the window replaces the search for the steady state.
         max_ns: longer values are left out.
@@ -74,11 +74,11 @@ class StageRounds:
     """Rounds of one stage in one log.
 
     Args:
-        name: of the stage.
+        name: name of the stage.
         resolved: one series for each rank, with its units.
         rounds: `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
-        note: what was found, in words; empty if it is all in the other fields.
+        note: findings in words; empty if the other fields hold all of them.
         incomplete: rounds at the end that not every rank has; they are left out.
     """
 

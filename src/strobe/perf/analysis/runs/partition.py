@@ -33,7 +33,7 @@ class Partition:
         device: `cpu` or `cuda:N`.
         tiles: one per frame block. Where blocks follow each other, a tile ends where the next starts.
         calls: operators of the frame blocks' thread, or device events, that start in a tile or own time in one.
-        overlap: what other host threads did meanwhile (CPU only).
+        overlap: activity of other host threads meanwhile (CPU only).
     """
 
     device: str
@@ -65,7 +65,7 @@ def partition(trace: Trace, *, device: int | None = None) -> Partition:
 
     Args:
         trace: a trace with `frame_block` spans.
-        device: which device, if the frame blocks launched work on several; the busiest if not given.
+        device: device number, if the frame blocks launched work on several; the busiest if not given.
 
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.

@@ -2,8 +2,8 @@
 
 A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture, and
 that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the n-th
-kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. Of a graph with branches, each
-stream is laid over what the longer ones have left of the pass.
+kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. In a graph with
+branches, each stream is matched with the kernels of the pass that longer streams have left.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
-        timeline: of the run with graphs.
+        timeline: timeline of the run with graphs.
         passes: the same passes without graphs; without any, nothing can be attributed.
         layers: the new paths name the layer too.
     """

@@ -57,7 +57,7 @@ class Soak:
 
     Args:
         blocks_ns: length of every frame block, from one delivery to the next.
-        memory: what was held after each.
+        memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
         switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
         first, last: frame blocks of the two parts.

@@ -103,7 +103,7 @@ class RegionPaths:
     """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
 
     Args:
-        regions: of the trace.
+        regions: regions of the trace.
         texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
         of: the path of each region, a position in `texts`.
         nesting: how the regions contain each other.
@@ -289,8 +289,8 @@ class DeviceTimeline:
 
     Args:
         work: its events.
-        paths: of regions, all different.
-        path: of each of its events, where it was launched, a position in `paths`.
+        paths: paths of regions, all different.
+        path: path in which each of its events was launched, a position in `paths`.
     """
 
     trace: Trace

@@ -24,7 +24,7 @@ class Wanted:
         stage: regular expression of the stage's name.
         timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
             `variant/span`.
-        unit: of the timer's values as written.
+        unit: unit of the timer's values as written.
         min_ns: shorter calls are left out.
         max_ns: longer calls are left out.
         calls: focal calls in a stage.
@@ -70,7 +70,7 @@ def timings_of(log: Log | None, wanted: Wanted, constraints: Sequence[Constraint
 
     Args:
         log: `None`: there is none.
-        constraints: what is known of one attention call from elsewhere.
+        constraints: bounds of one attention call from elsewhere.
 
     Raises:
         DataError: the log has no such timer, or several timers or stages that fit.

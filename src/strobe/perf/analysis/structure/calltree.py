@@ -33,7 +33,7 @@ class CallNode:
     """Calls of one name under one path. Ranges that differ in their number alone (`ProfilerStep#3`) are one.
 
     Args:
-        name: of the range or module, or a part of the module path of a graph's kernel.
+        name: name of the range or module, or a part of the module path of a graph's kernel.
         calls: on the host; 0 for a part of a module path.
         host_ns: time of the calls on the host.
         events: device events launched in it, nested calls included.

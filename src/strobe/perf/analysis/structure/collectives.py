@@ -48,7 +48,7 @@ class CollectiveTime:
 
     Args:
         kind: their common properties.
-        duration: of each, waiting included.
+        duration: duration of each, waiting included.
         exposed_ns: time in which one of them ran and neither a kernel nor a memset did.
     """
 

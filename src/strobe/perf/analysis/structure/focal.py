@@ -27,7 +27,7 @@ class FocalKernels:
     """Device events of one device whose name matches a regular expression.
 
     Args:
-        rank: of the process, where the trace says it.
+        rank: rank of the process, where the trace names it.
         pattern: the regular expression.
         names: the names found, normalised, those with most calls first.
         num_same: calls of the name with most calls.

@@ -2,7 +2,7 @@
 
 A collective can move data once the last of its ranks has started it. With all starts on one clock, `skew = last start - own
 start` is the time that a rank waited, `transfer = own end - last start` the rest. No rank can end before the last one started:
-where that happens, the clocks of the ranks differ, and neither says anything.
+where that happens, the clocks of the ranks differ, and both times are meaningless.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class OperatorRow:
     """All calls of one operator on all threads.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         calls: their durations, each with the operators it calls.
         self_ns: time in which it ran and no operator it called did; adds up over rows to the busy time of the threads.
     """

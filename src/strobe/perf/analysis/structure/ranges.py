@@ -44,7 +44,7 @@ class RangeRow:
 
     Args:
         kind: `range` or `module`, by the host's call; `graph module`, by the path that a graph's kernels carry.
-        name: of the range, of the module (`Linear_3`), or the path (`layers.3.attention`).
+        name: name of the range or module (`Linear_3`), or the path (`layers.3.attention`).
         calls: calls; of a graph module, launches of a graph that holds it. Within a window, only those with events in it.
         launching: calls that own at least one event.
         events: device events launched in them, nested calls included.
@@ -213,9 +213,9 @@ class _Ends(NamedTuple):
         """Return the latest end among the intervals before each one in its group; for the first, its own start.
 
         Args:
-            start: of the intervals; those of a group lie side by side.
+            start: start of each interval; those of a group lie side by side.
             which: position of each among the ends.
-            group: of each.
+            group: group of each interval.
         """
         if not len(start):
             return start

@@ -139,7 +139,7 @@ class Cuts:
 
 
 def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each thread with the positions of its events, in order."""
+    """Yield each thread with the positions of its entries, in order."""
     order = np.argsort(thread, kind="stable")
     numbers, first = np.unique(thread[order], return_index=True)
     if len(numbers):

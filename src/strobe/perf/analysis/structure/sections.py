@@ -188,7 +188,7 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
 
     Args:
         trace: the trace.
-        definition: what a section is.
+        definition: definition of a section.
         window: focal events must start in it; boundaries may lie outside.
 
     Raises:

@@ -45,7 +45,7 @@ class Step:
     """One step of a device.
 
     Args:
-        number: of the step: the one in its name where the names differ in it, else counted from 0.
+        number: number of the step: the one in its name where the names differ in it, else counted from 0.
         label: name of the range, or `step N`.
         start_ns: start of its first device event.
         end_ns: start of the next step's first one; of the last step, the end of what it launched.
@@ -79,14 +79,14 @@ class Steps:
 
     Args:
         device: its number.
-        source: what starts a step: a range of the host, a kernel the user named, or the anchor of a period.
-        starts: what that is, in words.
+        source: kind of event that starts a step: a range of the host, a kernel the user named, or the anchor of a period.
+        starts: that event in words.
         start_ns: start of the first event of the device.
         end_ns: end of its last one.
         steps: in order, at least one.
         period: the repetition that was found, where `source` is `period`.
-        steady: which of them are steady; its indices count into `steps`.
-        notes: what the reader should know.
+        steady: selection of the steady steps; its indices count into `steps`.
+        notes: notes for the reader.
     """
 
     device: int
@@ -172,7 +172,7 @@ def device_steps(trace: Trace, device: int, work: Work, repeated: Repetitions | 
         trace: the trace.
         device: number of the device.
         work: its events.
-        repeated: what its kernels repeat; it is looked for if it is not given.
+        repeated: repetitions of its kernels; they are searched for if not given.
     """
     return _cut_at(trace, device, work, _named_cuts(trace, work, repeated))
 

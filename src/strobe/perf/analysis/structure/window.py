@@ -43,9 +43,9 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
 
     Args:
         trace: the trace.
-        text: what is asked for.
+        text: description of the window.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
-        zero_ns: what times count from; the first device event's start if not given.
+        zero_ns: origin of times; the first device event's start if not given.
 
     Raises:
         ConfigError: the text is none of these, or its end is not after its start.
