@@ -32,7 +32,7 @@ def baseline() -> EngineConfig:
 
 
 def quality() -> EngineConfig:
-    """The full schedule and window without the waste: nothing is moved or worked out twice. The reference for quality."""
+    """The full schedule and window without waste: nothing is copied or computed twice. The reference for quality."""
     knobs = Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, cuda_graphs=False, compile=False)
     return EngineConfig(name="quality", knobs=knobs)
 

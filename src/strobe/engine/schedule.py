@@ -1,4 +1,4 @@
-"""Which noise levels the few-step sampler visits."""
+"""Noise levels of the few-step sampler."""
 
 from __future__ import annotations
 

@@ -41,8 +41,10 @@ _choose = lru_cache(maxsize=256)(choose)
 
 
 def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
-    """Implementations, the fastest first. FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries
-    over many keys leave most of them idle. With grouped heads it reads keys that torch's kernel would have written out first.
+    """Order the implementations, the fastest first.
+
+    FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries over many keys leave most of them idle.
+    With grouped heads it reads keys that torch's kernel would have written out first.
     """
     if spec.needs_grad:
         return IMPLS

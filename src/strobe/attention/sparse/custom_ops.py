@@ -31,7 +31,7 @@ class _Kernels(Protocol):
 
 @cache
 def _kernels(impl: str) -> _Kernels:
-    """The module of an impl; it has `forward` and `backward` and is imported when it is first used."""
+    """Import the module of an impl, with its `forward` and `backward`, when it is first used."""
     return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
@@ -63,7 +63,7 @@ def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
 
 
 def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection:
-    """What a kernel may be given: a library reads whatever an index names."""
+    """Make the indices of key blocks that do not exist harmless for a library's kernel, which reads whatever an index names."""
     return sound(selection, k.shape[1] // selection.block) if impl in _LIBRARIES else selection
 
 
@@ -150,7 +150,7 @@ block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 class _Eager(torch.autograd.Function):
-    """The same two functions without an operator around them."""
+    """The kernel's forward and backward as a plain autograd function, without a custom operator around them."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

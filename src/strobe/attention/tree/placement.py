@@ -1,4 +1,4 @@
-"""Who owns which keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
+"""Placement of keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
 
 Plain integers, no torch: what a rank computes on is decided before any tensor is touched.
 """
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 
 def in_short(given: object) -> str:
-    """An argument as an error shows it: one line, not a long one."""
+    """Describe an argument for an error: its type and at most 60 characters on one line."""
     said = " ".join(repr(given).split())
     return f"{type(given).__name__} {said if len(said) <= 60 else said[:57] + '...'}"
 
@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShards:
-    """Which global positions every rank's key and value rows hold, in the order of the rows.
+    """The global positions of every rank's key and value rows, in the order of the rows.
 
     Positions may have gaps (a rolling cache that forgot its middle), shards may be empty, and rows past a rank's segments are
     never read. Every position has one owner.
@@ -145,7 +145,7 @@ class KVShards:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Rows of each rank's buffer that a segment describes."""
+        """Rows of each rank's buffer that the segments describe."""
         return tuple(sum(segment.length for segment in segments) for segments in self.ranks)
 
     @property
@@ -173,7 +173,7 @@ def _with_sink(segments: tuple[Segment, ...], replicated: int, owned: bool) -> t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask:
-    """Which keys a query sees, by global position: query `i`, key `j`.
+    """The rule by which a query sees a key, by global position: query `i`, key `j`.
 
     Args:
         causal: only `j <= i`.
@@ -207,7 +207,7 @@ class Piece:
 
 
 def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[Piece]:
-    """The rows that a run of queries sees, split by whether all or only some of the queries see them.
+    """Split the rows that a run of queries sees into pieces that all of the queries see or only some.
 
     Args:
         segments: of a buffer that holds only what it owns.
@@ -237,7 +237,7 @@ def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[Piec
 
 
 def _seen(position: int, mask: Mask, first: int, last: int) -> Seen | None:
-    """Whether a key is seen by all queries `first..last`, by some, or by none."""
+    """Return `all`, `some` or None: how many of the queries `first..last` see a key."""
     low, high = first, last  # the queries that see it are one run of positions
     if mask.causal:
         low = max(low, position)
@@ -298,7 +298,7 @@ class Grid:
 
 
 def legal_grid(num_kv_heads: int, num_ranks: int) -> tuple[int, int]:
-    """`(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
+    """Return `(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
     num_ranks = whole_number("num_ranks", num_ranks, 1)
     heads = gcd(whole_number("num_kv_heads", num_kv_heads, 1), num_ranks)
     return num_ranks // heads, heads

@@ -54,7 +54,7 @@ def reference(
 
 
 def _rows(segments: Sequence[Segment]) -> list[tuple[int, Segment]]:
-    """Every segment with the row of the buffer where it starts."""
+    """Pair every segment with the row of the buffer where it starts."""
     starts = accumulate((segment.length for segment in segments), initial=0)
     return list(zip(starts, segments, strict=False))
 

@@ -36,7 +36,7 @@ def _pack_kernel(
 
 
 def pack_message(out: Tensor, lse: Tensor, width: int) -> Tensor:
-    """As `wire.pack` with one number a row; `width` elements a row."""
+    """Pack as `wire.pack` with one number a row; `width` elements a row."""
     batch, queries, heads, dim = out.shape
     out = out if out.stride(3) == 1 else out.contiguous()
     message = out.new_empty(batch, queries, heads, width)
