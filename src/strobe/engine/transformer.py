@@ -92,8 +92,8 @@ class Transformer:
     def use_loras(self, loras: Sequence[Lora]) -> None:
         """Run with these LoRAs, or with none, from now on.
 
-        Merged weights are computed from the originals and keep their addresses, so that recorded passes go on with them. With a LoRA
-        beside the weights passes are recorded again.
+        Merged weights are computed from the originals and keep their addresses, so that recorded passes go on with them. With a
+        LoRA beside the weights passes are recorded again.
 
         What was made under other weights is stale afterwards: texts read and frames in a cache.
 

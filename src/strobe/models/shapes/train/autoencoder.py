@@ -24,7 +24,7 @@ LATENT_NOISE = 0.1
 
 
 def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
-    """Random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
+    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
     frames = 4 * latents
     first, second = draw_scenes(count, device), draw_scenes(count, device)
     at = torch.randint(0, 2 * frames, (count, 1), device=device)

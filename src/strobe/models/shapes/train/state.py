@@ -1,4 +1,4 @@
-"""What all stages share: the optimiser with its average, checkpoints that fit in 60 MB, and the log."""
+"""State that all training stages share: the optimiser with its average, checkpoints that fit in 60 MB, and the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strobe.core.files import write_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One log line of a stage: where it is and what it measures."""
+    """One log line of a stage: its progress and its metrics."""
 
     stage: str
     step: int

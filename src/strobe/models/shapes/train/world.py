@@ -34,7 +34,7 @@ class PromptTable:
         self.tokens: Tensor = torch.tensor(padded, device=device).unflatten(0, (len(scenes), sentences))
 
     def draw(self, attributes: Tensor) -> Tensor:
-        """A random sentence for each scene: attributes `[..., 5]` to token numbers `[..., length]`."""
+        """Draw a sentence for each scene: attributes `[..., 5]` to token numbers `[..., length]`."""
         number = torch.zeros_like(attributes[..., 0])
         for size, value in zip(SIZES, attributes.unbind(-1), strict=True):
             number = number * size + value
@@ -69,7 +69,7 @@ def draw_radius(count: int, device: torch.device) -> Tensor:
 
 
 def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a stream's object starts and how large it is, read from the noise of its first frame block.
+    """Derive the start and size of a stream's object from the noise of its first frame block.
 
     The means of the first three channels over the block are Gaussian; their normal distribution functions are uniform and give
     the offset on either axis and the radius. This couples noise and data without changing either's distribution, so that the
@@ -90,7 +90,7 @@ def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_block(scenes: Tensor, previous: Tensor | None, centre: Tensor, radius: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-    """The true next frames of each stream: the object goes on from `centre`, the old look fades into the new one.
+    """Draw the true next frames of each stream: the object goes on from `centre`, the old look fades into the new one.
 
     Args:
         scenes: attributes, `[B, 5]`.

@@ -1,4 +1,4 @@
-"""Convolutions that remember, and what is built of them. Activations are `[B, C, F, Y, X]`."""
+"""Causal convolutions with memories, and the layers made of them. Activations are `[B, C, F, Y, X]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPS = 1e-24
 
 
 class Past:
-    """Memories of one call, handed out in the order in which the layers ask, and collected anew.
+    """Memories of one call, taken in the order of the layers, and collected for the next call.
 
     Args:
         before: memories that the call before left.
@@ -43,7 +43,7 @@ class Past:
 
 
 def _zeros(x: Tensor, count: int) -> Tensor:
-    """`count` frames in the layout of `x`, also where `x` has one frame and its strides leave the layout open."""
+    """Return `count` zero frames in the layout of `x`, also where `x` has one frame and its strides leave the layout open."""
     batch, channels, _, height, width = x.shape
     if x.stride(1) == 1:
         return x.new_zeros(batch, count, height, width, channels).movedim(-1, 1)
@@ -51,7 +51,7 @@ def _zeros(x: Tensor, count: int) -> Tensor:
 
 
 def _last(x: Tensor, count: int) -> Tensor:
-    """A copy of the last `count` frames in the layout of `x`, with strides that do not tell how many there were.
+    """Copy the last `count` frames in the layout of `x`, with strides that do not depend on the length of `x`.
 
     A view would keep all of `x`; strides of another length would compile a graph again.
     """
@@ -61,14 +61,14 @@ def _last(x: Tensor, count: int) -> Tensor:
 
 
 def _cat(before: Tensor, x: Tensor) -> Tensor:
-    """Frames one after the other in the layout of `x`; `torch.cat` would take one frame for the other layout."""
+    """Concatenate frames in the layout of `x`; `torch.cat` would mistake the layout of a single frame."""
     if x.stride(1) == 1:
         return torch.cat((before.movedim(1, -1), x.movedim(1, -1)), dim=1).movedim(-1, 1)
     return torch.cat((before, x), dim=2)
 
 
 class CausalConv3d(nn.Conv3d):
-    """A convolution whose last tap in time is the frame itself: frame t sees t - 2, t - 1 and t.
+    """A convolution that is causal in time: frame t sees t - 2, t - 1 and t.
 
     With `flat` it is computed as one 2-D convolution over the three frames' channels side by side: the same sums.
     """
@@ -99,7 +99,7 @@ class CausalConv3d(nn.Conv3d):
 
 
 class LastConv(CausalConv3d):
-    """The same, to few channels."""
+    """A `CausalConv3d` to few channels, computed as one matrix product."""
 
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
         """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
@@ -166,7 +166,7 @@ class FrameAttention(nn.Module):
         self.out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]`; the past is none of its business."""
+        """Attend within each frame of `[B, C, F, Y, X]`; memories are not used."""
         pictures = to_pictures(x)
         size = pictures.shape[2:]
         tokens = self.qkv(self.norm(pictures)).flatten(2).transpose(1, 2).unsqueeze(1)  # [B F, 1, Y X, 3 C]
