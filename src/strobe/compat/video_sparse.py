@@ -90,7 +90,7 @@ def video_sparse_attn(
 def _worked_out(
     faces: tuple[Face, Face, Face], tiles: Tiles, selected: int, impl: str, grad: bool, deterministic: bool
 ) -> tuple[SparseSpec, Choice[SparseSpec]]:
-    """The fine stage of a call and its impl. `grad`: gradients are recorded."""
+    """Plan the fine stage of a call and choose its impl. `grad`: gradients are recorded."""
     spec = check(*faces, None, False)
     fine = fine_spec(
         spec, tiles, budget(selected, None, 1, tiles.num_kv), needs_grad=spec.needs_grad, deterministic=deterministic
@@ -107,7 +107,7 @@ def _fuses(q: Tensor, spec: SparseSpec) -> bool:
 
 
 def _rows_first(name: str, tensor: Tensor) -> Tensor:
-    """`[B, H, S, D]` as `[B, S, H, D]`."""
+    """Transpose `[B, H, S, D]` to `[B, S, H, D]`."""
     expect(name, tensor, Tensor, "a tensor [B, H, S, D]")
     if tensor.dim() != 4:
         raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, H, S, D]")
@@ -134,7 +134,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
 
 
 def _gate(weight: Tensor, q: Tensor) -> Tensor:
-    """The weight of every element of q, `[B, S, H, D]`."""
+    """Expand the weight to every element of q, `[B, S, H, D]`."""
     expect("compress_attn_weight", weight, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
     try:
         return weight.expand(q.shape).transpose(1, 2)
@@ -144,7 +144,7 @@ def _gate(weight: Tensor, q: Tensor) -> Tensor:
 
 
 def _grid(sizes: Tensor | None, number: int, block: int, name: str, device: torch.device) -> Grid:
-    """Tiles given in tile order, with the tokens of each."""
+    """Return the grid of tiles that are given in tile order, with the tokens of each."""
     if sizes is not None:
         expect(name, sizes, Tensor, f"a tensor of shape ({number},)")
         if tuple(sizes.shape) != (number,):

@@ -1,4 +1,4 @@
-"""A viewer in Python: what the tests, the load generator and scripts open a stream with."""
+"""A client in Python, with which tests, the load generator and scripts open a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST: Final = 16 * 2**20
 
 
 class RefusedError(SessionError):
-    """The server did not open the stream; `answer` says why and what would fit."""
+    """The server did not open the stream; `answer` has the reason and the presets that would fit."""
 
     def __init__(self, answer: Refused) -> None:
         super().__init__(answer.reason + (f"; these presets would fit: {', '.join(answer.fits)}" if answer.fits else ""))
@@ -30,7 +30,7 @@ class RefusedError(SessionError):
 
 @dataclass(kw_only=True, eq=False)
 class Playback:
-    """A start buffer and a clock: which picture is due when, and what was late. Nothing is decoded.
+    """A start buffer and a clock: when each picture is due, and which were late. Nothing is decoded.
 
     A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
     at the first picture of a new prompt, which is shown at once.
@@ -49,7 +49,7 @@ class Playback:
     _epoch: int = 0
 
     def arrive(self, picture: Picture, now: float) -> None:
-        """A picture has come."""
+        """Add a picture that has arrived."""
         if picture.epoch > self._epoch:
             self._epoch, self._due = picture.epoch, now
             self._waiting.clear()
@@ -60,7 +60,7 @@ class Playback:
                 self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def paint(self, now: float) -> Picture | None:
-        """The picture that is due, if one is; None otherwise."""
+        """Return the picture that is due, if one is; else None."""
         if self._due is None or now < self._due:
             return None
         if not self._waiting:
@@ -74,18 +74,18 @@ class Playback:
         return picture
 
     def flush(self) -> None:
-        """What waits is void."""
+        """Drop all waiting pictures."""
         self._waiting.clear()
         self._due = self._dry = None
 
     @property
     def waiting(self) -> int:
-        """Pictures that wait."""
+        """Number of pictures that wait."""
         return len(self._waiting)
 
 
 class Viewer:
-    """An open stream. Iterate over it for what the server sends; say things with `send`.
+    """An open stream. Iterate over it to receive pictures and messages; send messages with `send`.
 
     ```python
     async with watch("ws://127.0.0.1:7860", prompt="a red circle moving left") as viewer:
@@ -108,7 +108,7 @@ class Viewer:
         await self.socket.send(protocol.write(message))
 
     async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:
-        """Say that a picture was painted."""
+        """Report to the server that a picture was painted."""
         await self.send(
             protocol.Seen(
                 frame=picture.frame,
@@ -122,7 +122,7 @@ class Viewer:
         )
 
     async def __aiter__(self) -> AsyncIterator[FromServer | Picture]:
-        """Pictures and messages in order of arrival, until the connection ends."""
+        """Yield pictures and messages in order of arrival, until the connection ends."""
         while True:
             try:
                 yield await self.receive()
@@ -142,7 +142,7 @@ class Viewer:
         return message
 
     async def play(self, seconds: float) -> Playback:
-        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted."""
+        """Play for some seconds as a browser does, with a start buffer and a clock, and report what was painted."""
         playback = Playback(fps=self.welcome.fps, start_buffer_s=self.welcome.start_buffer_ms / 1e3)
         ends = time.monotonic() + seconds
         while (now := time.monotonic()) < ends:

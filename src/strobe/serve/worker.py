@@ -33,7 +33,7 @@ _KEPT: Final = 64
 
 @dataclass(kw_only=True, eq=False)
 class Playing:
-    """A stream and what its viewer has of it. `painted` is the first frame that was not painted yet."""
+    """A stream and its viewer's progress. `painted` is the first frame that was not painted yet."""
 
     stream: Stream
     cost: Cost
@@ -48,7 +48,7 @@ class Playing:
 
 
 class Worker:
-    """Runs streams of one model on one device.
+    """The thread that runs the streams of one model on one device.
 
     Args:
         model: what they run.
@@ -107,7 +107,7 @@ class Worker:
             self._thread.join(timeout_s)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done on the thread that owns the device, between two frame blocks."""
+        """Run a function on the thread that owns the device, between two frame blocks."""
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
@@ -118,7 +118,7 @@ class Worker:
         return future
 
     def painted(self, name: str, frame: int, running: bool) -> None:
-        """Say from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
+        """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
         with self._wake:
             playing = self._playing.get(name)
             if playing is not None:
@@ -175,7 +175,7 @@ class Worker:
         return sum(part.num_bytes for part in predict(self.model.parts, resolved))
 
     def admission(self, preset: str) -> Admission:
-        """Whether one more stream fits. On the device's thread."""
+        """Decide whether one more stream fits. On the device's thread."""
         awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
         free = free_bytes(self.device)
         return admit(
@@ -199,7 +199,7 @@ class Worker:
         return stream
 
     def adopt(self, stream: Stream) -> None:
-        """Take a stream that was forked. On the device's thread."""
+        """Add a stream that was forked. On the device's thread."""
         cost = self.costs[stream.origin.preset]
         with self._wake:
             self._playing[stream.name] = Playing(
@@ -207,7 +207,7 @@ class Worker:
             )
 
     def stream(self, name: str) -> Stream:
-        """A stream that is open. On the device's thread."""
+        """Return an open stream. On the device's thread."""
         return self._playing[name].stream
 
     def drop(self, name: str) -> None:
@@ -225,7 +225,7 @@ class Worker:
         return stream
 
     def rewound(self, name: str) -> None:
-        """A stream was reset or went to a branch: nothing of it is painted. On the device's thread."""
+        """Note that a stream was reset or went to a branch: none of its frames is painted. On the device's thread."""
         with self._wake:
             playing = self._playing[name]
             playing.painted, playing.cost = playing.stream.frames_made, self.costs[playing.stream.origin.preset]

@@ -99,7 +99,7 @@ _MERGE: Final = Launcher(_merge_kernel)
 
 
 def merge(states: Sequence[_State], into: AttentionOutput | None, return_lse: bool) -> AttentionOutput:
-    """As `reference.merge`, for states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3.
+    """Merge as `reference.merge`, states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3.
 
     Over more than 4 states the lse of what is merged so far is rounded once more. Every lse is therefore taken relative to the
     largest of its row first: float32 rounds 30 by up to 1e-6, and the log of a sum of few weights by 1e-7.

@@ -41,7 +41,7 @@ def turn_and_write(
     rows: Tensor,
     eps: float,
 ) -> Tensor | None:
-    """Run `turn`, and store keys and values in `keys` and `values` `[B, R, H, D]` at `rows` int64 `[S]`, negative ones excepted."""
+    """Run `turn`, and store keys and values in `keys` and `values` `[B, R, H, D]` at `rows` int64 `[S]`, unless negative."""
     q, k = turn(packed, weight_q, weight_k, rope, keys.shape[2], eps)
     kept = rows >= 0
     v = packed[..., -weight_k.shape[0] :].unflatten(-1, keys.shape[2:])

@@ -229,7 +229,7 @@ def _turn_keys_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`."""
+    """Compute `reference.rms_norm`."""
     x, dim = x.contiguous(), x.shape[-1]
     out, block = torch.empty_like(x), triton.next_power_of_2(dim)
     with torch.cuda.device_of(x):
@@ -240,7 +240,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def turn(
     packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, num_heads: int, eps: float
 ) -> tuple[Tensor | None, Tensor]:
-    """As `reference.turn`."""
+    """Compute `reference.turn`."""
     keys = packed.new_empty(*packed.shape[:2], num_heads, weight_k.shape[0] // num_heads)
     return _turn(packed, weight_q, weight_k, rope, keys, None, None, eps), keys
 
@@ -255,7 +255,7 @@ def turn_and_write(
     rows: Tensor,
     eps: float,
 ) -> Tensor | None:
-    """As `reference.turn_and_write`."""
+    """Compute `reference.turn_and_write`."""
     return _turn(packed, weight_q, weight_k, rope, keys, values, rows, eps)
 
 
@@ -289,7 +289,7 @@ def _turn(
 def norm(
     x: Tensor, y: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, from_one: bool, eps: float, fp8: bool
 ) -> list[Tensor]:
-    """As `reference.norm`."""
+    """Compute `reference.norm`."""
     batch, num_tokens, dim = x.shape
     x, y = x.contiguous(), None if y is None else y.contiguous()
     total, out = None if y is None else torch.empty_like(x), torch.empty_like(x, dtype=_FP8 if fp8 else x.dtype)
@@ -306,7 +306,7 @@ def norm(
 
 
 def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `reference.gelu_quantize`."""
+    """Compute `reference.gelu_quantize`."""
     x, dim = x.contiguous(), x.shape[-1]
     out, scale = torch.empty_like(x, dtype=_FP8), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
     block = triton.next_power_of_2(dim + 1) // 2  # the largest power of 2 that is not above dim
@@ -317,7 +317,7 @@ def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, tile: tuple[int, int, int, int] | None = None) -> Tensor:
-    """As `reference.text_attention`.
+    """Compute `reference.text_attention`.
 
     Args:
         tile: see `TILE`; None: that for the dtype and head width.
