@@ -90,7 +90,7 @@ class Timer:
         return frozenset(self._parents)
 
     def get_stats(self) -> dict[str, dict[str, float]]:
-        """Return statistics of every block, ms: mean, min, max, total, count, p50, p90, spread (max - min), tail (p99, or max)."""
+        """Return statistics of every block, ms: mean, min, max, total, count, p50, p90, spread (max - min), tail (p99 or max)."""
         return {
             name: {
                 "mean": sum(times) / len(times),
