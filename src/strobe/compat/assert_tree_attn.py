@@ -203,7 +203,7 @@ def gather_times(timer: Timer) -> list[dict[str, list[float]]]:
 
 
 def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, warmup: bool = False) -> Tensor:
-    """`tree_attn_decode` by the paper's three all-reduces, block by block. All ranks call it; a single process may.
+    """Run `tree_attn_decode` by the paper's three all-reduces, block by block. All ranks call it; a single process may.
 
     Blocks: `comp_shard_kv`, `comp_local_attention` (`comp_edge_case` without keys), `comm_max_lse`, `comp_num_den`,
     `comm_sum_den`, `comm_sum_num`, `comp_final_output`, all inside `total_tree_attn`; serialised also `wait_max_lse`,

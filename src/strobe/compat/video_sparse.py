@@ -33,7 +33,7 @@ def video_sparse_attn(
     *,
     impl: str = "auto",
 ) -> Tensor:
-    """Video sparse attention over tokens in tile order: `coarse * compress_attn_weight + fine`, without a weight `coarse + fine`.
+    """Attend over tokens in tile order by video sparse attention: `coarse * compress_attn_weight + fine`, or `coarse + fine`.
 
     Args:
         q: `[B, H, S_q, D]`, `S_q` a multiple of the block. Padding rows hold finite numbers, such as zeros; those of the result

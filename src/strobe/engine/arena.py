@@ -102,7 +102,7 @@ class Arena(Protocol):
         ...
 
     def make_room(self) -> None:
-        """Make torch give back unused cached memory, which an arena does not make it do. Not to be called inside `open`."""
+        """Make torch release unused cached memory, because an arena does not trigger this. Not to be called inside `open`."""
         ...
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:

@@ -217,7 +217,7 @@ class ResolvedConfig:
         return self.asked.name
 
     def latents_of(self, frame_block: int) -> range:
-        """Numbers of the latent frames of a frame block."""
+        """Return the numbers of the latent frames of a frame block."""
         first = 0 if frame_block == 0 else self.first_block + (frame_block - 1) * self.frame_block
         return range(first, first + (self.frame_block if frame_block else self.first_block))
 

@@ -130,7 +130,7 @@ class Recorded:
         self._arena: Arena = Anywhere()
 
     def __len__(self) -> int:
-        """Passes kept."""
+        """Return the number of kept passes."""
         return len(self._replays)
 
     @property

@@ -15,5 +15,5 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of strobe, torch and Python."""
+    """Return the versions of strobe, torch and Python."""
     return {"strobe": strobe.__version__, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -257,7 +257,7 @@ def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
 
 
 def _digest(tensor: Tensor) -> str:
-    """sha256 of a tensor on the CPU: dtype, shape and bytes."""
+    """Compute the sha256 of a tensor on the CPU: dtype, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -52,7 +52,7 @@ def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | Non
 
 
 def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | None = None) -> int:
-    """Keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
+    """Count the keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
 
     Args:
         grid: of a latent frame.

@@ -46,7 +46,7 @@ class TextEncoder(Protocol):
 
 
 def text_encoder(folder: Path, given: Weights) -> TextEncoder:
-    """The umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
+    """Return the umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
 
     Raises:
         WeightsError: it is not there; says what was looked for.

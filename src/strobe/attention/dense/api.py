@@ -1,4 +1,4 @@
-"""The front door of dense attention."""
+"""The public API of dense attention."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def dense_attention(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Softmax attention of every query over every key: `out = softmax(q k^T * softmax_scale) v`.
+    """Attend from every query to every key: `out = softmax(q k^T * softmax_scale) v`.
 
     Args:
         q: `[B, S_q, H, D]`.

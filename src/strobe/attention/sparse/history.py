@@ -72,7 +72,7 @@ def history_attention(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Attention of every query over the dense keys and over the history tiles that its tile selects.
+    """Attend from every query to the dense keys and to the history tiles that its tile selects.
 
     Every query tile takes exactly `max(1, ceil((1 - sparsity) * num_tiles))` open tiles, those of largest coarse score, ties to
     the lowest index. Differentiable in q, the dense keys and values and the history's, not through the selection.

@@ -78,15 +78,15 @@ class TileLayout:
         return self.num_rows / self.num_tokens - 1
 
     def sizes(self, device: torch.device | str = "cpu") -> Tensor:
-        """Valid tokens of each tile, int32 `[num_tiles]`."""
+        """Return the valid tokens of each tile, int32 `[num_tiles]`."""
         return _tables(self, torch.device(device)).sizes
 
     def rows(self, device: torch.device | str = "cpu") -> Tensor:
-        """Row in tile order of each token, int64 `[num_tokens]`."""
+        """Return the row in tile order of each token, int64 `[num_tokens]`."""
         return _tables(self, torch.device(device)).rows
 
     def tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
+        """Return the token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
         return _tables(self, torch.device(device)).tokens
 
     def to_tiles(self, raster: Tensor) -> Tensor:

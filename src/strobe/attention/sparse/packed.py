@@ -115,7 +115,7 @@ def block_sparse_attention_varlen(
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> AttentionOutput:
-    """`block_sparse_attention` of each sequence by itself, in one call.
+    """Run `block_sparse_attention` on each sequence by itself, in one call.
 
     Args:
         q: `[T_q, H, D]`, the queries of all sequences one after the other.

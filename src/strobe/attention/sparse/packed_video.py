@@ -37,7 +37,7 @@ def video_sparse_attention_varlen(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Video-sparse attention of each packed sequence by itself, in one call: `out = fine + gate * coarse`.
+    """Run video-sparse attention on each packed sequence by itself, in one call: `out = fine + gate * coarse`.
 
     Every sequence is cut into blocks of consecutive tokens, the last one ragged; tokens of a video lie tile by tile.
     Every query block sees the key blocks of its own sequence that score best, ties to the lowest index.

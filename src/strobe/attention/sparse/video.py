@@ -1,4 +1,4 @@
-"""The front door of attention over a video: the coarse stage selects, `block_sparse_attention`'s impls compute.
+"""The public API of attention over a video: the coarse stage selects, `block_sparse_attention`'s impls compute.
 
 Everything a call's shapes and options decide is worked out once, in a plan, and kept (`video_plan`).
 """
@@ -72,7 +72,7 @@ def video_sparse_attention(
     return_lse: bool = False,
     probe: int = 0,
 ) -> VideoAttentionOutput:
-    """Attention over a video: every tile of queries sees the key tiles that a coarse pass finds worth seeing.
+    """Attend over a video: every tile of queries sees the key tiles that a coarse pass ranks highest.
 
     `out = fine + gate * coarse`: fine is softmax attention over the selected tiles, coarse is attention of tile over tile, the
     same for all queries of a tile.

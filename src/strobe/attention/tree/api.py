@@ -1,4 +1,4 @@
-"""The front door of tree attention."""
+"""The public API of tree attention."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tree_attention(
     links: Links | None = None,
     timeout: float | timedelta = 30.0,
 ) -> AttentionOutput:
-    """Softmax attention of every query over keys that are spread across ranks. All ranks of the group call it together.
+    """Attend from every query to keys that are spread across ranks. All ranks of the group call it together.
 
     With `out_r, L_r` attention over the keys of rank r and its lse: `L = log sum_r exp(L_r)`, `out = sum_r exp(L_r - L) out_r`.
     Differentiable in q, k and v; gradients are placed like the tensors, and those of replicated tensors are whole on every rank

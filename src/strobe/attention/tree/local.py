@@ -33,7 +33,7 @@ class Shard:
 
 
 def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_scale: float) -> AttentionOutput:
-    """Attention of queries `queries[0]..queries[1]` over the keys of a shard; without any: out 0, lse -inf.
+    """Attend from queries `queries[0]..queries[1]` to the keys of a shard; without any: out 0, lse -inf.
 
     Keys that all queries see go to `dense_attention` (on a CPU, for few queries, to plain PyTorch, which is faster there), those
     that only some see to plain PyTorch; the two merge.

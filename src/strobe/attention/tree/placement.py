@@ -108,7 +108,7 @@ class KVShards:
 
     @classmethod
     def contiguous(cls, lengths: Sequence[int], *, replicated: int = 0, owner: int = 0) -> KVShards:
-        """Runs in rank order; the first `replicated` rows of every buffer are one sink at position 0, owned by `owner`.
+        """Place runs in rank order; the first `replicated` rows of every buffer are one sink at position 0, owned by `owner`.
 
         Args:
             lengths: keys of each rank without the sink; 0 is allowed.
@@ -127,13 +127,13 @@ class KVShards:
 
     @classmethod
     def even(cls, num_keys: int, num_ranks: int) -> KVShards:
-        """`num_keys` in rank order; the first ranks hold one more where they do not divide."""
+        """Place `num_keys` in rank order; the first ranks hold one more where they do not divide."""
         spans = split(whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1))
         return cls.contiguous([stop - start for start, stop in spans])
 
     @classmethod
     def interleaved(cls, num_keys: int, num_ranks: int, *, run: int = 1, replicated: int = 0, owner: int = 0) -> KVShards:
-        """Runs of `run` keys (tokens of a frame: whole frames) dealt to the ranks in turn, after a sink as in `contiguous`."""
+        """Deal runs of `run` keys (tokens of a frame: whole frames) to the ranks in turn, after a sink as in `contiguous`."""
         num_keys, num_ranks = whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1)
         run, replicated = whole_number("run", run, 1), whole_number("replicated", replicated)
         owner = _rank("owner", owner, num_ranks)
@@ -283,16 +283,16 @@ class Grid:
         return self.tree_rank * self.num_head_ranks + self.head_rank
 
     def kv_heads(self, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Key heads of a column; uneven where they do not divide."""
+        """Return the range of key heads of a column; ranges differ in size where the heads do not divide."""
         return split(num_kv_heads, self.num_head_ranks)[self.head_rank if head_rank is None else head_rank]
 
     def heads(self, num_heads: int, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Query heads of a column: those of its key heads."""
+        """Return the range of query heads of a column: those of its key heads."""
         start, stop = self.kv_heads(num_kv_heads, head_rank)
         return start * (num_heads // num_kv_heads), stop * (num_heads // num_kv_heads)
 
     def row_ranks(self, tree_rank: int | None = None) -> range:
-        """The ranks of a row."""
+        """Return the ranks of a row."""
         start = (self.tree_rank if tree_rank is None else tree_rank) * self.num_head_ranks
         return range(start, start + self.num_head_ranks)
 

@@ -286,6 +286,6 @@ def choose(request: Request) -> TreePlan:
 
 
 def round_up(length: int) -> int:
-    """The next number with 3 significant bits."""
+    """Return the next number with 3 significant bits."""
     step = 1 << max(0, length.bit_length() - 3)
     return -(-length // step) * step

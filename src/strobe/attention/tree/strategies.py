@@ -120,7 +120,7 @@ def _by_all_reduce(call: Call, part: AttentionOutput) -> AttentionOutput:
 def ring_attention(
     call: Call, q: Tensor, shard: Shard, segments: Sequence[tuple[Segment, ...]], spec: TreeSpec, queries: Span
 ) -> AttentionOutput:
-    """Attention of this rank's rows over the keys of all ranks; the next keys travel while the present ones are used.
+    """Attend from this rank's rows to the keys of all ranks; the next keys travel while the present ones are used.
 
     Args:
         q: this rank's rows `[B, n, H, D]`.

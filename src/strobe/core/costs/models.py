@@ -43,7 +43,7 @@ class TransformerShape:
         return self.dim // self.num_heads
 
     def tokens_per_frame(self, height: int, width: int) -> int:
-        """Tokens of one latent frame of a video of `height` x `width` pixels.
+        """Return the tokens of one latent frame of a video of `height` x `width` pixels.
 
         Raises:
             ShapeError: the size is not a multiple of stride and patch.

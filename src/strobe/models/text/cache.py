@@ -236,7 +236,7 @@ class PromptEncoder:
                 self.embedder.check(cleaned)
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text [B, length, dim] on the CPU in the encoder's dtype; padded rows are zeros.
+        """Encode prompts to text [B, length, dim] on the CPU in the encoder's dtype; padded rows are zeros.
 
         Raises:
             ConfigError: a prompt is empty or too long, or there is none.

@@ -198,7 +198,7 @@ class Umt5:
         self._tokens(prompt)
 
     def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """Cleaned prompts to rows [tokens, dim] on the CPU, without padding.
+        """Encode cleaned prompts to rows [tokens, dim] on the CPU, without padding.
 
         Raises:
             ConfigError: a prompt has too many tokens.

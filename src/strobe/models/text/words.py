@@ -35,7 +35,7 @@ class WordEncoder(nn.Module):
         self.final = nn.LayerNorm(dim)
 
     def tokenize(self, prompt: str) -> list[int]:
-        """Words of a prompt as numbers.
+        """Convert the words of a prompt to numbers.
 
         Raises:
             ConfigError: a word is unknown (lists those that are not), or the prompt is empty or too long.

@@ -70,7 +70,7 @@ class MemoryBlock(nn.Module):
         self.conv3 = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x `[B, F, Y, X, C]`, memory `[B, 1, Y, X, C]` or None; returns the output and the next memory."""
+        """Run x `[B, F, Y, X, C]` with memory `[B, 1, Y, X, C]` or None; return the output and the next memory."""
         first = torch.zeros_like(x[:, :1]) if memory is None else memory
         past = torch.cat((first, x[:, :-1]), dim=1)
         both = _pictures(torch.cat((x, past), dim=-1))
@@ -91,7 +91,7 @@ class Growth(nn.Module):
         self.conv = nn.Conv2d(width, next_width, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, F, Y, X, C]` to `[B, F', 2 Y, 2 X, C']`."""
+        """Upsample `[B, F, Y, X, C]` to `[B, F', 2 Y, 2 X, C']`."""
         mixed = _video(self.mix(_pictures(x)), x.shape[0]).unflatten(-1, (self.frames, -1))  # [B, F, Y, X, 1 or 2, C]
         small = mixed.movedim(-2, 2).flatten(1, 2)
         return _video(grow(_pictures(small), self.conv.weight, None), x.shape[0])
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         self.leave = nn.Conv2d(config.widths[-1], 3, 3, padding=1)
 
     def forward(self, latents: Tensor, memories: Memories) -> tuple[Tensor, Memories]:
-        """`[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1] and the memories for the next call."""
+        """Decode `[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1], with the memories for the next call."""
         batch, after = latents.shape[0], []
         pictures = latents.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         x = _video(F.relu(self.enter(torch.tanh(pictures / 3) * 3)), batch)

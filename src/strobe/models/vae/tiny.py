@@ -62,7 +62,7 @@ class MemoryBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x `[B, F, C, Y, X]`, memory `[B, 1, C, Y, X]` or None; returns the output and the next memory."""
+        """Run x `[B, F, C, Y, X]` with memory `[B, 1, C, Y, X]` or None; return the output and the next memory."""
         first = torch.zeros_like(x[:, :1]) if memory is None else memory
         past = torch.cat((first, x[:, :-1]), dim=1)
         flat = x.flatten(0, 1)
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         self.leave = nn.Conv2d(shallow, 3 * config.stride.time * 4, 3, padding=1)
 
     def forward(self, x: Tensor, memories: Memories) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x `[B, F, C, Y, X]` to `[B, F, 4 * 3, 8Y, 8X]` and the memories for the next call."""
+        """Decode x `[B, F, C, Y, X]` to `[B, F, 4 * 3, 8Y, 8X]`, with the memories for the next call."""
         shape = x.shape[:2]
         deep1, deep2, middle, shallow1, shallow2 = memories
         x = F.relu(self.enter(x.flatten(0, 1))).unflatten(0, shape)

@@ -46,7 +46,7 @@ class EightBitLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
-        """The layer in eight bits; the bias is shared."""
+        """Quantise a layer to eight bits; the bias is shared."""
         return cls(linear.weight, linear.bias)
 
     def requantize(self, weight: Tensor) -> None:
@@ -120,11 +120,11 @@ class Fp8Linear(EightBitLinear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, scaling: Scaling = SCALING, simulate: bool = False) -> Self:
-        """The layer in FP8; the bias is shared. Args, Raises: see the class."""
+        """Quantise a layer to FP8; the bias is shared. Args, Raises: see the class."""
         return cls(linear.weight, linear.bias, scaling=scaling, simulate=simulate)
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
-        """x `[..., in]`, or already quantised, to `[..., out]`."""
+        """Multiply x `[..., in]`, which may be quantised already, to `[..., out]`."""
         if not isinstance(x, Quantized):
             with piece(QUANTISE):
                 x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
@@ -164,6 +164,6 @@ class Int8Linear(EightBitLinear):
     eight_bit = "int8"
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[..., in]` to `[..., out]`."""
+        """Multiply x `[..., in]` to `[..., out]`."""
         weight = torch.mul(self.values, self.scale, out=x.new_empty(self.values.shape))
         return F.linear(x, weight, self.bias)

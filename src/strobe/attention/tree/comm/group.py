@@ -271,7 +271,7 @@ class Call:
         return Exchange(self, works, received, kept)
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
-        """Every message goes from where it is to where it is wanted; only one that does not lie in a piece is copied."""
+        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied."""
         self.comm.check_exchange(sends[self.rank].device)
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]

@@ -43,7 +43,7 @@ class Visibility:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, softmax_scale: float) -> AttentionOutput:
-    """Attention with hidden keys; a query that sees none has out 0 and lse -inf.
+    """Attend with hidden keys; a query that sees none has out 0 and lse -inf.
 
     Args:
         q: `[B, S_q, H, D]`.

@@ -15,7 +15,7 @@ from strobe.attention.types import AttentionOutput
 def reference(
     q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], shards: KVShards, mask: Mask, softmax_scale: float | None = None
 ) -> AttentionOutput:
-    """Attention of all queries over the owned keys of all ranks.
+    """Attend from all queries to the owned keys of all ranks.
 
     Args:
         q: `[B, S_q, H, D]`, all queries.

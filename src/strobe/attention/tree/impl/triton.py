@@ -18,7 +18,7 @@ def _pack_kernel(
     message_ptr, out_ptr, lse_ptr, rows, queries, heads, out_b, out_s, out_h, lse_b, lse_h, lse_s,
     width: tl.constexpr, row_floats: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Rows `[B, S, H]` of a message: the output, zeros, and the lse in the last four bytes."""
+    """Pack rows `[B, S, H]` of a message: the output, zeros, and the lse in the last four bytes."""
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = row < rows
     b, s, h = row // (queries * heads), row // heads % queries, row % heads

@@ -59,7 +59,7 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """True clips that start where their noise says, with prompt switches: latents `[B, F, ...]` and scenes `[B, blocks, 5]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes

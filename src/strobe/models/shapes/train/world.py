@@ -43,7 +43,7 @@ class PromptTable:
 
 
 def draw_scenes(count: int, device: torch.device) -> Tensor:
-    """Random seen scenes, int64 `[count, 5]`."""
+    """Draw random seen scenes, int64 `[count, 5]`."""
     pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
     pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
     rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
@@ -64,7 +64,7 @@ def switch_scenes(scenes: Tensor, share: float) -> Tensor:
 
 
 def draw_radius(count: int, device: torch.device) -> Tensor:
-    """Object sizes in pixels, float `[count]`."""
+    """Draw object sizes in pixels, float `[count]`."""
     return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
 
 

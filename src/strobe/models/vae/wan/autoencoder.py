@@ -63,7 +63,7 @@ class Coder(nn.Module):
         )
 
     def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
-        """A piece `[B, C, F, Y, X]` of a stream and the memories for the next."""
+        """Run a piece `[B, C, F, Y, X]` of a stream; return the result and the memories for the next piece."""
         past = Past(memories, first=first)
         x = self.enter(x, past)
         for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
@@ -73,7 +73,7 @@ class Coder(nn.Module):
 
 
 def encoder(config: WanVAEConfig) -> Coder:
-    """Frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
+    """Build the encoder: frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
     stages: list[nn.Module] = []
     for (before, after), time in zip(pairwise((config.widths[0], *config.widths)), (*config.halve_time, None), strict=True):
         stages += [ResidualBlock(before if number == 0 else after, after) for number in range(config.num_blocks)]
@@ -84,7 +84,7 @@ def encoder(config: WanVAEConfig) -> Coder:
 
 
 def decoder(config: WanVAEConfig) -> Coder:
-    """Latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
+    """Build the decoder: latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
     stages: list[nn.Module] = []
     widths, incoming = config.widths[::-1], config.widths[-1]
     for width, time in zip(widths, (*config.halve_time[::-1], None), strict=True):

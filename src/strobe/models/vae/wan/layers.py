@@ -38,7 +38,7 @@ class Past:
         return seen
 
     def skip(self, x: Tensor, count: int) -> None:
-        """Remember `count` frames of zeros of the size of `x`: this layer has seen nothing yet."""
+        """Remember `count` zero frames of the size of `x`, as the memory of a layer that has seen nothing yet."""
         self.after.append(_zeros(x, count))
 
 
@@ -79,7 +79,7 @@ class CausalConv3d(nn.Conv3d):
         super().__init__(channels, out_channels, (3, space, space), padding=(0, space // 2, space // 2))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         seen = past.join(x, self.kernel_size[0] - 1)
         if self.flat:
             return self._flattened(seen)
@@ -102,7 +102,7 @@ class LastConv(CausalConv3d):
     """A `CausalConv3d` to few channels, computed as one matrix product."""
 
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         assert self.bias is not None
         seen = past.join(x, self.kernel_size[0] - 1)
         return to_few_channels(seen.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
@@ -115,7 +115,7 @@ class Pointwise(nn.Conv3d):
         super().__init__(channels, out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         if x.stride(1) == 1:
             return F.linear(x.movedim(1, -1), self.weight.flatten(1), self.bias).movedim(-1, 1)
         out: Tensor = super().forward(x)
@@ -130,7 +130,7 @@ class ChannelNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *[1] * num_dims))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, C, ...]`; one kernel if the channels are contiguous, the official formula if not."""
+        """Norm `[B, C, ...]`: one kernel if the channels are contiguous, the official formula if not."""
         if x.stride(1) == 1:
             return F.rms_norm(x.movedim(1, -1), x.shape[1:2], self.gamma.flatten(), EPS).movedim(-1, 1)
         out: Tensor = F.normalize(x, dim=1) * (self.gamma * x.shape[1] ** 0.5)
@@ -149,7 +149,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = Pointwise(channels, out_channels) if channels != out_channels else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Run the block: `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         skip = x if self.shortcut is None else self.shortcut(x)
         hidden = self.conv1(F.silu(self.norm1(x), inplace=True), past)
         out: Tensor = skip + self.conv2(F.silu(self.norm2(hidden), inplace=True), past)
@@ -185,7 +185,7 @@ class Downsample(nn.Module):
         self.time_conv = nn.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if time else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
+        """Downsample `[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
         pictures = F.pad(to_pictures(x), (0, 1, 0, 1))
         small = to_video(self.conv(pictures), x.shape[0])
         if self.time_conv is None:
@@ -208,13 +208,13 @@ class Upsample(nn.Module):
         self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
+        """Upsample `[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
         if self.time_conv is not None:
             x = self._double(x, past)
         return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
 
     def _double(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, and the later ones do not see it."""
+        """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, which later ones ignore."""
         assert self.time_conv is not None
         later = x[:, :, 1:] if past.first else x
         if not later.shape[2]:
@@ -228,10 +228,10 @@ class Upsample(nn.Module):
 
 
 def to_pictures(x: Tensor) -> Tensor:
-    """`[B, C, F, Y, X]` to `[B F, C, Y, X]`; a view if the channels are contiguous."""
+    """Convert `[B, C, F, Y, X]` to `[B F, C, Y, X]`; a view if the channels are contiguous."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def to_video(x: Tensor, batch: int) -> Tensor:
-    """`[B F, C, Y, X]` to `[B, C, F, Y, X]`, a view."""
+    """Convert `[B F, C, Y, X]` to `[B, C, F, Y, X]`, a view."""
     return torch.unflatten(x, 0, (batch, -1)).transpose(1, 2)

@@ -83,7 +83,7 @@ def check_impl(impl: str, device: torch.device) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32.
 
     Args:
         x: `[..., dim]`.
@@ -100,7 +100,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tens
 
 
 def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False) -> Tensor | Quantized:
-    """Layer norm of `x [B, S, dim]`, then `after`; in float32, rounded once. With `fp8` the result is quantised row by row.
+    """Compute the layer norm of `x [B, S, dim]`, then `after`, in float32, rounded once; with `fp8` quantised row by row.
 
     Raises:
         ShapeError: a row of `after` does not fit x.

@@ -123,7 +123,7 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         WeightsError: it is not one.

@@ -26,7 +26,7 @@ OTHER_CHANNELS: Final = {
 
 
 def check_channels(held: Mapping[str, Tensor], where: str) -> None:
-    """Check that a transformer takes the latents of the Wan2.1 autoencoder.
+    """Refuse a transformer whose number of latent channels is that of another known model.
 
     Args:
         held: tensors by their plain names.
