@@ -79,7 +79,7 @@ ON_AMD: Final = frozenset({("sparse", "triton"), ("sparse", "flex")})
 
 
 def no_card_for(spec: AttentionSpec, operator: str, impl: str) -> str | None:
-    """Say that a call's tensors are on no GPU, or on none that the implementation's kernels are built for; None if they are."""
+    """Say that a call's tensors are on no GPU, or on one without kernels of this implementation; None if they can run."""
     if spec.device.type != "cuda":
         return f"it runs on a GPU, the tensors are on {spec.device}"
     card, majors = spec.card, CAPABILITIES[operator, impl]
@@ -258,7 +258,7 @@ class Impl(Generic[Spec]):
         return "none" if found is None else "red" if found.failed else "green"
 
     def untested(self, card: Card, gates: Sequence[Gate]) -> str:
-        """Say why `auto` must not choose it on a card although it could run; empty if it may."""
+        """Say why `auto` must not choose the implementation on a card although it could run; empty if it may."""
         match self.standing(card, gates):
             case "none":
                 return f"its gate has not been run on {card} with these kernels; strobe doctor --gate runs it"

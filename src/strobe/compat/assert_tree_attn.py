@@ -51,7 +51,7 @@ class Timer:
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Time what is inside. A block with others inside is their parent, and never summed with them."""
+        """Time the block. A block with others inside is their parent, and is not summed with them."""
         self._parents.update(self._open)
         self._open.append(name)
         try:

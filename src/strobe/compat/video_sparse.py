@@ -122,7 +122,7 @@ def _block(block_size: int | Sequence[int]) -> int:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
-    """Check what must fit together, and say it in the layout of the caller."""
+    """Check that the shapes fit together; errors name them in the caller's layout."""
     if q.shape[2] % block or k.shape[2] % block:
         raise ShapeError(f"q and k: got {q.shape[2]} and {k.shape[2]} rows, expected multiples of the block's {block}")
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape != v.shape:

@@ -18,7 +18,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, data: bytes | str) -> Path:
-    """Write a file beside and rename it, so that there is the old one or the new one at any moment; text as UTF-8.
+    """Write a file beside and rename it, so that the old or the new one exists at any moment; text as UTF-8.
 
     Returns:
         path.
@@ -92,7 +92,7 @@ def writing_whole(path: Path, size_bytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def not_written(path: Path, error: OSError, size_bytes: int = 0, then: str = "") -> StrobeError:
-    """Say why a file could not be written; of a full disk, what it needs and what there is.
+    """Say why a file could not be written; for a full disk, the bytes needed and free.
 
     Args:
         size_bytes: what it takes at least; 0: not known.

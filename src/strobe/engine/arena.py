@@ -213,7 +213,7 @@ class CudaArena:
         return type(self)(self._device, self.plan)
 
     def close(self) -> None:
-        """See `Arena.close`. What a tensor still holds goes back with `torch.cuda.empty_cache()` after the tensor."""
+        """Close as `Arena.close`; memory of living tensors returns with `torch.cuda.empty_cache()` after they are gone."""
         with POOLS:
             if self._release.alive:
                 torch.cuda.synchronize(self._device)

@@ -97,7 +97,7 @@ def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPla
 
 
 def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:
-    """Check that a prediction fits; None: nobody knows.
+    """Check that a prediction fits into `free_bytes`; None: unknown, and not checked.
 
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
@@ -135,7 +135,7 @@ def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
 
 
 def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
-    """Check that sessions fit that are open at a time and work one after the other; None: nobody knows.
+    """Check that sessions fit that are open together and work in turn; `free_bytes` None: unknown, and not checked.
 
     Raises:
         StrobeError: they do not; says what each takes, how many would fit and what to lower.

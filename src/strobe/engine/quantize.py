@@ -26,7 +26,7 @@ or run once per prompt."""
 
 
 def check_lora(config: ResolvedConfig) -> None:
-    """Check that a LoRA can run with a configuration: beside eight-bit weights it cannot.
+    """Check that a configuration does not keep a LoRA beside eight-bit weights.
 
     Raises:
         ConfigError: names what to change.

@@ -249,7 +249,7 @@ class Session:
             return Snapshot(identity=self._identity, state=state, cache=cache, pending=self._prompting.pending)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot of this or a like session. What follows is bit-equal to what followed then.
+        """Return to a snapshot of this session or one like it; what follows is bit-equal to what followed then.
 
         Raises:
             SessionError: the snapshot has other weights, configuration, seed or samples, or contradicts itself; names what.
@@ -264,7 +264,7 @@ class Session:
         return self._stream.launched()
 
     def fork(self) -> Session:
-        """Return a second session that goes on from here on its own, with the same weights; raises what `snapshot` does."""
+        """Return a second session that goes on from here independently, with the same weights; raises what `snapshot` does."""
         self._prompting.settle()
         with self._exclusive():
             other = Session.__new__(Session)

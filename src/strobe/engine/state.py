@@ -16,7 +16,7 @@ from strobe.engine.prompts import Blend
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamState:
-    """A stream between two frame blocks, but for its cache. Replaced as a whole; its tensors are never written again.
+    """The state of a stream between two frame blocks, except its cache. Replaced as a whole; its tensors are never written again.
 
     Args:
         next_block: number of the frame block that comes next.
@@ -75,7 +75,7 @@ class Identity:
 
 
 def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, latents: tuple[int, ...], text_dim: int) -> None:
-    """Check that a state goes with its cache and with a stream, but for the shapes that the cache itself checks.
+    """Check that a state fits its cache and a stream; shapes that the cache checks are left to it.
 
     Args:
         state, cache: as a snapshot holds them.

@@ -284,7 +284,7 @@ class Stream:
         return self._dit.loras
 
     def use_loras(self, loras: Sequence[Lora]) -> None:
-        """Go on with these LoRAs from the next frame block on, which derives the window again.
+        """Use these LoRAs from the next frame block on, which recomputes the window.
 
         Raises:
             SessionError: a fork shares the weights.
@@ -313,7 +313,7 @@ class Stream:
             self._dit.runner = runner
 
     def fork(self) -> Stream:
-        """Return a second stream that goes on from here on its own; weights are shared.
+        """Return a second stream that goes on from here independently; weights are shared.
 
         Raises: see `snapshot`.
         """

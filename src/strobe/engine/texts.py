@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TextEncoder(Protocol):
-    """Prompts to what cross-attention attends to."""
+    """An encoder of prompts into the text that cross-attention attends to."""
 
     def check(self, prompts: Sequence[str]) -> None:
         """Check that the encoder can encode prompts, before a stream depends on them.

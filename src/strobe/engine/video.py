@@ -164,7 +164,7 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
 
 
 class VideoFile:
-    """Writes frames to a file as they come. Use as a context manager: whatever happens inside, what was written is playable.
+    """A writer of frames to a file as they come. Used as a context manager it leaves a playable file even after an error.
 
     A clip grows beside its place, as `clip.partial.mp4`, and takes the place of an earlier one when it is complete: a killed
     process leaves both. An mp4 or mkv grows in fragments, so that all but the newest frames play at any moment; `close` puts the
@@ -231,7 +231,7 @@ class VideoFile:
                 self._encode(self._output, self._av.VideoFrame.from_ndarray(pixels, format="rgb24"))
 
     def close(self) -> None:
-        """Finish the clip, which takes its place. Closing twice does nothing; without a single frame there is no file."""
+        """Finish the clip and move it to its place. Closing twice does nothing; without a single frame there is no file."""
         self._close(complete=True)
 
     def __enter__(self) -> Self:
@@ -250,7 +250,7 @@ class VideoFile:
                 self._settle(complete=complete)
 
     def _begin(self) -> _File:
-        """Make a file of its own beside the clip's place, which no earlier one has."""
+        """Create a new file with an unused name beside the clip's place."""
         if self._is_stream:
             return _File(self.path, "wb")
         for number in itertools.count(1):

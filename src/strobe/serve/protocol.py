@@ -68,7 +68,7 @@ class Pause(Struct, tag="pause", kw_only=True, forbid_unknown_fields=True):
 
 
 class Reset(Struct, tag="reset", kw_only=True, forbid_unknown_fields=True):
-    """Begin again at frame 0: with this prompt, seed and preset, or those the stream has where they are left out."""
+    """Begin again at frame 0 with this prompt, seed and preset; those that are left out stay as they are."""
 
     prompt: Text | None = None
     seed: Seed | None = None
@@ -144,7 +144,7 @@ class PresetOffer(Struct, kw_only=True):
 
 
 class Welcome(Struct, tag="welcome", kw_only=True):
-    """The stream is open. `secret` opens it again after the connection was lost; nobody else may have it."""
+    """The stream is open. `secret` opens it again after a lost connection, and must not be shared."""
 
     v: int
     stream: str
@@ -288,7 +288,7 @@ class Refused(Struct, tag="refused", kw_only=True):
 
 
 class Error(Struct, tag="error", kw_only=True):
-    """A message was not obeyed; the stream goes on as it was."""
+    """A message was refused; the stream goes on unchanged."""
 
     message: str
 

@@ -99,7 +99,7 @@ class Worker:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End after the frame block that is being made; what was handed in before is done first."""
+        """End after the present frame block; work that was submitted before is done first."""
         with self._wake:
             self._closing = True
             self._wake.notify()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class RefusedError(Exception):
-    """The implementation does not take this case, or the card has no room for it; the case says nothing about it."""
+    """The implementation does not take this case, or the card has too little memory; this is neither a pass nor a failure."""
 
 
 class GateError(AssertionError):

@@ -1,4 +1,4 @@
-"""Block-sparse attention as custom operators: what `torch.compile`, autograd and `opcheck` see of every impl but the reference.
+"""Block-sparse attention as custom operators for `torch.compile`, autograd and `opcheck`; every impl but the reference is one.
 
 The impl is an argument: forward and backward of one call run in the same one. An eager call of plain tensors goes past the
 operators, straight to the impl: their dispatch costs more host time than some kernels take.
@@ -170,7 +170,7 @@ class _Eager(torch.autograd.Function):
 
 
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
-    """Run one impl: as a custom operator where something looks at operators, else directly."""
+    """Run one impl: as a custom operator under a compiler, a dispatch mode or a tensor subclass, else directly."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:

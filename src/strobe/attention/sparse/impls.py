@@ -1,4 +1,4 @@
-"""The implementations of block-sparse attention, best first, and what each refuses."""
+"""The implementations of block-sparse attention, best first, with the reasons for which each refuses a call."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
 
 
 def choose(spec: SparseSpec, name: str) -> Choice[SparseSpec]:
-    """Choose the named implementation, or the fastest; on a GPU that is never the reference, which forms every pair of tokens.
+    """Choose the named implementation, or the fastest; on a GPU never the reference, which computes every pair of tokens.
 
     Raises:
         ConfigError: no implementation has that name.

@@ -103,7 +103,7 @@ class TileLayout:
         return tiled.index_copy(1, self.rows(raster.device), raster)
 
     def to_raster(self, tiled: Tensor) -> Tensor:
-        """Reorder `[B, num_rows, ...]` back into raster order `[B, num_tokens, ...]`; what padding rows hold is dropped.
+        """Reorder `[B, num_rows, ...]` back into raster order `[B, num_tokens, ...]`; padding rows are dropped.
 
         Raises:
             ShapeError: another number of rows.

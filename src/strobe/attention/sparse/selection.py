@@ -53,7 +53,7 @@ class BlockSelection:
     def from_mask(
         cls, mask: Tensor, *, block: int, q_sizes: Tensor | None = None, kv_sizes: Tensor | None = None
     ) -> BlockSelection:
-        """Build it from a boolean mask `[B, H, N_q, N_kv]`: True where the block is seen. The indices ascend; no host sync.
+        """Build a selection from a boolean mask `[B, H, N_q, N_kv]`: True where the block is seen. Indices ascend; no host sync.
 
         Raises:
             ShapeError: the mask is not boolean or not 4-D.

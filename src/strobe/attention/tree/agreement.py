@@ -1,4 +1,4 @@
-"""All ranks are in the same call with the same arguments, or all of them say who is not.
+"""The agreement of ranks: all are in the same call with the same arguments, or each raises an error that names the odd ones.
 
 On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an
 answer would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of

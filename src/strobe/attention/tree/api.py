@@ -261,7 +261,7 @@ def measure_links(
 
 @contextmanager
 def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 30.0) -> Iterator[None]:
-    """Give what the block queues on this GPU a deadline: a replayed CUDA graph with calls of tree attention has none of its own.
+    """Give the work that the block queues on this GPU a deadline, which a replayed CUDA graph with tree attention lacks.
 
     If it has not ended in time, this process does, and says which rank did not answer (`CollectiveError`) on stderr and, under
     `torchrun`, in the launcher's report. Nobody waits. All ranks call it together. Nothing on a CPU, where messages time out.

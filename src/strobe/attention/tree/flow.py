@@ -124,7 +124,7 @@ def backward(
 
 
 class _TreeFunction(torch.autograd.Function):
-    """`(q, k, v) -> (out, lse)` with gradients through both; whatever the strategy, the way back is the same."""
+    """`(q, k, v) -> (out, lse)` with gradients through both; the backward is the same for every strategy."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, flow: Flow, again: Callable[[], Flow]) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from strobe.attention.types import AttentionOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Keys of one rank (or of some ranks together) and where they are.
+    """Keys of one rank (or of several ranks together) with their global positions.
 
     Args:
         k: `[B, S, H_kv, D]`.

@@ -115,7 +115,7 @@ def check_words(strategy: str, q_placement: str, kv_placement: str, out_placemen
 
 
 def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
-    """Check what this rank can check alone."""
+    """Check the arguments as far as this rank can alone, and make the request."""
     check_tensors(q, k, v)
     if options.group is not None and options.mesh is not None:
         raise ConfigError("group and mesh: got both, expected one of them")

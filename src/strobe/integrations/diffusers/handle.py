@@ -174,7 +174,7 @@ class _Part:
         self.transformer.set_attn_processor({**self.transformer.attn_processors, **processors})
 
     def take_back(self) -> None:
-        """Put back the processors that were replaced, where no one else has put others."""
+        """Put back the processors that were replaced, except where others were set meanwhile."""
         mine = {layer.name: _processor(layer) for layer in self.layers if isinstance(_processor(layer), SparseProcessor)}
         self.put({name: processor.replaced for name, processor in mine.items()})
 

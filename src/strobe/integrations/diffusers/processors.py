@@ -72,7 +72,7 @@ class SparseProcessor:
         return 0.0 if self.forward.dense else self.usual_sparsity
 
     def check_arguments(self, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None) -> None:
-        """Refuse what sparse self-attention cannot honour.
+        """Refuse arguments that sparse self-attention does not support.
 
         Raises:
             ImplUnavailableError: a mask of pairs of tokens.

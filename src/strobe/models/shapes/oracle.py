@@ -52,7 +52,7 @@ class Detection:
 
     @property
     def labels(self) -> Tensor:
-        """Labels in the order of `grammar.CHOICES`, int64 `[N, F, 5]`; the clip's direction and speed stand at every frame."""
+        """Labels in the order of `grammar.CHOICES`, int64 `[N, F, 5]`; every frame has the direction and speed of its clip."""
         clip = torch.stack((self.direction, self.speed), -1)[:, None].expand(*self.colour.shape, 2)
         return torch.cat((torch.stack((self.colour, self.shape), -1), clip, self.background[..., None]), -1)
 

@@ -108,7 +108,7 @@ def check_frames(frames: Tensor, stride: VaeStride, *, first: bool) -> None:
 
 
 def check_stream(x: Tensor, memory: Tensor) -> None:
-    """Check that a piece `[B, ..., Y, X]` goes on where its memory `[B, ..., Y, X]` ends.
+    """Check that a piece `[B, ..., Y, X]` has the batch and size of its memory `[B, ..., Y, X]`.
 
     Raises:
         ShapeError: another batch or size.

@@ -55,7 +55,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tiled:
-    """Queries, keys and values in tile order, `[B, N * block, H, D]`, and what was pooled on the way.
+    """Queries, keys and values in tile order, `[B, N * block, H, D]`, and their pooled means.
 
     Args:
         means: of the tiles of q, k and v, float32 `[B, H, N, D]`, or of the parts that scores are taken over; the last is None if

@@ -1,4 +1,4 @@
-"""Messages of partial results on a GPU, made in one launch: with few queries launches are what they cost.
+"""Packing of partial results into messages on a GPU in one launch, because launches dominate with few queries.
 
 Only what makes a message is here. A message is two strided views, of its outputs and of its lse; `attention/state` merges them.
 """

@@ -214,7 +214,7 @@ class Upsample(nn.Module):
         return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
 
     def _double(self, x: Tensor, past: Past) -> Tensor:
-        """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, which later ones ignore."""
+        """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one and is not seen later."""
         assert self.time_conv is not None
         later = x[:, :, 1:] if past.first else x
         if not later.shape[2]:

@@ -1,4 +1,4 @@
-"""The kernels as a layer calls them: shapes are checked here, once per call, and nowhere below.
+"""The kernels as a layer calls them; shapes are checked here, once per call.
 
 Inference only. `impl` is "triton" or "reference"; see `impl/reference.py` for what each computes.
 """
