@@ -17,8 +17,8 @@ from strobe.perf.records.grids import AttentionCell, Contestant, Links, Predicti
 from strobe.perf.records.viewers import Server, Viewer
 
 RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs"]
-"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls of
-the caller's own functions, whole programs."""
+"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
+of the caller's own functions, whole programs."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
