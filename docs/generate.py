@@ -21,15 +21,14 @@ from strobe.serve.protocol_page import protocol_markdown
 
 SUBJECTS: Final = {
     "Streams": ("engine",),
-    "Attention": ("attention",),
-    "Measuring, traces and runs": ("perf", "core.spans"),
+    "Attention": ("attention", "bench.probe"),
+    "Measuring, traces and runs": ("perf", "core.spans", "comparing"),
     "Errors": ("core.errors",),
 }
 """Where the names of the package live, by the heading that they stand under."""
 FURTHER: Final = (
     ("strobe.integrations.diffusers", "sparsify"),
     ("strobe.integrations.diffusers.fastwan", "FastWanPipeline"),
-    ("strobe.bench.probe", "probe"),
     ("strobe.engine.load", "load"),
     ("strobe.engine.load", "Weights"),
     ("strobe.serve.client", "watch"),
