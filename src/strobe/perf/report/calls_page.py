@@ -262,7 +262,7 @@ def _account(findings: Sequence[Finding]) -> Section:
 
 
 def _settings(study: Study, found: Sequence[OwnCode]) -> Section:
-    blocks: list[Block] = [environment_table(study)]
+    blocks: list[Block] = [environment_table(study, "Environment.")]
     if any(row.command for row in found):
         fields: tuple[Field[OwnCode], ...] = (
             Field("program", lambda row: row.name, Code),

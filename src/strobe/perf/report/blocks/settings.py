@@ -131,8 +131,8 @@ def _files(run: RunRecords) -> list[tuple[str, Cell]]:
     return [*rows, *(("log", Text(path)) for path in run.header.logs)]
 
 
-def environment_table(study: Study) -> Table:
-    """Machine, versions and files of every run; of our own streams model and clip too."""
+def environment_table(study: Study, caption: str = "Environment, model and clip.") -> Table:
+    """Return machine, versions and files of every run; of our own streams model and clip too."""
     columns: list[dict[str, Cell]] = []
     for run in study.runs:
         rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run)
@@ -140,8 +140,7 @@ def environment_table(study: Study) -> Table:
     names = dict.fromkeys(name for column in columns for name in column)
     heads = [Column("")] + [Column("value" if len(study.runs) == 1 else run.header.run) for run in study.runs]
     rows_out = tuple(Row((Text(name), *(column.get(name, _NONE) for column in columns))) for name in names)
-    own = any(run.header.workload is not None for run in study.runs)
-    return Table("Environment, model and clip." if own else "Environment.", tuple(heads), rows_out)
+    return Table(caption, tuple(heads), rows_out)
 
 
 # ------------------------------------------------------------------------------------------------------------- variants
