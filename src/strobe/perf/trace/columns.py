@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -50,6 +50,14 @@ class Interned(Generic[T]):
     def id_of(self, value: T) -> int:
         """The number of a value."""
         return self._ids.setdefault(value, len(self._ids))
+
+    def ids_of(self, values: Iterable[T]) -> list[int]:
+        """The number of each value."""
+        given = list(values)
+        found: list[Any] = list(map(self._ids.get, given))
+        if None in found:
+            return list(map(self.id_of, given))
+        return found
 
     def values(self) -> tuple[T, ...]:
         """The values by number."""
