@@ -20,7 +20,7 @@ from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, objec
 from strobe.perf.trace.plain import PlainText
 from strobe.perf.trace.schema import UNREADABLE, Batch, Buffer, Decoder
 
-CHUNK_BYTES: Final = 2 << 20
+CHUNK_BYTES: Final = 1 << 20
 MAX_EVENT_BYTES: Final = 8 << 20
 _MIN_WINDOW: Final = 4 << 10
 _MIN_SLICE: Final = 16 << 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -51,13 +51,10 @@ class Interned(Generic[T]):
         """The number of a value."""
         return self._ids.setdefault(value, len(self._ids))
 
-    def ids_of(self, values: Iterable[T]) -> list[int]:
+    def ids_of(self, values: Sequence[T]) -> list[int]:
         """The number of each value."""
-        given = list(values)
-        found: list[Any] = list(map(self._ids.get, given))
-        if None in found:
-            return list(map(self.id_of, given))
-        return found
+        found: list[Any] = list(map(self._ids.get, values))
+        return list(map(self.id_of, values)) if None in found else found
 
     def values(self) -> tuple[T, ...]:
         """The values by number."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from itertools import repeat
-from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,8 +22,6 @@ _MAX_STREAM: Final = (1 << 31) - 1
 _KINDS: Final = {Group.KERNEL: "kernel", Group.MEMCPY: "memcpy", Group.MEMSET: "memset"}
 _NO_ARGS: Final = DeviceArgs()
 _COMMUNICATES: Final = 1
-_NAME, _DEVICE, _STREAM, _GRID, _BLOCK = map(attrgetter, ("name", "device", "stream", "grid", "block"))
-_BYTES, _COLLECTIVE, _CORRELATION, _MODULE_PATH = map(attrgetter, ("bytes", "collective", "correlation", "module_path"))
 
 
 class Said(NamedTuple):
@@ -105,7 +101,7 @@ class DeviceTable:
         works = self._works(group, times.events, all_args)
         for row in np.flatnonzero(works & _COMMUNICATES).tolist():
             self.collectives.add(first + row, all_args[row])
-        paths = list(map(_MODULE_PATH, all_args))
+        paths = [args.module_path for args in all_args]
         if paths.count(None) < len(paths):
             with_path = [row for row, path in enumerate(paths) if path is not None]
             self.path.extend([self.paths.id_of(str(paths[row])) for row in with_path])
@@ -113,7 +109,7 @@ class DeviceTable:
         self.work.extend(works >> 1)
         self.start.extend(times.start)
         self.duration.extend(times.duration)
-        correlation = integers(list(map(_CORRELATION, all_args)))
+        correlation = integers([args.correlation for args in all_args])
         correlation[correlation == 0] = NOTHING  # what a profiler writes that has none
         self.correlation.extend(correlation)
         if self._linked:
@@ -121,24 +117,17 @@ class DeviceTable:
 
     def _works(self, group: Group, events: Sequence[Any], all_args: Sequence[DeviceArgs]) -> Integers:
         """Twice the number of each event's kind of work, and 1 more if it is communication."""
-        devices, streams = list(map(_DEVICE, all_args)), list(map(_STREAM, all_args))
-        written = (map(bytes, map(part, all_args)) for part in (_GRID, _BLOCK))
-        alone = map(is_, map(_COLLECTIVE, all_args), repeat(None))
-        keys: list[tuple[Hashable, ...]] = list(
-            zip(map(_NAME, events), devices, streams, *written, map(_BYTES, all_args), alone, strict=True)
-        )
-        if None in devices or None in streams:
-            unplaced = (row for row, place in enumerate(zip(devices, streams, strict=True)) if None in place)
-            for row in unplaced:
-                keys[row] += (events[row].pid, events[row].tid)
-        known = self._known[group]
-        found: list[Any] = list(map(known.get, keys))
-        if None in found:
-            for row, key in enumerate(keys):
-                if found[row] is None:
-                    if key not in known:
-                        known[key] = self._new(group, events[row], all_args[row])
-                    found[row] = known[key]
+        known, found = self._known[group], list[int]()
+        for event, args in zip(events, all_args, strict=True):
+            key: tuple[Hashable, ...] = (
+                event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
+            )  # fmt: skip
+            if args.device is None or args.stream is None:
+                key += (event.pid, event.tid)
+            work = known.get(key)
+            if work is None:
+                work = known[key] = self._new(group, event, args)
+            found.append(work)
         return np.array(found, np.int64)
 
     def _new(self, group: Group, event: Any, args: DeviceArgs) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -30,9 +29,6 @@ _LAUNCHES_NOTHING: Final = re.compile(
     r"(?:Get|Query|Synchronize|Event|IsCapturing|Peek|Occupancy|CallConfiguration|SetDevice)\w*"
 )
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
-_PHASE, _START, _DURATION, _NAME, _ARGS = map(attrgetter, ("ph", "ts", "dur", "name", "args"))
-_CORRELATION: Final = attrgetter("args.correlation")
-_CALL: Final = attrgetter("name", "pid", "tid")
 
 
 class Times(NamedTuple):
@@ -47,10 +43,9 @@ class Times(NamedTuple):
 
 def times_of(events: Sequence[Any]) -> Times:
     """The times of complete events: those that cannot be read are dropped, negative durations become 0."""
-    if set(map(_PHASE, events)) - {"X"}:
-        events = [event for event in events if event.ph == "X"]
-    start, bad = column_ns(list(map(_START, events)))
-    duration, bad_duration = column_ns(list(map(_DURATION, events)))
+    events = [event for event in events if event.ph == "X"]
+    start, bad = column_ns([event.ts for event in events])
+    duration, bad_duration = column_ns([event.dur for event in events])
     bad |= bad_duration
     if lost := int(bad.sum()):
         events = [event for event, is_bad in zip(events, bad.tolist(), strict=True) if not is_bad]
@@ -73,7 +68,7 @@ class HostTable:
 
     def add(self, times: Times) -> None:
         """Keep events."""
-        self.call.extend(self.calls.ids_of(map(_CALL, times.events)))
+        self.call.extend(self.calls.ids_of([(event.name, event.pid, event.tid) for event in times.events]))
         self.start.extend(times.start)
         self.duration.extend(times.duration)
 
@@ -89,13 +84,13 @@ class LaunchTable(HostTable):
     def worth(self, events: Sequence[Any]) -> list[Any]:
         """The calls to keep: they have a correlation (0 is none), and their name is not one that is known to launch nothing."""
         launches = self._launches
-        named = list(filter(_ARGS, compress(events, map(launches.__getitem__, map(_NAME, events)))))
-        return list(compress(named, (integers(list(map(_CORRELATION, named))) > 0).tolist()))
+        named = [event for event in events if launches[event.name] and event.args]
+        return list(compress(named, (integers([event.args.correlation for event in named]) > 0).tolist()))
 
     def add(self, times: Times) -> None:
         """Keep calls."""
         super().add(times)
-        self.correlation.extend(integers(list(map(_CORRELATION, times.events))))
+        self.correlation.extend(integers([event.args.correlation for event in times.events]))
 
 
 class _Launches(dict[str, bool]):
