@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 
-
 class Kind(NamedTuple):
     """A kind of trace: the capture that it is made of, below the folder of published results, and how short its marks may be."""
 
@@ -101,7 +100,9 @@ def _event_text(event: dict[str, Any]) -> str:
     """A complete event as kineto writes it."""
     head = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("ph", "cat", "name", "pid", "tid"))
     text = f'  {{\n    {head},\n    "ts": {_time(event["ts"])}, "dur": {_time(event["dur"])}'
-    items = [f'"{key}": {value if "per SM" in key or "GB/s" in key else json.dumps(value)}' for key, value in _args(event).items()]
+    items = [
+        f'"{key}": {value if "per SM" in key or "GB/s" in key else json.dumps(value)}' for key, value in _args(event).items()
+    ]
     if not items:
         return text + "\n  },\n"
     return text + ',\n    "args": {\n      ' + ",      ".join(items) + "\n    }\n  },\n"
