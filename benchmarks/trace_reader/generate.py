@@ -84,7 +84,7 @@ def _time(microseconds: str | int) -> str:
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
     """What kineto says of an event of that category, in its order."""
-    given = event.get("args", {})
+    given: dict[str, Any] = event.get("args", {})
     if event["cat"] == "kernel":
         place = {"External id": given["correlation"], "queued": 0, "device": given["device"], "context": 1}
         place |= {"stream": given["stream"], "correlation": given["correlation"]} | _KERNEL_FACTS

@@ -30,9 +30,9 @@ print(trace.counts.events, len(trace.device_events))
 """
 TEXT: Final = """# Reading large traces
 
-Captures of our own over and over in the layout of kineto, shifted in time ([generate.py](generate.py)): `dense` is almost nothing but
-kernels, their launch calls and the arrows between them; `marked` is the same with the marks inside its steps; `host` is of a model
-that its host holds up, most of it operators.
+Captures of our own over and over in the layout of kineto, shifted in time ([generate.py](generate.py)): `dense` is almost nothing
+but kernels, their launch calls and the arrows between them; `marked` is the same with the marks inside its steps; `host` is of a
+model that its host holds up, most of it operators.
 
 {traces}
 
@@ -102,8 +102,9 @@ def row(one: dict[str, Any]) -> str:
     """One line of the table."""
     cpu, peak = one["cpu_s"], one["peak_mb"]
     middle = statistics.median(cpu)
+    speed = one["bytes"] / 1e6 / middle
     return (
-        f"| `{one['what']}` | {size_of(one)} | {middle:.1f} | {min(cpu):.1f} to {max(cpu):.1f} | {one['bytes'] / 1e6 / middle:.0f} "
+        f"| `{one['what']}` | {size_of(one)} | {middle:.1f} | {min(cpu):.1f} to {max(cpu):.1f} | {speed:.0f} "
         f"| {statistics.median(peak):.0f} | {min(peak):.0f} to {max(peak):.0f} |"
     )
 

@@ -353,7 +353,7 @@ def nest(scopes: HostEvents) -> Nesting:
 
 
 def _nest_thread(scopes: NDArray[np.int32], start: Ints, end: Ints) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
-    """The parents of the scopes of one thread, the moments at which the innermost scope changes, and which it is from there on."""
+    """The parents of one thread's scopes, the moments at which the innermost scope changes, and which it is from there on."""
     parents, moments, owners = array("i"), array("q"), array("i")
     open_scopes, open_ends = [NOWHERE], [_NEVER]
     rows = array("i", scopes.tobytes()), array("q", start.tobytes()), array("q", end.tobytes())  # read faster than numpy's
