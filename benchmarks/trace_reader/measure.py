@@ -144,7 +144,7 @@ def machine() -> str:
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = ["dense:1e9", "dense:4e9", "marked:1e9", "host:1e9", "dense:1e9:gz"]
+    cases = ["dense:1e9", "dense:2e9", "marked:1e9", "host:1e9", "dense:1e9:gz"]
     parser.add_argument("--cases", nargs="+", default=cases, help=f"kind ({', '.join(KINDS)}), bytes and, if packed, gz")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the generated traces lie while they are measured")

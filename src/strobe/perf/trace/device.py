@@ -1,4 +1,4 @@
-"""What is kept of the device events while a trace is read."""
+"""Tables of device events while a trace is read: kernels, copies, memsets and collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMUNICATES: Final = 1
 
 
 class Said(NamedTuple):
-    """What is said of a collective, without its number in the sequence."""
+    """Description of a collective, without its sequence number."""
 
     name: str
     group: str
@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
 
 class Collectives:
-    """What communication kernels and the operators that start them say of collectives; each distinct thing is stored once."""
+    """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
 
     def __init__(self) -> None:
         self.said: Interned[Said] = Interned()
@@ -65,7 +65,7 @@ class Collectives:
 
 
 class Work(NamedTuple):
-    """What the device events of one kind share."""
+    """Properties shared by device events of one kind."""
 
     name: str
     kind: int
@@ -116,7 +116,7 @@ class DeviceTable:
             self.operator.extend([operator_of(args) for args in all_args])
 
     def _works(self, group: Group, events: Sequence[Any], all_args: Sequence[DeviceArgs]) -> Integers:
-        """Twice the number of each event's kind of work, and 1 more if it is communication."""
+        """Return twice the number of each event's kind of work, and 1 more if it is communication."""
         known, found = self._known[group], list[int]()
         for event, args in zip(events, all_args, strict=True):
             key: tuple[Hashable, ...] = (
@@ -131,7 +131,7 @@ class DeviceTable:
         return np.array(found, np.int64)
 
     def _new(self, group: Group, event: Any, args: DeviceArgs) -> int:
-        """Twice the number of a kind of work seen for the first time, and 1 more if it is communication."""
+        """Return twice the number of a kind of work seen for the first time, and 1 more if it is communication."""
         communicates = group is Group.KERNEL and (args.collective is not None or _COMMUNICATION.search(event.name) is not None)
         device, stream = (
             own if own >= 0 else other

@@ -1,4 +1,4 @@
-"""The plain text of a `.json` or `.json.gz` file in blocks, as far as it can be had."""
+"""Reader of the plain text of a `.json` or `.json.gz` file in blocks, up to the damage in a broken one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP: Final = 4 << 10
 
 
 class PlainText:
-    """The plain text of a file, block by block. Gzip is known by its first bytes; it may have several members.
+    """The plain text of a file, block by block. Gzip is recognised by its first bytes; it may have several members.
 
     Where the packed bytes are damaged or cut off, the text before that is all there, and `damaged` is set.
 
@@ -38,7 +38,7 @@ class PlainText:
         self._started = False
 
     def read(self) -> bytes:
-        """The next block; nothing at the end."""
+        """Return the next block; nothing at the end."""
         if self._unpacked is not None:
             return next(self._unpacked, b"")
         data = self._file.read(BLOCK_BYTES)
@@ -49,7 +49,7 @@ class PlainText:
         return data
 
     def read_behind(self, start: bytes | memoryview) -> bytearray:
-        """A blank, `start`, and as much of what follows or one block, whichever is more; less at the end alone.
+        """Return a blank, `start`, and as much of what follows or one block, whichever is more; less at the end alone.
 
         The plain text of a file is read to where it stands then, for to copy it takes as long as to decode it.
         """
@@ -89,7 +89,7 @@ class PlainText:
         yield from self._salvage(member, given)
 
     def _salvage(self, member: int, given: int) -> Iterator[bytes]:
-        """Unpack a damaged member again in ever smaller steps, to lose none of the text before the damage; yield what is new."""
+        """Unpack a damaged member again in ever smaller steps, to lose no text before the damage; yield new text."""
         self.damaged = True
         self._file.seek(member)
         inflate = zlib.decompressobj(_GZIP)
@@ -108,7 +108,7 @@ class PlainText:
 
 
 def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
-    """What comes out before the damage."""
+    """Return the text that unpacks byte by byte before the damage."""
     text = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(len(data)):
@@ -117,7 +117,7 @@ def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
 
 
 def holds(text: bytes | memoryview, word: bytes, part: bytes) -> bool:
-    """Whether `word` is in the text.
+    """Return whether `word` is in the text.
 
     Args:
         part: four bytes of the word that are rare elsewhere; a text without them takes a quarter of the time of `in`.
