@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 
 _PLAIN: Final = {
@@ -37,15 +38,19 @@ one raises it.
 """
 
 
+_HISTORY: Final = """# Histories
+
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`, with lines of these kinds, sealed like those above.
+"""
+
+
 def schema_markdown() -> str:
-    """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
-    parts: dict[type, None] = {}
-    for line in LINES:
-        for part in parts_of(line):
-            parts.setdefault(part)
-    sections = [_HEAD]
-    sections += [struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
-    sections += [struct_section(kind.__name__, kind) for kind in parts]
+    """Return `docs/records.md`: one table per kind of line, then the structs inside lines; of runs, then of histories."""
+    sections = []
+    for head, lines in ((_HEAD, LINES), (_HISTORY, HISTORY_LINES)):
+        parts = dict.fromkeys(part for line in lines for part in parts_of(line))
+        sections += [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
+        sections += [struct_section(kind.__name__, kind) for kind in parts]
     return "\n".join(sections)
 
 
