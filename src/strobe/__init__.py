@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StrobeError,
         WeightsError,
     )
+    from strobe.comparing import ComparedCalls, compare
     from strobe.core.spans import span
     from strobe.engine.config import EngineConfig, Knobs
     from strobe.engine.parallel.group import DeviceGroup
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
     from strobe.engine.video import VideoFile
-    from strobe.perf.measure.compare_calls import compare_calls
     from strobe.perf.measure.timing import TimingRecorder, recording
     from strobe.perf.records.store import RunWriter, create_run, read_run
     from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
@@ -59,6 +59,7 @@ __all__ = [
     "AttentionOutput",
     "BlockSelection",
     "CollectiveError",
+    "ComparedCalls",
     "ConfigError",
     "DataError",
     "DeviceGroup",
@@ -83,7 +84,7 @@ __all__ = [
     "__version__",
     "block_sparse_attention",
     "block_sparse_attention_varlen",
-    "compare_calls",
+    "compare",
     "compare_runs",
     "compare_traces",
     "create_run",
@@ -127,6 +128,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "StrobeError",
         "WeightsError",
     ),
+    "strobe.comparing": ("ComparedCalls", "compare"),
     "strobe.core.spans": ("span",),
     "strobe.engine.config": ("EngineConfig", "Knobs"),
     "strobe.engine.presets": ("preset",),
@@ -134,7 +136,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.engine.parallel.group": ("DeviceGroup",),
     "strobe.engine.session": ("Session",),
     "strobe.engine.video": ("VideoFile",),
-    "strobe.perf.measure.compare_calls": ("compare_calls",),
     "strobe.perf.measure.timing": ("TimingRecorder", "recording"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
     "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
+from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
@@ -33,8 +35,8 @@ def build_report(
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, and a soak
-    give the page of their command.
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak,
+    and one of functions or programs give the page of their command.
 
     Raises:
         DataError: no folder, a folder without readable records, or a run with a page of its own among others.
@@ -66,6 +68,11 @@ def report_and_findings(
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
         return soak_report(soaks[0]), ()
+    own = [run.folder for run in study.runs if is_own_code(run)]
+    if own and len(folders) > 1:
+        raise DataError(f"{own[0]} holds functions or programs: report it without other runs")
+    if own:
+        return calls_report(study, allow_different)
     steps = [run.folder for run in study.runs if is_dit_run(run)]
     if steps and len(folders) > 1:
         raise DataError(f"{steps[0]} holds forward passes over a whole clip: report it without other runs")
