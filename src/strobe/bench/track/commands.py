@@ -16,6 +16,8 @@ from strobe.perf.records.history import EnvironmentKind
 _LAUNCH: Final = 'exec "$0" -I -S "$1" <request.json >result.json'
 _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "GIT_DIR", "GIT_WORK_TREE")
 """What would show commands the code of another checkout than their own."""
+OUT: Final = "STROBE_TRACK_OUT"
+"""Variable that names a folder for what a command leaves: run folders and traces."""
 _TOLD_LINES: Final = 3
 
 

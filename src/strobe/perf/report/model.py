@@ -162,7 +162,8 @@ class Axis(_Node, frozen=True):
 
 
 class Mark(_Node, frozen=True):
-    """A point; `hollow`: it counts for nothing; `low`, `high`: interval of `x`; `above`: its `y` is infinite (equal pictures)."""
+    """A point; `hollow`: it counts for nothing; `low`, `high`: interval of `x`; `above`: its `y` is infinite (equal pictures);
+    `y_low`, `y_high`: interval of `y`."""
 
     x: float
     y: float
@@ -172,14 +173,18 @@ class Mark(_Node, frozen=True):
     low: float | None = None
     high: float | None = None
     above: bool = False
+    y_low: float | None = None
+    y_high: float | None = None
 
 
 class Level(_Node, frozen=True):
-    """A horizontal line, e.g. an average."""
+    """A horizontal line, e.g. an average; from `start` to `stop` on the other axis where they are given."""
 
     y: float
     series: int
     label: str
+    start: float | None = None
+    stop: float | None = None
 
 
 class Plane(_Node, frozen=True):

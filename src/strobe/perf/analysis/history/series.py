@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from strobe.perf.measure.stats import Interval, median_interval
 from strobe.perf.records.history import Failure, Followed, Host, Revision, SessionRecords
 
 Values = npt.NDArray[np.float64]
-_COMMON: int = 3
+EXACT: Final = 1e-9
+"""Figures that differ by less, as a share, are the same."""
+_COMMON: Final = 3
 """Fewest commits that all rounds of a session share for their median to tell how fast the machine was in a round."""
 
 
@@ -37,7 +40,7 @@ class Point:
     """One commit that was measured.
 
     Args:
-        value: median, relative to the anchor in the same sessions where there are several.
+        value: median, less what the machine was faster or slower in each round and session.
         interval: of the median, from order statistics; None below 6 samples.
         samples: measurements.
     """
@@ -69,6 +72,12 @@ class Series:
     failed: Mapping[str, Failure]
     revisions: tuple[Revision, ...]
     untied: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every commit gave the same value each time, twice or more: a program that counts, not one that is timed."""
+        own = [_column(self.rounds, at) for at in range(len(self.points))]
+        return all(len(each) > 1 and max(each) - min(each) < EXACT for each in own)
 
     @property
     def levels(self) -> Values:
@@ -114,17 +123,14 @@ def _series(sessions: Sequence[SessionRecords], revisions: tuple[Revision, ...],
     rounds = tuple(_rounds(session, figure.name, column, column[anchor] if tied and anchor else None) for session in has)
     rounds = tuple(each for each in rounds if each.logs.size)
     levels = levels_of(rounds, [each.logs[None] for each in rounds])[0] if chosen else np.empty(0)
-    base = 0.0
-    if tied and anchor is not None:  # what is relative gets the anchor's own value back
-        base = statistics.median(_column(rounds, column[anchor]))
+    logs = [_column(rounds, at) for at in range(len(chosen))]
+    base = statistics.median(statistics.median(own) - level for own, level in zip(logs, levels, strict=True)) if chosen else 0.0
     points = []
-    for at, each in enumerate(chosen):
-        logs = _column(rounds, at)
-        spread = median_interval(logs)
-        middle = statistics.median(logs)
-        shift = float(levels[at]) + base - middle
+    for each, own, level in zip(chosen, logs, levels, strict=True):
+        spread, value = median_interval(own), float(level) + base
+        shift = value - statistics.median(own)
         interval = None if spread is None else Interval(low=math.exp(spread.low + shift), high=math.exp(spread.high + shift))
-        points.append(Point(revision=each, value=math.exp(middle + shift), interval=interval, samples=len(logs)))
+        points.append(Point(revision=each, value=math.exp(value), interval=interval, samples=len(own)))
     failures = {each.commit: each for session in sessions for each in session.failures if each.commit not in measured}
     return Series(
         figure=figure,

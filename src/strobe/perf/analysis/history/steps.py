@@ -10,6 +10,8 @@ is tested. One more is taken as long as the largest change within a segment is l
 
 Rounds are asked where the commits of a segment share some, commits where there are `FEWEST` of them. The change looked for is any
 stretch of commits that differs from the rest of its segment. Draws are seeded: the same history gives the same steps.
+
+Where every commit gave the same value each time, nothing is drawn: every change is one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.history.series import Point, Series, Values, levels_of
+from strobe.perf.analysis.history.series import EXACT, Point, Series, Values, levels_of
 from strobe.perf.measure.stats import FLOOR, LEVEL, Interval, paired_interval, welch_interval
 
 ALPHA: Final = 1 - LEVEL
@@ -32,8 +34,6 @@ FEWEST: Final = 6
 """Commits from which their spread is known well enough."""
 MOST: Final = 40
 """Steps that are looked for."""
-_EXACT: Final = 1e-9
-"""Figures that differ by less are one: a program that counts prints the same each time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +159,8 @@ def largest_change(levels: Values) -> Values:
 
 def _search(series: Series, levels: Values) -> list[int]:
     """Where segments begin after the first."""
+    if series.exact:
+        return [at for at in range(1, len(levels)) if abs(levels[at] - levels[at - 1]) >= EXACT]
     candidates = best_cuts(levels, min(MOST, len(levels) - 1))
     for cuts in candidates:
         if chance(series, levels, _segments(cuts, len(levels))) > ALPHA:
@@ -172,9 +174,11 @@ def _segments(cuts: Sequence[int], n: int) -> list[range]:
 
 def chance(series: Series, levels: Values, segments: Sequence[range]) -> float:
     """How often segments without any step change as much as these do; 1 where nothing can be told."""
-    flat = all(np.ptp(levels[list(each)]) < _EXACT for each in segments)
+    flat = all(np.ptp(levels[list(each)]) < EXACT for each in segments)
     if flat:
         return 1.0
+    if series.exact:
+        return 0.0
     told = [each for each in segments if len(each) > 1]
     asked = [by_rounds for by_rounds in (_by_rounds(series, levels, told),) if by_rounds is not None]
     if sum(map(len, told)) >= FEWEST:
@@ -214,7 +218,7 @@ def _by_commits(levels: Values, segments: Sequence[range]) -> float:
     """Draw normal noise of the commits' own spread."""
     drawn = np.random.default_rng(1).standard_normal((DRAWS, len(levels)))
     own, others = _spread(levels[None], segments)[0], _spread(drawn, segments)
-    return _share_above(levels / max(own, _EXACT), drawn / others[:, None], segments)
+    return _share_above(levels / max(own, EXACT), drawn / others[:, None], segments)
 
 
 def _spread(levels: Values, segments: Sequence[range]) -> Values:
