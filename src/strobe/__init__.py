@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strobe.attention.tree.faults import CollectiveError
     from strobe.attention.tree.placement import KVShards
     from strobe.attention.types import AttentionOutput
+    from strobe.comparing import ComparedCalls, compare
     from strobe.core.errors import (
         ConfigError,
         DataError,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         StrobeError,
         WeightsError,
     )
-    from strobe.comparing import ComparedCalls, compare
     from strobe.core.spans import span
     from strobe.engine.config import EngineConfig, Knobs
     from strobe.engine.parallel.group import DeviceGroup

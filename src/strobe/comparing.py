@@ -16,14 +16,25 @@ from strobe.perf.records.store import create_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.runs import CallsRow, RunDocument
-from strobe.perf.report.text import ratio_text, significant
 from strobe.perf.report.model import Ratio
+from strobe.perf.report.text import ratio_text, significant
 from strobe.perf.report.write import FORMATS, Format, render
 
 if TYPE_CHECKING:
     import torch
 
-_SHOWN: Final = ("name", "mean_ns", "low_ns", "high_ns", "ratio", "ratio_low", "ratio_high", "verdict", "peak_bytes", "equal_output")
+_SHOWN: Final = (
+    "name",
+    "mean_ns",
+    "low_ns",
+    "high_ns",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "verdict",
+    "peak_bytes",
+    "equal_output",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

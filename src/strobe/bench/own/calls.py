@@ -78,7 +78,9 @@ def check_functions(functions: Functions) -> None:
         ConfigError: fewer than two functions, a name that is no text, or something that cannot be called.
     """
     if not isinstance(functions, Mapping):
-        raise ConfigError(f'give a dictionary of functions, such as {{"eager": f, "compiled": g}}; got a {type(functions).__name__}')
+        raise ConfigError(
+            f'give a dictionary of functions, such as {{"eager": f, "compiled": g}}; got a {type(functions).__name__}'
+        )
     if len(functions) < 2:
         raise ConfigError(f"a comparison needs two functions or more, got {', '.join(map(repr, functions)) or 'none'}")
     for name, function in functions.items():
@@ -298,9 +300,7 @@ class _Run:
         if found or not self._marked:
             return found
         nothing = {"blocks": (0,), "paths": (), "calls": (), "value_ns": ()}
-        return (
-            record.Regions(variant=clip.variant, clip=clip.clip, order=clip.order, region_ns=self._region_ns, **nothing),
-        )
+        return (record.Regions(variant=clip.variant, clip=clip.clip, order=clip.order, region_ns=self._region_ns, **nothing),)
 
     def _trace(self, number: int, name: str) -> None:
         """Run a sample under the profiler, after one that warms it up."""

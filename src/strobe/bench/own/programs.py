@@ -105,8 +105,7 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
     return tuple(
-        Program(name=name, command=text, argv=argv)
-        for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
+        Program(name=name, command=text, argv=argv) for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
     )
 
 

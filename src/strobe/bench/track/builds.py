@@ -67,9 +67,7 @@ class Builds:
             return "install", Ran(code=None, why=why, stdout="")
         self._ready[commit] = env
         if self._case.install:
-            ran = run_command(
-                self._executor, argv_of(self._case.install), place / "tree", env, self._case.install_timeout_s
-            )
+            ran = run_command(self._executor, argv_of(self._case.install), place / "tree", env, self._case.install_timeout_s)
             if ran.why:
                 return "install", ran
         return None

@@ -61,6 +61,7 @@ def run_command(executor: LocalExecutor, argv: Sequence[str], folder: Path, env:
     )
     done = executor.wait(executor.submit(cell))
     stdout, stderr = (done.files.get(name, b"").decode(errors="replace") for name in ("stdout", "stderr"))
+    stderr = stderr.replace(f"{folder}/", "")
     if done.status == "timeout":
         return Ran(code=None, why=f"took more than {timeout_s:g} s{_last_words(stderr)}", stdout=stdout)
     try:

@@ -83,7 +83,7 @@ def run_folders(left: Path) -> list[Path]:
 
 
 def _printed(text: str) -> dict[str, float | None]:
-    """Numbers of the JSON object that is all of a text, or else its last line that is one; keys of objects within joined by dots."""
+    """Numbers of the JSON object that is all of a text, else its last line that is one; keys within joined by dots."""
     for piece in (text, *reversed(text.splitlines())):
         try:
             document = json.loads(piece)

@@ -17,7 +17,16 @@ from strobe.core.printable import clean
 from strobe.perf.records.history import Revision
 
 TIMEOUT_S: Final = 600.0
-_QUIET: Final = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "log.showSignature=false", "-c", "advice.detachedHead=false")
+_QUIET: Final = (
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "log.showSignature=false",
+    "-c",
+    "advice.detachedHead=false",
+)
 _FIELDS: Final = "%x1f".join(("%H", "%P", "%ct", "%s"))
 
 
@@ -29,7 +38,11 @@ def git(repo: Path, *arguments: str) -> str:
     """
     try:
         done = subprocess.run(
-            ("git", "-C", str(repo), *_QUIET, *arguments), capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False
+            ("git", "-C", str(repo), *_QUIET, *arguments),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError as error:
         raise StrobeError("git is not on this machine; install it") from error
@@ -93,7 +106,7 @@ def revisions(repo: Path, asked: str) -> tuple[Revision, ...]:
     if not inside:
         if start == end:
             return _described(repo, "-1", end)
-        raise ConfigError(f"--commits {asked}: {last or 'HEAD'} has no commit that {first} has not; is the order the other way round?")
+        raise ConfigError(f"--commits {asked}: {last or 'HEAD'} has no commit that {first} has not; is it the other way round?")
     before = git(repo, "rev-list", "-1", "--parents", inside[0]).split()[1:2]
     return _described(repo, f"--max-count={len(inside) + len(before)}", end)
 

@@ -97,7 +97,9 @@ def held(history: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise ConfigError(f"{history}: another `strobe track` measures into it; wait for its end, or name another folder") from error
+        raise ConfigError(
+            f"{history}: another `strobe track` measures into it; wait for its end, or name another folder"
+        ) from error
     finally:
         os.close(lock)
 
@@ -119,7 +121,9 @@ def check_same(tracking: Tracking, sessions: Sequence[SessionRecords], root: str
         )
         for what, kept, asked in pairs:
             if kept != asked:
-                raise ConfigError(f"{tracking.history} is a history of {what} {kept!r}, got {asked!r}; name another folder with -o")
+                raise ConfigError(
+                    f"{tracking.history} is a history of {what} {kept!r}, got {asked!r}; name another folder with -o"
+                )
 
 
 def missing(tracking: Tracking, commits: Sequence[Revision], sessions: Sequence[SessionRecords], host: Host) -> dict[str, int]:
@@ -135,7 +139,12 @@ def missing(tracking: Tracking, commits: Sequence[Revision], sessions: Sequence[
 
 
 def measure_commits(
-    tracking: Tracking, asked: str, commits: Sequence[Revision], told: Sequence[Revision], progress: Progress, again: Sequence[str] = ()
+    tracking: Tracking,
+    asked: str,
+    commits: Sequence[Revision],
+    told: Sequence[Revision],
+    progress: Progress,
+    again: Sequence[str] = (),
 ) -> int:
     """Measure what a history lacks of some commits, in one session; nothing if it lacks nothing.
 
@@ -161,7 +170,7 @@ def measure_commits(
             return 0
         anchor = anchor_of([each for each in sessions if each.session.host.identity == host.identity])
         most = max(lacking.values())
-        lacking |= {commit: most for commit in (*again, *([anchor] if anchor else []))}
+        lacking |= dict.fromkeys((*again, *([anchor] if anchor else [])), most)
         now = datetime.now(UTC)
         head = Session(
             session=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
@@ -190,7 +199,9 @@ def measure_commits(
 class _Running:
     """A session under way."""
 
-    def __init__(self, tracking: Tracking, builds: Builds, writer: RunWriter, progress: Progress, lacking: dict[str, int]) -> None:
+    def __init__(
+        self, tracking: Tracking, builds: Builds, writer: RunWriter, progress: Progress, lacking: dict[str, int]
+    ) -> None:
         self._tracking, self._builds, self._writer, self._progress = tracking, builds, writer, progress
         self._lacking = lacking
         self._out = tracking.history / _WORK / "out"

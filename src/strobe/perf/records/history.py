@@ -17,7 +17,7 @@ from msgspec import Meta
 from strobe.core.errors import DataError
 from strobe.core.files import file_inside
 from strobe.perf.records.base import Line, Part, Prose
-from strobe.perf.records.store import read_lines
+from strobe.perf.records.lines import read_lines
 
 MEASUREMENTS: Final = "measurements.jsonl"
 SESSIONS: Final = "sessions"
@@ -91,16 +91,22 @@ class Sample(Line, frozen=True, kw_only=True):
     """One measurement of one commit."""
 
     commit: Annotated[str, Meta(description="full commit hash")]
-    round: Annotated[int, Meta(description="round of the session, from 0; each measures every commit once, in an order drawn anew")]
+    round: Annotated[
+        int, Meta(description="round of the session, from 0; each measures every commit once, in an order drawn anew")
+    ]
     order: Annotated[int, Meta(description="place in the session, from 0")]
     date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
     figures: Annotated[dict[str, float], Meta(description="value by figure")]
     wall_ns: Annotated[int, Meta(description="from the start of the command's process to its end, ns")]
     cpu_ns: Annotated[int, Meta(description="CPU time of the process and of all it waited for, user and system, ns")]
-    peak_bytes: Annotated[int | None, Meta(description="largest resident set of one of its processes; null: no more than starting it takes")]
+    peak_bytes: Annotated[
+        int | None, Meta(description="largest resident set of one of its processes; null: no more than starting it takes")
+    ]
     load: Annotated[float | None, Meta(description="1-minute load average before it")]
     mhz: Annotated[int | None, Meta(description="mean clock of the CPU cores before it")]
-    kept: Annotated[str | None, Meta(description="folder of what the command left, relative to the session's; null: nothing")] = None
+    kept: Annotated[str | None, Meta(description="folder of what the command left, relative to the session's; null: nothing")] = (
+        None
+    )
 
 
 class Failure(Line, frozen=True, kw_only=True):
@@ -109,7 +115,9 @@ class Failure(Line, frozen=True, kw_only=True):
     commit: Annotated[str, Meta(description="full commit hash")]
     at: Annotated[FailedAt, Meta(description="what failed")]
     round: Annotated[int | None, Meta(description="round; null: before the first")] = None
-    code: Annotated[int | None, Meta(description="exit code of the command, negative: the signal; null: it ran out of time or never began")]
+    code: Annotated[
+        int | None, Meta(description="exit code of the command, negative: the signal; null: it ran out of time or never began")
+    ]
     reason: Annotated[Prose, Meta(description="what it said last")]
 
 

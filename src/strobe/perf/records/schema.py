@@ -40,7 +40,8 @@ one raises it.
 
 _HISTORY: Final = """# Histories
 
-`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`, with lines of these kinds, sealed like those above.
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`, with lines of these kinds, sealed as those
+above are.
 """
 
 

@@ -22,6 +22,7 @@ from strobe.core.files import not_written
 from strobe.core.notebook import html_table
 from strobe.perf.records.base import Line
 from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
+from strobe.perf.records.lines import read_lines
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
     Clip,
@@ -39,7 +40,6 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
-from strobe.perf.records.lines import read_lines
 from strobe.perf.records.seal import seal
 from strobe.perf.records.upgrade import upgraded
 

@@ -174,7 +174,9 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
         Field("verdict", _verdict),
         count("pairs", lambda row: None if row.speedup is None else len(row.speedup.ratios)),
         Field("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, Ratio, numeric=True),
-        Field("ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"),
+        Field(
+            "ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"
+        ),
     )
     table = table_of(f"Speedups over {head.baseline}.", fields, [row for row in found if row.name != head.baseline])
     return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))
@@ -229,7 +231,9 @@ def _samples(found: Sequence[OwnCode]) -> Section | None:
         series=tuple(row.name for row in timed),
     )
     title = "Every timed sample, in the order they ran."
-    figure = Figure(title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True)
+    figure = Figure(
+        title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True
+    )
     lead = "A slope is drift, a lone point a disturbance. Nothing is left out but what compiled or ran on a throttled GPU."
     return Section("samples", "Samples", lead, (figure,))
 
@@ -288,7 +292,9 @@ def _notes(head: Header) -> Section:
 
 def _title(head: Header, found: Sequence[OwnCode]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
-    shown = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
+    shown = (
+        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
+    )
     return f"{shown} against {head.baseline}"
 
 

@@ -178,7 +178,7 @@ class Mark(_Node, frozen=True):
 
 
 class Level(_Node, frozen=True):
-    """A horizontal line, e.g. an average; from `start` to `stop` on the other axis where they are given."""
+    """A horizontal line, e.g. an average; from `start` to `stop` on the other axis where they are given, its label above it."""
 
     y: float
     series: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,9 +44,9 @@ def drifts(series: Series) -> tuple[Drift, ...]:
     found = []
     for number, each in enumerate(series.rounds):
         if number and series.anchor is not None:
-            sides = [_anchor(series, at) for at in (number, 0)]
-            ratio = math.exp(float(np.mean(sides[0]) - np.mean(sides[1])))
-            interval = welch_interval(*([math.exp(value) for value in side] for side in sides))
+            later, earlier = (_anchor(series, at) for at in (number, 0))
+            ratio = math.exp(statistics.fmean(later) - statistics.fmean(earlier))
+            interval = welch_interval(list(map(math.exp, later)), list(map(math.exp, earlier)))
             found.append(Drift(session=each.session, within=False, ratio=ratio, interval=interval))
         if len(each.logs) >= 2 * _ENDS:
             common = ~np.isnan(each.logs).any(axis=0)

@@ -92,7 +92,7 @@ def revisions_of(sessions: Sequence[SessionRecords]) -> tuple[Revision, ...]:
 
 
 def anchor_of(sessions: Sequence[SessionRecords]) -> str | None:
-    """The commit that a new session measures again: the one that most sessions have, of equals the oldest; None: there is none."""
+    """The commit that a new session measures again: the one that most sessions have, of equals the oldest; None: none yet."""
     seen = Counter(commit for session in sessions for commit in {sample.commit for sample in session.samples})
     order = [each.commit for each in revisions_of(sessions) if each.commit in seen]
     return max(order, key=lambda commit: seen[commit], default=None)

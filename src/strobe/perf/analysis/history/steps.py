@@ -99,8 +99,8 @@ def ratio_between(series: Series, before: Sequence[int], after: Sequence[int]) -
         return math.exp(statistics.fmean(pairs)), paired_interval(pairs), True
     levels = series.levels
     ratio = float(np.exp(levels[list(after)].mean() - levels[list(before)].mean()))
-    sides = [[math.exp(value) for value in _relative(series, side)] for side in (after, before)]
-    return ratio, welch_interval(*sides), False
+    later, earlier = ([math.exp(value) for value in _relative(series, side)] for side in (after, before))
+    return ratio, welch_interval(later, earlier), False
 
 
 def _relative(series: Series, side: Sequence[int]) -> Iterator[float]:

@@ -108,8 +108,11 @@ def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> l
 def _level(level: Level, x: Scale, y: Scale) -> str:
     part = y.at(level.y)
     start, stop = (end if at is None else percent(x.at(at)) for at, end in ((level.start, "0"), (level.stop, "100%")))
-    title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>"
-    return f'<line class="level {colour(level.series)}" x1="{start}" x2="{stop}" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
+    title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>" if level.label else ""
+    line = f'<line class="level {colour(level.series)}" x1="{start}" x2="{stop}" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
+    if level.start is None or not level.label:
+        return line
+    return f'{line}<text class="mark" x="{start}" y="{_y(part)}" dy="-9">{esc(level.label)}</text>'
 
 
 def _legend_item(series: int, name: str) -> str:
@@ -130,7 +133,9 @@ def draw_plane(plane: Plane, alt: str) -> str:
     body += "".join(_reach(mark, x, y, place[1]) for mark, place in zip(plane.marks, places, strict=True))
     body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
     unit = f", {plane.x.unit}" if plane.x.unit else ""
-    labelled = "".join(_legend_item(mark.series, mark.label) for mark in plane.marks if mark.label)
+    named = [(mark.series, mark.label) for mark in plane.marks]
+    named += [(level.series, level.label) for level in plane.levels if level.start is not None]
+    labelled = "".join(_legend_item(number, label) for number, label in named if label)
     legend = "".join(_legend_item(index, name) for index, name in enumerate(plane.series))
     lists = f'<ul class="legend">{legend}</ul>' if legend else ""
     lists += f'<ul class="legend narrow" aria-hidden="true">{labelled}</ul>' if labelled else ""

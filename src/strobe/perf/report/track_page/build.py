@@ -33,11 +33,11 @@ from strobe.perf.report.track_page.cells import SHORT, change_text, step_cell, v
 from strobe.perf.report.track_page.series import series_section
 
 METHOD = (
-    "Steps: the levels of the commits are cut into segments by least squares, exactly. One more cut is taken as long as the largest "
-    f"change within a segment is larger than in {100 * (1 - ALPHA):g} % of {DRAWS} seeded draws: of the rounds with their values "
-    f"permuted among commits, and, from {FEWEST} commits on, of normal noise with the spread that neighbouring commits have. So a "
-    f"series without any step is given one in at most {100 * ALPHA:g} % of cases. Interval of a change: of the ratios of the rounds "
-    "that measured both sides (Student's t); without such rounds, of both sides' distances from the anchor (Welch)."
+    "Steps: the levels of the commits are cut into segments by least squares, exactly. One more cut is taken as long as the "
+    f"largest change within a segment is larger than in {100 * (1 - ALPHA):g} % of {DRAWS} seeded draws: of the rounds with their values "
+    f"permuted among commits, and, from {FEWEST} commits on, of normal noise with the spread that neighbouring commits have. So "
+    f"a series without any step is given one in at most {100 * ALPHA:g} % of cases. Interval of a change: of the ratios of the "
+    "rounds that measured both sides (Student's t); without such rounds, of both sides' distances from the anchor (Welch)."
 )
 
 
@@ -47,7 +47,9 @@ class _StepRow:
     step: Step
 
 
-def track_report(sessions: Sequence[SessionRecords], found: Sequence[Found], least: float, accounts: Sequence[Section] = ()) -> Report:
+def track_report(
+    sessions: Sequence[SessionRecords], found: Sequence[Found], least: float, accounts: Sequence[Section] = ()
+) -> Report:
     """Lay a history out: steps, each figure over the commits, accounts of steps, machines and sessions.
 
     Args:
@@ -103,7 +105,10 @@ def steps_table(found: Sequence[Found]) -> Table:
         Field("interval of", lambda row: "rounds with both" if row.step.paired else "sessions apart, by the anchor"),
     )
     merges = [_after(row) for row in rows if len(_after(row).parents) > 1]
-    notes = [f"{each.commit[:SHORT]} is a merge: its own commits are {each.parents[0][:SHORT]}..{each.parents[1][:SHORT]}." for each in merges]
+    notes = [
+        f"{each.commit[:SHORT]} is a merge: its own commits are {each.parents[0][:SHORT]}..{each.parents[1][:SHORT]}."
+        for each in merges
+    ]
     if any(row.step.between for row in rows):
         notes.append("`strobe track find` measures commits between until one is left.")
     return table_of("Commits that changed a figure, and by how much.", fields, rows, notes=notes)
@@ -148,7 +153,7 @@ def _banners(sessions: Sequence[SessionRecords], found: Sequence[Found]) -> Iter
 def _drift_words(drift: Drift) -> str:
     change = change_text(drift.ratio, drift.interval)
     if drift.within:
-        return f"{change} from the first two rounds of {drift.session} to its last two; every commit was in each round, so it hits all alike"
+        return f"{change} from the first two rounds of {drift.session} to its last two, which hits all commits alike"
     return f"{change} from the first session to {drift.session}, by the anchor; it is taken out"
 
 
@@ -164,11 +169,9 @@ def _sessions_section(sessions: Sequence[SessionRecords], found: Sequence[Found]
         count("samples", lambda each: len(each.samples)),
         Field("load", lambda each: _load(each), hint="highest 1-minute load average before a measurement"),
         Field("anchor", lambda each: Code(each.session.anchor[:SHORT]) if each.session.anchor else "-"),
-        Field(
-            "anchor since the first", lambda each: _since(drift.get(each.session.session)), hint="of the first figure"
-        ),
+        Field("anchor since the first", lambda each: _since(drift.get(each.session.session)), hint="of the first figure"),
     )
-    lead = "Each session measured the commits in rounds, every round in another order, and the anchor again that ties it to the others."
+    lead = "A session measures commits in rounds, each in another order, and the anchor again, which ties it to the others."
     return Section("sessions", "Sessions and machines", lead, (table_of("Sessions.", fields, sessions),), folded=True)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from strobe.core.printable import clean
 from strobe.perf.analysis.history.steps import Step
 from strobe.perf.measure.stats import Interval
-from strobe.perf.records.history import Followed, Revision
+from strobe.perf.records.history import Followed
 from strobe.perf.report.blocks.fields import Unit
 from strobe.perf.report.model import Cell, Number, Text, Time, Tone
 from strobe.perf.report.text import bytes_in
@@ -39,7 +38,7 @@ def value_cell(figure: Followed, value: float) -> Cell:
 def interval_cell(figure: Followed, interval: Interval | None) -> Text:
     """Both ends of the interval of a value."""
     if interval is None:
-        return Text("-", note="fewer than 6 samples")
+        return Text("-")
     per_unit = 1e6 if figure.unit == "ns" else 1.0
     low, high = (f"{in_unit(figure, end) / per_unit:.{_DIGITS}g}" for end in (interval.low, interval.high))
     return Text(f"{low} to {high}")
@@ -65,8 +64,3 @@ def step_cell(figure: Followed, step: Step) -> Text:
     """The change of a step in its tone."""
     tone: Tone = "bad" if is_worse(figure, step.ratio) else "good"
     return Text(change_text(step.ratio, step.interval), tone)
-
-
-def commit_name(revision: Revision) -> str:
-    """Short hash and subject."""
-    return clean(f"{revision.commit[:SHORT]} {revision.subject}")

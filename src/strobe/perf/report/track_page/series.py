@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from strobe.perf.analysis.history.found import Found
 from strobe.perf.analysis.history.series import Point
 from strobe.perf.records.history import Failure, Revision
@@ -9,7 +11,6 @@ from strobe.perf.report.blocks.fields import Field, count, table_of
 from strobe.perf.report.model import Axis, Cell, Code, Figure, Level, Mark, Plane, Section, Table, Text
 from strobe.perf.report.track_page.cells import (
     SHORT,
-    change_text,
     in_unit,
     interval_cell,
     percent_text,
@@ -41,12 +42,12 @@ def series_section(found: Found, number: int) -> Section:
     figure, places = found.series.figure, places_of(found)
     better = "higher is better" if figure.higher else "lower is better"
     lead = (
-        f"Medians of each commit with their 95 % intervals; {better}. What the machine was faster or slower in a round or session "
-        "is taken out."
+        f"Medians of each commit with their 95 % intervals; {better}. What the machine was faster or slower in a "
+        "round or session is taken out."
     )
     alt = "Values over commits with their intervals, levels between steps as lines; the table says the same."
     title = f"{figure.name} over {len(found.series.points)} commits, oldest first. Hollow: the commit has no value."
-    shown = Figure(title, alt, _plane(found, places), _table(found, places), table_open=True)
+    shown = Figure(title, alt, _plane(found, places), series_table(found), table_open=True)
     name = figure.name if found.current else f"{figure.name} on {found.series.host.cpu_name}"
     return Section(f"figure-{number}", name, lead, (shown,), folded=not found.current)
 
@@ -62,29 +63,29 @@ def _plane(found: Found, places: list[Place]) -> Plane:
             place,
             value,
             0,
-            labels.get(number, ""),
             y_low=None if each.interval is None else in_unit(figure, each.interval.low),
             y_high=None if each.interval is None else in_unit(figure, each.interval.high),
         )
-        for number, (each, place, value) in enumerate(zip(series.points, own, values, strict=True))
+        for each, place, value in zip(series.points, own, values, strict=True)
     ]
     bounds = [0, *(step.after for step in found.steps), len(values)]
     levels = []
-    for first, stop in zip(bounds, bounds[1:], strict=False):
+    for first, stop in itertools.pairwise(bounds):
         middle = sum(values[first:stop]) / (stop - first)
-        levels.append(Level(middle, 1, "level", own[first] - 0.5, own[stop - 1] + 0.5))
+        levels.append(Level(middle, 1, labels.get(first, ""), own[first] - 0.5, own[stop - 1] + 0.5))
     for place, _, what in places:
         if isinstance(what, Failure):
             near = min(range(len(own)), key=lambda number: abs(own[number] - place), default=None)
             marks.append(Mark(place, 0.0 if near is None else values[near], 2, hollow=True))
     unit = "MiB" if figure.unit == "bytes" else ""
     axis = Axis(f"{figure.name}{f', {unit}' if unit else ''}", "ms" if figure.unit == "ns" else "")
-    names = ("measured", "level between steps", *(("no value", ) if series.failed else ()))
+    names = ("measured", "level between steps", *(("no value",) if series.failed else ()))
     return Plane(Axis("commit, by its number in the table", whole=True), axis, tuple(marks), tuple(levels), names)
 
 
-def _table(found: Found, places: list[Place]) -> Table:
-    series, figure = found.series, found.series.figure
+def series_table(found: Found) -> Table:
+    """Every commit that was measured or failed: value, interval, samples, and what changed."""
+    series, figure, places = found.series, found.series.figure, places_of(found)
     steps = {series.points[step.after].revision.commit: step for step in found.steps}
 
     def value(place: Place) -> Cell:
@@ -109,16 +110,8 @@ def _table(found: Found, places: list[Place]) -> Table:
     )
     between = len(series.revisions) - len(places)
     notes = [f"{between} commits between these were not measured."] if between > 0 else []
+    if any(each.interval is None for each in series.points):
+        notes.append("Fewer than 6 samples have no 95 % interval.")
     if figure.unit == "ns":
         notes.append("Intervals are in ms.")
     return table_of(f"{figure.name} of each commit.", fields, places, notes=notes)
-
-
-def step_words(found: Found) -> list[str]:
-    """Each step in a sentence."""
-    words = []
-    for step in found.steps:
-        before, after = (found.series.points[at].revision for at in (step.before, step.after))
-        who = after.commit[:SHORT] if not step.between else f"one of {step.between + 1} commits up to {after.commit[:SHORT]}"
-        words.append(f"{found.series.figure.name}: {change_text(step.ratio, step.interval)} by {who}, after {before.commit[:SHORT]}")
-    return words
