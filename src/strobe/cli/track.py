@@ -37,8 +37,8 @@ class CaseFlags:
         case: command line that is measured, run in a worktree of the commit. It may print a JSON object with figures as its
             last line, and leave run folders and traces in the folder that the variable STROBE_TRACK_OUT names.
         install: command line that is run once for each commit before; it counts as failed unless it ends with 0.
-        environment: what both run in: none, as they are; venv, a virtual environment of each commit; shared, one that also
-            sees the packages beside strobe. By default venv with --install, else none.
+        environment: what both run in: none, as they are; venv, a virtual environment of each commit; shared, one that
+            also sees the packages beside strobe. By default venv with --install, else none.
         figure: what is followed: wall, cpu, peak_memory, a number of the JSON object (results.fps), or VARIANT.e2e, VARIANT.block,
             VARIANT.step of a run folder; one or several, by default wall.
         higher: those of them of which more is better.

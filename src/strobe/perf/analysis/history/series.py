@@ -76,7 +76,7 @@ class Series:
     @property
     def exact(self) -> bool:
         """Whether every commit gave the same value each time, twice or more: a program that counts, not one that is timed."""
-        own = [_column(self.rounds, at) for at in range(len(self.points))]
+        own = [_column([each.logs for each in self.rounds], at) for at in range(len(self.points))]
         return all(len(each) > 1 and max(each) - min(each) < EXACT for each in own)
 
     @property
@@ -123,10 +123,12 @@ def _series(sessions: Sequence[SessionRecords], revisions: tuple[Revision, ...],
     rounds = tuple(_rounds(session, figure.name, column, column[anchor] if tied and anchor else None) for session in has)
     rounds = tuple(each for each in rounds if each.logs.size)
     levels = levels_of(rounds, [each.logs[None] for each in rounds])[0] if chosen else np.empty(0)
-    logs = [_column(rounds, at) for at in range(len(chosen))]
+    logs = [_column([each.logs for each in rounds], at) for at in range(len(chosen))]
     base = statistics.median(statistics.median(own) - level for own, level in zip(logs, levels, strict=True)) if chosen else 0.0
     points = []
-    for each, own, level in zip(chosen, logs, levels, strict=True):
+    cleared = [relative(each, each.logs[None])[0] for each in rounds]
+    for at, (each, level) in enumerate(zip(chosen, levels, strict=True)):
+        own = _column(cleared, at)
         spread, value = median_interval(own), float(level) + base
         shift = value - statistics.median(own)
         interval = None if spread is None else Interval(low=math.exp(spread.low + shift), high=math.exp(spread.high + shift))
@@ -154,19 +156,37 @@ def _rounds(session: SessionRecords, name: str, column: Mapping[str, int], ancho
     return Rounds(session=session.session.session, logs=logs, anchor=anchor)
 
 
-def _column(rounds: Sequence[Rounds], at: int) -> list[float]:
-    values = np.concatenate([each.logs[:, at] for each in rounds])
+def _column(tables: Sequence[Values], at: int) -> list[float]:
+    """What there is of one commit."""
+    values = np.concatenate([each[:, at] for each in tables])
     return [float(value) for value in values[~np.isnan(values)]]
 
 
-def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
-    """Level of each commit: the median over the rounds of a session, less the anchor's; of several sessions the mean.
+def relative(each: Rounds, table: Values) -> Values:
+    """Logarithms of a session less what its machine was: in each round, as the commits tell that are in all, and by the anchor.
 
-    How fast the machine was in a round, as the commits tell that are in all of them, is taken out first.
+    Args:
+        each: the session.
+        table: its logarithms, several times, [B, rounds, commits]: as they are or permuted.
+
+    Returns:
+        [B, rounds, commits].
+    """
+    present = ~np.isnan(each.logs)
+    common = present.all(axis=0)
+    if common.sum() >= _COMMON:
+        table = table - np.median(table[:, :, common], axis=2, keepdims=True)
+    if each.anchor is not None:
+        table = table - np.median(table[:, present[:, each.anchor], each.anchor], axis=1)[:, None, None]
+    return table
+
+
+def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
+    """Level of each commit: the median over the rounds of a session, of what is `relative`; of several sessions the mean.
 
     Args:
         rounds: of the sessions.
-        tables: their logarithms, several times, [B, rounds, commits]: as they are or permuted.
+        tables: logarithms of each, several times, [B, rounds, commits].
 
     Returns:
         [B, commits].
@@ -174,16 +194,8 @@ def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
     num, commits = tables[0].shape[0], tables[0].shape[2]
     total, count = np.zeros((num, commits)), np.zeros(commits)
     for each, table in zip(rounds, tables, strict=True):
-        present = ~np.isnan(each.logs)
-        common = present.all(axis=0)
-        if common.sum() >= _COMMON:
-            table = table - np.median(table[:, :, common], axis=2, keepdims=True)
-        own = np.full((num, commits), np.nan)
+        own, present = relative(each, table), ~np.isnan(each.logs)
         for at in np.flatnonzero(present.any(axis=0)):
-            own[:, at] = np.median(table[:, present[:, at], at], axis=1)
-        if each.anchor is not None:
-            own -= own[:, each.anchor, None]
-        there = present.any(axis=0)
-        total[:, there] += own[:, there]
-        count += there
+            total[:, at] += np.median(own[:, present[:, at], at], axis=1)
+            count[at] += 1
     return total / count
