@@ -100,7 +100,7 @@ def end_line(writer: RunWriter) -> Iterator[None]:
         raise
     finally:
         notes: list[str] = getattr(sys.exception(), "__notes__", [])
-        message = notes[-1] if notes and not variant and status == "failed" else message
+        message = notes[-1] if notes else message
         with suppress(StrobeError):
             wall_ns = time.perf_counter_ns() - began
             writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))

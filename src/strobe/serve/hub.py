@@ -24,7 +24,7 @@ from strobe.engine.video import VideoFile
 from strobe.serve.channel import Channel, Frame, Recording
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Flushed, Made, Picture, Received, Seen
+from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Block, Stream
 from strobe.serve.worker import Worker
@@ -128,7 +128,6 @@ class Hub:
         self.loop.call_soon_threadsafe(self._failed, name, error)
 
     def _failed(self, name: str, error: BaseException) -> None:
-        from strobe.serve.protocol import Ended
 
         self.metrics.failed.inc()
         log_event("stream failed", stream=name, error=type(error).__name__)
@@ -324,7 +323,6 @@ class Hub:
 
     async def suspend(self, channel: Channel) -> None:
         """Move a stream to main memory."""
-        from strobe.serve.protocol import State
 
         channel.asleep = True
         self.tell_worker(channel)

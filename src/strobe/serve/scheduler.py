@@ -9,11 +9,15 @@ Source: C. L. Liu and J. W. Layland, Scheduling algorithms for multiprogramming 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 FULL: Final = 0.97
 """Share of a device's time that steady frame blocks may take; the rest is for switches, resumes and slow blocks."""
+
+ENOUGH: Final = 8
+"""Steady frame blocks that are needed before their median replaces a prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,22 @@ class Cost:
     def share(self) -> float:
         """Share of the device's time that a stream takes at its frame rate."""
         return self.block_s / self.content_s
+
+
+def learn(predicted: Cost, steady_s: Sequence[float], switched_s: Sequence[float]) -> Cost:
+    """Return the cost of a preset as its running streams show it.
+
+    The median of at least `ENOUGH` steady frame blocks replaces the predicted time. The longest work is the longest frame block
+    that began with a prompt switch; until one was seen, the predicted ratio to a steady block holds.
+
+    Args:
+        predicted: the cost before any stream of the preset ran.
+        steady_s: times of the last frame blocks without a prompt switch.
+        switched_s: times of the last frame blocks that began with one.
+    """
+    block_s = median(steady_s) if len(steady_s) >= ENOUGH else predicted.block_s
+    longest_s = max(switched_s) if switched_s else predicted.longest_s * block_s / predicted.block_s
+    return replace(predicted, block_s=block_s, longest_s=max(block_s, longest_s))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

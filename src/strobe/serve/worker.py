@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -21,14 +21,14 @@ from strobe.engine.load import Model
 from strobe.engine.memory import free_bytes, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
-from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose
+from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
 from strobe.serve.streams import Block, Origin, Stream
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
 """Steady frame blocks that a cost is taken from at the start: on a CPU the viewer should not wait for more."""
 _KEPT: Final = 64
-"""Block times of a stream that its cost is taken from while it runs."""
+"""Last times of frame blocks that the cost of a preset is learned from."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,11 +36,9 @@ class Playing:
     """A stream and what its viewer has of it. `painted` is the first frame that was not painted yet."""
 
     stream: Stream
-    cost: Cost
     opened_s: float
     running: bool = True
     painted: int = 0
-    block_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def ahead_s(self, fps: int) -> float:
         """Seconds of video that are made and not painted."""
@@ -80,7 +78,9 @@ class Worker:
         check_device(find_preset(default), device)
         self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
         self.costs: dict[str, Cost] = {}
-        self.busy_s = 0.0
+        """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
+        self._predicted: dict[str, Cost] = {}
+        self._seen: dict[tuple[str, bool], deque[float]] = {}
         self._made, self._failed = made, failed
         self._playing: dict[str, Playing] = {}
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -128,7 +128,7 @@ class Worker:
     def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> None:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
-        The others are predicted from it by their transformer passes until they run.
+        The others are predicted from it by their transformer passes until streams of them run.
 
         Args:
             prompt: any that the model understands.
@@ -159,7 +159,7 @@ class Worker:
         passes = self._passes(config)
         for name, other in self.configs.items():
             ratio = self._passes(other) / passes
-            self.costs[name] = Cost(
+            self._predicted[name] = self.costs[name] = Cost(
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
@@ -200,11 +200,8 @@ class Worker:
 
     def adopt(self, stream: Stream) -> None:
         """Take a stream that was forked. On the device's thread."""
-        cost = self.costs[stream.origin.preset]
         with self._wake:
-            self._playing[stream.name] = Playing(
-                stream=stream, cost=cost, opened_s=monotonic(), running=False, painted=stream.frames_made
-            )
+            self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
 
     def stream(self, name: str) -> Stream:
         """A stream that is open. On the device's thread."""
@@ -228,7 +225,7 @@ class Worker:
         """A stream was reset or went to a branch: nothing of it is painted. On the device's thread."""
         with self._wake:
             playing = self._playing[name]
-            playing.painted, playing.cost = playing.stream.frames_made, self.costs[playing.stream.origin.preset]
+            playing.painted = playing.stream.frames_made
 
     def _run(self) -> None:
         while True:
@@ -255,7 +252,7 @@ class Worker:
             Demand(
                 stream=name,
                 ahead_s=each.ahead_s(fps),
-                target_s=self.start_buffer_s + min(self.content_s, each.cost.block_s),
+                target_s=self.start_buffer_s + min(self.content_s, self.costs[each.stream.origin.preset].block_s),
                 running=each.running,
                 opened_s=each.opened_s,
             )
@@ -273,16 +270,24 @@ class Worker:
 
     def _make(self, name: str) -> None:
         playing = self._playing[name]
-        began = monotonic()
         try:
             block = playing.stream.make()
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
             self.drop(name)
             self._failed(name, error)
             return
-        self.busy_s += monotonic() - began
-        playing.block_ms.append(block.block_ms)
+        self._learn(playing.stream.origin.preset, block)
         self._made(name, block)
+
+    def _learn(self, preset: str, block: Block) -> None:
+        """Learn the preset's cost from a frame block, unless the window of the attention is not full yet."""
+        defaults = self.model.defaults
+        if block.index * defaults.frame_block < resolve(self.configs[preset], defaults, self.device).policy.window:
+            return
+        switched = block.entered is not None
+        self._seen.setdefault((preset, switched), deque(maxlen=_KEPT)).append(block.block_ms / 1e3)
+        steady, after = (list(self._seen.get((preset, kind), ())) for kind in (False, True))
+        self.costs[preset] = learn(self._predicted[preset], steady, after)
 
 
 def _runs(name: str, model: Model, device: torch.device) -> bool:

@@ -299,8 +299,18 @@ class _Run:
         found = region_records(clip, self._recorder.inside(), self._region_ns)
         if found or not self._marked:
             return found
-        nothing = {"blocks": (0,), "paths": (), "calls": (), "value_ns": ()}
-        return (record.Regions(variant=clip.variant, clip=clip.clip, order=clip.order, region_ns=self._region_ns, **nothing),)
+        return (
+            record.Regions(
+                variant=clip.variant,
+                clip=clip.clip,
+                order=clip.order,
+                blocks=(0,),
+                paths=(),
+                calls=(),
+                value_ns=(),
+                region_ns=self._region_ns,
+            ),
+        )
 
     def _trace(self, number: int, name: str) -> None:
         """Run a sample under the profiler, after one that warms it up."""

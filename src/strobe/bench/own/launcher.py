@@ -1,4 +1,4 @@
-"""Runs one program and says what it took: `python -I -S launcher.py`, with what to run on stdin and the answer on stdout, as JSON.
+"""Runs one program and says what it took: `python -I -S launcher.py`, what to run on stdin, the answer on stdout, both JSON.
 
 A process of its own and a small one: a program's peak memory as the system counts it is never less than that of the process it
 was started from. It imports nothing of this package.
@@ -6,7 +6,6 @@ was started from. It imports nothing of this package.
 
 import json
 import os
-import resource
 import sys
 import time
 
@@ -30,15 +29,21 @@ def main() -> None:
         return
     _, status, usage = os.wait4(child, 0)
     wall_ns = time.perf_counter_ns() - start
-    floor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    floor = own_peak_bytes()
     found = {
         "wall_ns": wall_ns,
         "user_ns": round(usage.ru_utime * 1e9),
         "system_ns": round(usage.ru_stime * 1e9),
-        "peak_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > floor else None,
+        "peak_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss * 1024 > floor else None,
         "exit_status": os.waitstatus_to_exitcode(status),
     }
     json.dump(found, sys.stdout)
+
+
+def own_peak_bytes() -> int:
+    """Return the peak of this process since it became this program, which its resource usage does not say."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

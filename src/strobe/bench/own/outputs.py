@@ -33,7 +33,7 @@ def leaves(output: object, path: str = "out") -> list[Leaf]:
     """
     if isinstance(output, torch.Tensor):
         return [Leaf(path, output.detach().clone())]
-    if isinstance(output, (_EXACT, int | float | complex)):
+    if isinstance(output, (*_EXACT, int, float, complex)):
         return [Leaf(path, output)]
     if hasattr(output, "__array_interface__"):  # NumPy, and images of PIL
         return [Leaf(path, _array(output, path))]

@@ -35,6 +35,7 @@ from strobe.perf.records.store import RunWriter
 _LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 _QUOTED: Final = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 _FOR_A_SHELL: Final = re.compile(r"[|&;<>()$`*?\[\]#~{}!\n]|^\s*\w+=")
+_BUILT_IN: Final = frozenset((".", ":", "cd", "eval", "exec", "exit", "export", "for", "if", "ulimit", "umask", "until", "while"))
 _TOLD_LINES: Final = 3
 _TOLD_BYTES: Final = 4096
 _LONGEST_NAME: Final = 60
@@ -115,6 +116,8 @@ def argv_of(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError: a quote without its end.
     """
+    if text.split()[0] in _BUILT_IN:
+        return ("sh", "-c", text)
     unquoted = _QUOTED.sub(lambda found: "$" if found[0][0] == '"' and re.search(r"[$`]", found[0]) else "", text)
     if _FOR_A_SHELL.search(unquoted):
         return ("sh", "-c", text)
@@ -193,10 +196,10 @@ class _Run:
             if why := self._failed(prepared):
                 raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
         took = self._launch(program.argv)
-        why = self._failed(took)
-        if why and (not self._plan.ignore_failure or "not_started" in took):
-            where = "" if phase == "timed" else " in its warm-up"
-            raise VariantError(program.name, f"{program.command!r} {why}{where}; --ignore-failure times it all the same")
+        if "not_started" in took:
+            raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
+        if (why := self._failed(took)) and not self._plan.ignore_failure:
+            raise VariantError(program.name, f"{program.command!r} {why}; --ignore-failure times it all the same")
         clip = replace(
             self._clips.finish(program.name, phase, lap, 1, read_clocks(torch.device("cpu"))),
             peak_bytes=took["peak_bytes"],
@@ -236,7 +239,7 @@ class _Run:
     def _failed(self, took: dict[str, Any]) -> str:
         """Why a run is none; empty if it is one."""
         if "not_started" in took:
-            return f"could not be started: {took['not_started']}"
+            return f"it could not be started: {took['not_started']}"
         status: int = took["exit_status"]
         if status == 0:
             return ""

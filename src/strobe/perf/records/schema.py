@@ -23,7 +23,7 @@ _PLAIN: Final = {
 
 _HEAD: Final = f"""# Records
 
-Generated from `strobe.perf.records.record` by `make docs`; do not edit.
+Generated from `strobe.records` by `make docs`; do not edit. Each table is a class there: `from strobe.records import Clip`.
 
 A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
 {", ".join(map(str, READABLE_VERSIONS))}.

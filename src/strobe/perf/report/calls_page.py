@@ -84,24 +84,25 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     unit = _unit(found)
     fields: list[Field[OwnCode]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
-        Field("mean", lambda row: row.mean_ns, Time, unit, "geometric mean of the samples", missing=_NOT_TIMED),
+        Field("mean", lambda row: row.mean_ns, Time, unit, hint="geometric mean of the samples", missing=_NOT_TIMED),
         Field("95 % interval", lambda row: _interval(row, unit), numeric=True, hint=f"of the mean, {unit}", missing=_NOT_TIMED),
         Field("min", lambda row: min(row.samples_ns, default=None), Time, unit, missing=_NOT_TIMED),
         Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="baseline time / its own, 95 % interval"),
         Field("verdict", _verdict),
     ]
     if on_gpu:
-        hint = "the same between CUDA events: without what the host does before the first kernel and after the last"
+        hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
         fields.append(Field("speedup on the GPU", _on_device, numeric=True, hint=hint))
     if programs:
         fields += [
             Field("user", lambda row: row.user_ns, Time, unit, hint="CPU time outside the kernel", missing=_NOT_TIMED),
             Field("system", lambda row: row.system_ns, Time, unit, hint="CPU time inside the kernel", missing=_NOT_TIMED),
         ]
-    fields.append(Field("peak memory", lambda row: _bytes(row.peak_bytes), numeric=True, hint=_PEAK[head.kind, on_gpu]))
+    hint = _PEAK[head.kind, on_gpu]
+    fields.append(Field("peak memory", lambda row: _bytes(row, row.peak_bytes), numeric=True, hint=hint))
     if not programs:
         hint = "most that a sample had above what there was when it began"
-        fields.append(Field("added memory", lambda row: _bytes(row.added_bytes), numeric=True, hint=hint))
+        fields.append(Field("added memory", lambda row: _bytes(row, row.added_bytes), numeric=True, hint=hint))
     if any(row.failures for row in found):
         fields.append(count("failed runs", lambda row: row.failures, "exit status other than 0"))
     what = "run" if programs else "call"
@@ -138,7 +139,7 @@ def _speedup(head: Header, row: OwnCode) -> Cell:
     return ratio_cell(row.speedup.ratio, row.speedup.interval)
 
 
-def _verdict(row: OwnCode) -> Cell:
+def _verdict(row: OwnCode) -> Text:
     if row.speedup is None:
         return Text("") if row.gate is None or row.gate.passed else Text("outputs differ", "bad")
     return verdict_cell(row.speedup.verdict)
@@ -155,9 +156,10 @@ def _why_none(row: OwnCode) -> str:
     return _NOT_TIMED
 
 
-def _bytes(value: int | None) -> Cell:
+def _bytes(row: OwnCode, value: int | None) -> Cell:
     if value is None:
-        return Missing("not known; of a program: no more than what starts it takes, about 10 MiB", "-")
+        small = "not more than what starts it, about 10 MiB" if row.command else "not known"
+        return Missing(small if row.samples_ns else _NOT_TIMED, "-")
     return bytes_cell(value, "GiB", 2) if value >= 1 << 30 else bytes_cell(value, "MiB", 1)
 
 
@@ -165,8 +167,8 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
     rows = tuple(_headline(head, row, number) for number, row in enumerate(found) if row.name != head.baseline)
     what = "one run of the program, from its start to its end" if head.kind == "programs" else "one call"
     lead = (
-        f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of samples; "
-        "above 1 the candidate is faster."
+        f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of "
+        "samples; above 1 the candidate is faster."
     )
     fields: tuple[Field[OwnCode], ...] = (
         Field("candidate", lambda row: row.name, Code),
@@ -226,7 +228,7 @@ def _samples(found: Sequence[OwnCode]) -> Section | None:
     )
     plane = Plane(
         x=Axis("sample, in the order they ran", whole=True),
-        y=Axis("time of one call", "ms", from_zero=True),
+        y=Axis("time of one run" if timed[0].command else "time of one call", "ms", from_zero=True),
         marks=marks,
         series=tuple(row.name for row in timed),
     )
@@ -272,15 +274,15 @@ def _settings(study: Study, found: Sequence[OwnCode]) -> Section:
 
 def _notes(head: Header) -> Section:
     items = [
-        f"Samples ran in the order {' '.join(head.order)}, {head.palindromes} times, so that a drift of the machine meets all of "
-        "them alike.",
-        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval stays "
-        "within 5 % of 1. Inconclusive: more rounds are needed.",
+        f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
+        f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
+        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
+        "stays within 5 % of 1. Inconclusive: more rounds are needed.",
     ]
     if head.kind == "programs":
         items.append(
-            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads nothing. "
-            "CPU times are of the program and of those it waited for."
+            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads "
+            "nothing. CPU times are of the program and of those it waited for."
         )
     else:
         items.append(
@@ -292,10 +294,9 @@ def _notes(head: Header) -> Section:
 
 def _title(head: Header, found: Sequence[OwnCode]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
-    shown = (
-        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= 3 else f"{len(names)} others"
-    )
-    return f"{shown} against {head.baseline}"
+    if len(names) > 3:
+        return f"{len(names)} others against {head.baseline}"
+    return f"{' and '.join(names)} against {head.baseline}"
 
 
 def _facts(head: Header, found: Sequence[OwnCode]) -> Iterator[Fact]:
