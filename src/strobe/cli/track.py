@@ -135,8 +135,11 @@ def run(
         out: folder of the history; a history has one case.
     """
     requirements = told.requirements()
+    if not case.case.strip():
+        raise ConfigError("--case is empty: give the command that is measured, such as 'python bench.py'")
     at_least(1, rounds=rounds, **({} if steps is None else {"steps": steps}))
     with output.progress("track") as progress:
+        from strobe.bench.own.programs import argv_of
         from strobe.bench.track.figures import followed
         from strobe.bench.track.git import revisions, root_of, thinned
         from strobe.bench.track.session import Tracking, measure_commits
@@ -152,13 +155,14 @@ def run(
             rounds=rounds,
             retry_failed=retry_failed,
         )
+        for text in (case.case, case.install):
+            argv_of(text or "true")  # what cannot be read is told before anything is made
         root_of(repo)
         told_of = revisions(repo, commits)
         with tells_what_is_kept(output, lambda: _kept(out)):
             taken = measure_commits(tracking, commits, thinned(told_of, steps), told_of, progress)
-    output.note(
-        f"{taken} measurements taken" if taken else "nothing was missing: every commit has its measurements, or failed before"
-    )
+    nothing = "nothing was missing: every commit has its measurements, or failed before"
+    output.note(nothing if taken is None else f"{taken} measurements taken")
     return _tell(out, out, told.least, requirements, output)
 
 

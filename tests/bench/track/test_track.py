@@ -35,7 +35,7 @@ def tracking(repo: Path, history: Path, **changes: object) -> Tracking:
     return Tracking(**(given | changes))  # type: ignore[arg-type]
 
 
-def measure(job: Tracking, asked: str, most: int | None = None) -> tuple[int, tuple[Revision, ...]]:
+def measure(job: Tracking, asked: str, most: int | None = None) -> tuple[int | None, tuple[Revision, ...]]:
     told = revisions(job.repo, asked)
     return measure_commits(job, asked, thinned(told, most), told, nothing), told
 
@@ -86,7 +86,7 @@ def test_every_sample_has_what_the_process_took_and_where(measured: Path) -> Non
 
 def test_nothing_is_measured_twice(repo: Path, measured: Path) -> None:
     before = (measured / SESSIONS).stat().st_mtime_ns
-    assert measure(tracking(repo, measured), "HEAD~11..HEAD")[0] == 0
+    assert measure(tracking(repo, measured), "HEAD~11..HEAD")[0] is None
     assert (measured / SESSIONS).stat().st_mtime_ns == before
 
 
@@ -358,7 +358,7 @@ def test_a_run_that_is_ended_half_way_goes_on_from_there(repo: Path, tmp_path: P
     counts = Counter(samples(tmp_path))
     anchor = read_history(tmp_path)[1].session.anchor
     assert anchor is not None and {counts[each.commit] for each in told if each.commit not in (anchor,)} <= {0, 4}
-    assert measure(job, "HEAD~5..HEAD~3")[0] == 0 and taken < 8 + 4
+    assert measure(job, "HEAD~5..HEAD~3")[0] is None and taken is not None and taken < 8 + 4
 
 
 def test_records_that_cannot_be_written_leave_nothing_behind(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

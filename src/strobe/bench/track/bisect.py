@@ -36,7 +36,7 @@ def narrow(tracking: Tracking, least: float, progress: Progress, wanted: str | N
         before, middle, after = job
         span = f"{before.commit}..{after.commit}"
         told = revisions(tracking.repo, span)
-        if not measure_commits(tracking, span, (middle,), told, progress, again=(before.commit, after.commit)):
+        if measure_commits(tracking, span, (middle,), told, progress, again=(before.commit, after.commit)) is None:
             return found
 
 

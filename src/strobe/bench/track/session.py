@@ -145,7 +145,7 @@ def measure_commits(
     told: Sequence[Revision],
     progress: Progress,
     again: Sequence[str] = (),
-) -> int:
+) -> int | None:
     """Measure what a history lacks of some commits, in one session; nothing if it lacks nothing.
 
     Args:
@@ -156,7 +156,7 @@ def measure_commits(
         again: measured in every round whatever there is of them: what a session holds others against.
 
     Returns:
-        measurements taken.
+        measurements taken; None: nothing was missing.
 
     Raises:
         ConfigError: the history is of another case, or another session is under way.
@@ -167,7 +167,7 @@ def measure_commits(
         check_same(tracking, sessions, root)
         lacking = missing(tracking, commits, sessions, host)
         if not lacking:
-            return 0
+            return None
         anchor = anchor_of([each for each in sessions if each.session.host.identity == host.identity])
         most = max(lacking.values())
         lacking |= dict.fromkeys((*again, *([anchor] if anchor else [])), most)

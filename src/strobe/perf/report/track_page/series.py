@@ -8,7 +8,7 @@ from strobe.perf.analysis.history.found import Found
 from strobe.perf.analysis.history.series import Point
 from strobe.perf.records.history import Failure, Revision
 from strobe.perf.report.blocks.fields import Field, count, table_of
-from strobe.perf.report.model import Axis, Cell, Code, Figure, Level, Mark, Plane, Section, Table, Text
+from strobe.perf.report.model import Axis, Block, Cell, Code, Figure, Level, Mark, Plane, Section, Table, Text
 from strobe.perf.report.track_page.cells import (
     SHORT,
     in_unit,
@@ -47,7 +47,8 @@ def series_section(found: Found, number: int) -> Section:
     )
     alt = "Values over commits with their intervals, levels between steps as lines; the table says the same."
     title = f"{figure.name} over {len(found.series.points)} commits, oldest first. Hollow: the commit has no value."
-    shown = Figure(title, alt, _plane(found, places), series_table(found), table_open=True)
+    table = series_table(found)
+    shown: Block = Figure(title, alt, _plane(found, places), table, table_open=True) if found.series.points else table
     name = figure.name if found.current else f"{figure.name} on {found.series.host.cpu_name}"
     return Section(f"figure-{number}", name, lead, (shown,), folded=not found.current)
 
@@ -75,8 +76,8 @@ def _plane(found: Found, places: list[Place]) -> Plane:
         levels.append(Level(middle, 1, labels.get(first, ""), own[first] - 0.5, own[stop - 1] + 0.5))
     for place, _, what in places:
         if isinstance(what, Failure):
-            near = min(range(len(own)), key=lambda number: abs(own[number] - place), default=None)
-            marks.append(Mark(place, 0.0 if near is None else values[near], 2, hollow=True))
+            near = min(range(len(own)), key=lambda number: abs(own[number] - place))
+            marks.append(Mark(place, values[near], 2, hollow=True))
     unit = "MiB" if figure.unit == "bytes" else ""
     axis = Axis(f"{figure.name}{f', {unit}' if unit else ''}", "ms" if figure.unit == "ns" else "")
     names = ("measured", "level between steps", *(("no value",) if series.failed else ()))
