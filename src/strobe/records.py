@@ -40,6 +40,7 @@ from strobe.perf.records.record import (
     Workload,
 )
 from strobe.perf.records.store import RunRecords
+from strobe.perf.records.viewers import Server, Viewer
 
 __all__ = [
     "Absent",
@@ -66,12 +67,14 @@ __all__ = [
     "Regions",
     "RunRecords",
     "SentMessage",
+    "Server",
     "Span",
     "SpanCost",
     "Surroundings",
     "Trace",
     "Variant",
     "Video",
+    "Viewer",
     "WhatIf",
     "Workload",
 ]
