@@ -84,9 +84,8 @@ def test_traces_on_both_sides_give_an_account(run: Strobe, strobe: Strobe, repo:
     for name, kernel in (("before", "flash_fwd"), ("after", "_attn_fwd_sparse")):
         write_model_trace(tmp_path / f"{name}.json.gz", kernels=(kernel, "gemm"))
     script = tmp_path / "traced.sh"
-    script.write_text(
-        f"if grep -q 120 bench.py; then t=after; else t=before; fi\ncp {tmp_path}/$t.json.gz $STROBE_TRACK_OUT/\n{sys.executable} bench.py\n"
-    )
+    choice = "if grep -q 120 bench.py; then t=after; else t=before; fi"
+    script.write_text(f"{choice}\ncp {tmp_path}/$t.json.gz $STROBE_TRACK_OUT/\n{sys.executable} bench.py\n")
     found = run("--commits", "HEAD~4..HEAD~3", "--case", f"sh {script}")
     assert found.code == 0, found.err
     culprit = git(repo, "rev-parse", "--short=10", "HEAD~3")

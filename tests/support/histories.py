@@ -18,7 +18,9 @@ WALL = Followed(name="wall", unit="ns")
 
 def revision(number: int, parents: tuple[str, ...] = ()) -> Revision:
     """Commit `cN`, the N-th of its branch."""
-    return Revision(commit=f"c{number}", position=number, parents=parents, date="2026-01-01T00:00:00Z", subject=f"change {number}")
+    return Revision(
+        commit=f"c{number}", position=number, parents=parents, date="2026-01-01T00:00:00Z", subject=f"change {number}"
+    )
 
 
 def session(

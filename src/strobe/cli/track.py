@@ -31,20 +31,26 @@ FIGURES: Final = ("last/first", "last/previous", "steps", "worse_steps", "failed
 @Parameter(name="*", group="Case")
 @dataclass(frozen=True, kw_only=True)
 class CaseFlags:
-    """What is done with every commit.
+    """Which commits, and what is done with each.
 
     Args:
+        commits: A..B, both ends with it, along first parents, or one commit.
+        repo: a clone of the repository.
+        steps: at most so many of the commits, evenly spread.
         case: command line that is measured, run in a worktree of the commit. It may print a JSON object with figures as its
             last line, and leave run folders and traces in the folder that the variable STROBE_TRACK_OUT names.
         install: command line that is run once for each commit before; it counts as failed unless it ends with 0.
         environment: what both run in: none, as they are; venv, a virtual environment of each commit; shared, one that
             also sees the packages beside strobe. By default venv with --install, else none.
-        figure: what is followed: wall, cpu, peak_memory, a number of the JSON object (results.fps), or VARIANT.e2e, VARIANT.block,
-            VARIANT.step of a run folder; one or several, by default wall.
+        figure: what is followed: wall, cpu, peak_memory, a number of the JSON object (results.fps), or VARIANT.e2e,
+            VARIANT.block, VARIANT.step of a run folder; one or several, by default wall.
         higher: those of them of which more is better.
     """
 
     case: str
+    commits: str = "HEAD~10..HEAD"
+    repo: Path = Path()
+    steps: int | None = None
     install: str = ""
     environment: Literal["none", "venv", "shared"] | None = None
     figure: tuple[str, ...] = ()
@@ -106,9 +112,6 @@ class ReportFlags:
 def run(
     *,
     case: CaseFlags,
-    commits: str = "HEAD~10..HEAD",
-    repo: Path = Path(),
-    steps: int | None = None,
     rounds: int = 6,
     retry_failed: bool = False,
     limits: TimeFlags = TimeFlags(),
@@ -127,9 +130,6 @@ def run(
     Ctrl-C the same command goes on. Exit code 1 if no commit could be measured.
 
     Args:
-        commits: A..B, both ends with it, along first parents, or one commit.
-        repo: a clone of the repository.
-        steps: at most so many of the commits, evenly spread.
         rounds: measurements of each commit; an interval of a commit needs 6.
         retry_failed: try commits again that failed in an earlier session.
         out: folder of the history; a history has one case.
@@ -137,7 +137,7 @@ def run(
     requirements = told.requirements()
     if not case.case.strip():
         raise ConfigError("--case is empty: give the command that is measured, such as 'python bench.py'")
-    at_least(1, rounds=rounds, **({} if steps is None else {"steps": steps}))
+    at_least(1, rounds=rounds, **({} if case.steps is None else {"steps": case.steps}))
     with output.progress("track") as progress:
         from strobe.bench.own.programs import argv_of
         from strobe.bench.track.figures import followed
@@ -148,7 +148,7 @@ def run(
         check_names(requirements, [each.name for each in figures], FIGURES)
         environment = case.environment or ("venv" if case.install else "none")
         tracking = Tracking(
-            repo=repo,
+            repo=case.repo,
             history=out,
             case=limits.case(case.case, case.install, environment),
             figures=figures,
@@ -157,10 +157,10 @@ def run(
         )
         for text in (case.case, case.install):
             argv_of(text or "true")  # what cannot be read is told before anything is made
-        root_of(repo)
-        told_of = revisions(repo, commits)
+        root_of(case.repo)
+        told_of = revisions(case.repo, case.commits)
         with tells_what_is_kept(output, lambda: _kept(out)):
-            taken = measure_commits(tracking, commits, thinned(told_of, steps), told_of, progress)
+            taken = measure_commits(tracking, case.commits, thinned(told_of, case.steps), told_of, progress)
     nothing = "nothing was missing: every commit has its measurements, or failed before"
     output.note(nothing if taken is None else f"{taken} measurements taken")
     return _tell(out, out, told.least, requirements, output)

@@ -67,7 +67,10 @@ def test_every_commit_is_measured_and_the_steps_are_found(repo: Path, measured: 
     assert [each.revision.commit for each in found.series.points] == [c for at, c in enumerate(commits) if at not in (2, 6)]
     assert [round(each.value, 6) for each in found.series.points] == [100.0] * 3 + [150.0] * 3 + [120.0] * 4
     made = [found.series.points[step.after].revision for step in found.steps]
-    assert [each.commit for each in made] == [commits[4], commits[8]] and [each.subject for each in made] == ["commit 5", "commit 9"]
+    assert [each.commit for each in made] == [commits[4], commits[8]] and [each.subject for each in made] == [
+        "commit 5",
+        "commit 9",
+    ]
     assert [step.ratio for step in found.steps] == pytest.approx([1.5, 0.8])
     failed = found.series.failed
     assert failed[commits[2]].at == "install" and "no install here" in failed[commits[2]].reason
@@ -163,7 +166,7 @@ def test_a_range_that_leaves_the_branch_begins_where_it_leaves_it(repo: Path, tm
     ("asked", "words"),
     [
         ("nowhere..HEAD", "no commit 'nowhere'"),
-        ("HEAD..HEAD~3", "other way round"),
+        ("HEAD..HEAD~3", "turn them round"),
         ("HEAD~3...HEAD", "three dots"),
         ("--upload-pack=touch hacked..HEAD", "no commit '--upload-pack=touch hacked'"),
         ("--output=hacked", "no commit '--output=hacked'"),
@@ -287,7 +290,9 @@ def test_a_run_folder_gives_the_levels_of_its_variants(repo: Path, tmp_path: Pat
 
 def test_a_virtual_environment_of_each_commit(repo: Path, tmp_path: Path) -> None:
     """The command's Python is that of the environment, and PYTHONPATH of this process does not reach it."""
-    script = "import json, os, sys; print(json.dumps({'ms': 1 + (sys.prefix != sys.base_prefix) + 2 * ('PYTHONPATH' in os.environ)}))"
+    script = (
+        "import json, os, sys; print(json.dumps({'ms': 1 + (sys.prefix != sys.base_prefix) + 2 * ('PYTHONPATH' in os.environ)}))"
+    )
     case = Case(command=f'python -c "{script}"', install="python -m pip --version", environment="venv", timeout_s=60)
     measure(tracking(repo, tmp_path, case=case, rounds=1), "HEAD")
     (session,) = read_history(tmp_path)
@@ -331,10 +336,25 @@ def waits_for(condition: object, seconds: float = 60.0) -> None:
 
 
 def start(repo: Path, history: Path) -> subprocess.Popen[bytes]:
-    words = ["track", "run", "--repo", str(repo), "--commits", "HEAD~5..HEAD~3", "--rounds", "4", "--figure", "ms", "-o", str(history)]
+    words = [
+        "track",
+        "run",
+        "--repo",
+        str(repo),
+        "--commits",
+        "HEAD~5..HEAD~3",
+        "--rounds",
+        "4",
+        "--figure",
+        "ms",
+        "-o",
+        str(history),
+    ]
     command = [sys.executable, "-m", "strobe", *words, "--case", CASE.command, "--install", CASE.install, "--environment", "none"]
     source = Path(__file__).parents[3] / "src"
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def samples(history: Path) -> list[str]:

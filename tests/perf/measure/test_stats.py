@@ -236,7 +236,9 @@ def test_most_samples_are_never_outliers(values: list[float]) -> None:
     assert all(values[index] < inside[0] or values[index] > inside[1] for index in found.indices)
 
 
-@pytest.mark.parametrize(("n", "ends"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (15, (4, 12)), (20, (6, 15))])
+@pytest.mark.parametrize(
+    ("n", "ends"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (15, (4, 12)), (20, (6, 15))]
+)
 def test_the_interval_of_a_median_is_between_the_tabled_order_statistics(n: int, ends: tuple[int, int] | None) -> None:
     found = median_interval([float(value) for value in range(n, 0, -1)])
     assert ends == (None if found is None else (found.low, found.high))

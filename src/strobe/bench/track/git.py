@@ -106,7 +106,7 @@ def revisions(repo: Path, asked: str) -> tuple[Revision, ...]:
     if not inside:
         if start == end:
             return _described(repo, "-1", end)
-        raise ConfigError(f"--commits {asked}: {last or 'HEAD'} has no commit that {first} has not; other way round?")
+        raise ConfigError(f"--commits {asked}: {last or 'HEAD'} has no commit that {first} has not; turn them round")
     before = git(repo, "rev-list", "-1", "--parents", inside[0]).split()[1:2]
     return _described(repo, f"--max-count={len(inside) + len(before)}", end)
 

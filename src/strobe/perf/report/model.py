@@ -162,8 +162,8 @@ class Axis(_Node, frozen=True):
 
 
 class Mark(_Node, frozen=True):
-    """A point; `hollow`: not proven, or without a value; `low`, `high`, `y_low`, `y_high`: intervals of `x` and `y`; `above`: its `y`
-    is infinite (equal pictures)."""
+    """A point; `hollow`: not proven, or without a value; `low`, `high`, `y_low`, `y_high`: intervals of `x` and `y`; `above`: its
+    `y` is infinite (equal pictures)."""
 
     x: float
     y: float

@@ -61,7 +61,8 @@ def test_a_step_has_its_size_interval_and_chance() -> None:
 def test_noise_has_steps_as_seldom_as_is_claimed(commits: int, rounds: int, builds: float) -> None:
     """500 series without a step: at most 5 % of them, and what chance adds to that count, are given one."""
     alarms = sum(
-        bool(find_steps(series(noisy([100] * commits, rounds=rounds, noise=0.05, seed=seed, builds=builds)))) for seed in range(500)
+        bool(find_steps(series(noisy([100] * commits, rounds=rounds, noise=0.05, seed=seed, builds=builds))))
+        for seed in range(500)
     )
     assert alarms <= 500 * ALPHA + 2.33 * math.sqrt(500 * ALPHA * (1 - ALPHA)), alarms
 
@@ -152,7 +153,9 @@ def test_one_commit_a_day_is_enough() -> None:
     for day in range(2, 22):
         speed, level = 1 + 0.2 * draw.random(), 100 if day < 15 else 115
         values = {1: [100.0] * 5, day: [float(level)] * 5}
-        noisy_values = {each: (speed * np.array(own) * np.exp(0.005 * draw.standard_normal(5))).tolist() for each, own in values.items()}
+        noisy_values = {
+            each: (speed * np.array(own) * np.exp(0.005 * draw.standard_normal(5))).tolist() for each, own in values.items()
+        }
         sessions.append(session(noisy_values, name=f"{day:02}"))
     (found,) = find(sessions)
     assert [found.series.points[step.after].revision.commit for step in found.steps] == ["c15"]

@@ -34,10 +34,11 @@ from strobe.perf.report.track_page.series import series_section
 
 METHOD = (
     "Steps: the levels of the commits are cut into segments by least squares, exactly. One more cut is taken as long as the "
-    f"largest change within a segment is larger than in {100 * (1 - ALPHA):g} % of {DRAWS} seeded draws: of the rounds with their values "
-    f"permuted among commits, and, from {FEWEST} commits on, of normal noise with the spread that neighbouring commits have. So "
-    f"a series without any step is given one in at most {100 * ALPHA:g} % of cases. Interval of a change: of the ratios of the "
-    "rounds that measured both sides (Student's t); without such rounds, of both sides' distances from the anchor (Welch)."
+    f"largest change within a segment is larger than in {100 * (1 - ALPHA):g} % of {DRAWS} seeded draws: of the rounds with "
+    f"their values permuted among commits, and, from {FEWEST} commits on, of normal noise with the spread that neighbouring "
+    f"commits have. So a series without any step is given one in at most {100 * ALPHA:g} % of cases. Interval of a change: of "
+    "the ratios of the rounds that measured both sides (Student's t); without such rounds, of both sides' distances from the "
+    "anchor (Welch)."
 )
 
 
