@@ -12,7 +12,7 @@ from cyclopts import App
 
 from strobe.cli.documents.manual import json_markdown
 from strobe.cli.main import app
-from strobe.perf.records.schema import schema_markdown
+from strobe.perf.records.schema import history_markdown, schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
 
 
@@ -34,6 +34,7 @@ def _inherit(parent: App) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     (folder / "records.md").write_text(schema_markdown(), encoding="utf-8")
+    (folder / "histories.md").write_text(history_markdown(), encoding="utf-8")
     (folder / "protocol.md").write_text(protocol_markdown(), encoding="utf-8")
     (folder / "json.md").write_text(json_markdown(), encoding="utf-8")
     (folder / "commands.md").write_text(commands(), encoding="utf-8")

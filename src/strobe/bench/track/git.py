@@ -89,7 +89,7 @@ def commit_of(repo: Path, name: str) -> str:
 def revisions(repo: Path, asked: str) -> tuple[Revision, ...]:
     """Return the commits of `A..B`, both ends with it, or of one name, oldest first, along first parents.
 
-    What a merge brought in counts as the merge. If A is not among the first parents of B, the range begins where B's first parents
+    What a merge brought in counts as the merge. If A is not among the first parents of B, the range begins where they
     leave what A has.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -38,21 +38,29 @@ one raises it.
 """
 
 
-_HISTORY: Final = """# Histories
+_HISTORY: Final = """# Records of a history
 
-`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`, with lines of these kinds, sealed as those
-above are.
+Generated from `strobe.perf.records.history` by `make docs`; do not edit.
+
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below, versioned
+and sealed like [the lines of a run](records.md).
 """
 
 
 def schema_markdown() -> str:
-    """Return `docs/records.md`: one table per kind of line, then the structs inside lines; of runs, then of histories."""
-    sections = []
-    for head, lines in ((_HEAD, LINES), (_HISTORY, HISTORY_LINES)):
-        parts = dict.fromkeys(part for line in lines for part in parts_of(line))
-        sections += [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
-        sections += [struct_section(kind.__name__, kind) for kind in parts]
-    return "\n".join(sections)
+    """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
+    return _page(_HEAD, LINES)
+
+
+def history_markdown() -> str:
+    """Return `docs/histories.md`: the same of the lines of a history."""
+    return _page(_HISTORY, HISTORY_LINES)
+
+
+def _page(head: str, lines: Sequence[type[msgspec.Struct]]) -> str:
+    parts = dict.fromkeys(part for line in lines for part in parts_of(line))
+    sections = [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
+    return "\n".join((*sections, *(struct_section(kind.__name__, kind) for kind in parts)))
 
 
 def struct_section(title: str, kind: type[msgspec.Struct]) -> str:
