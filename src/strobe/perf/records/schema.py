@@ -42,8 +42,8 @@ _HISTORY: Final = """# Records of a history
 
 Generated from `strobe.perf.records.history` by `make docs`; do not edit.
 
-`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below, versioned
-and sealed like [the lines of a run](records.md).
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below,
+versioned and sealed like [the lines of a run](records.md).
 """
 
 
