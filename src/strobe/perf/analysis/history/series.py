@@ -182,7 +182,7 @@ def relative(each: Rounds, table: Values) -> Values:
 
 
 def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
-    """Level of each commit: the median over the rounds of a session, of what is `relative`; of several sessions the mean.
+    """Level of each commit: the median over the rounds of a session, of what is `relative`; of several sessions the mean, by samples.
 
     Args:
         rounds: of the sessions.
@@ -196,6 +196,7 @@ def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
     for each, table in zip(rounds, tables, strict=True):
         own, present = relative(each, table), ~np.isnan(each.logs)
         for at in np.flatnonzero(present.any(axis=0)):
-            total[:, at] += np.median(own[:, present[:, at], at], axis=1)
-            count[at] += 1
+            samples = present[:, at].sum()
+            total[:, at] += samples * np.median(own[:, present[:, at], at], axis=1)
+            count[at] += samples
     return total / count
