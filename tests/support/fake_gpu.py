@@ -1,4 +1,4 @@
-"""A GPU for tests on a machine without one: a clock that work advances, behind what measuring calls of `torch.cuda`."""
+"""A GPU for tests on a machine without one: a clock advanced by work, behind the calls of `torch.cuda` that measuring makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class FakeGpu:
-    """Kernels queue up behind each other while the host goes on; a synchronisation brings the host's clock to their end.
+    """A GPU whose kernels queue up while the host goes on; a synchronisation sets the host's clock to their end.
 
     Args:
         launch_ns: host time of a launch.
@@ -42,6 +42,14 @@ class FakeGpu:
         patch.setattr(torch.cuda, "memory_reserved", lambda index=None: 0)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
         patch.setattr(torch.cuda, "synchronize", self.synchronize)
+        patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        patch.setattr(torch.cuda, "get_rng_state", lambda device=None: None)
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: None)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 3 << 20)
+        patch.setattr(torch.cuda, "memory_allocated", lambda device=None: 1 << 20)
+        properties = SimpleNamespace(name="a GPU", total_memory=1 << 30, uuid="none")
+        patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         patch.setattr(torch.cuda, "Event", Event)
 
     def synchronize(self, device: object = None) -> None:
@@ -49,7 +57,7 @@ class FakeGpu:
         self.now_ns = max(self.now_ns, self.idle_at_ns)
 
     def kernel(self, length_ns: int) -> None:
-        """Launch one."""
+        """Launch a kernel."""
         self.used = True
         self.launches += 1
         self.now_ns += self.launch_ns

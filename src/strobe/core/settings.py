@@ -1,4 +1,4 @@
-"""The only user of `os.environ`."""
+"""Settings from the environment; the only module that reads `os.environ`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the environment may set.
+    """Values of the environment variables that strobe reads.
 
     Args:
         check: `STROBE_CHECK` is on: what tensors of indices hold is checked on every device, and each call waits for it.
@@ -73,12 +73,12 @@ def forgo_cublaslt_workspace() -> None:
 
 
 def data_folder() -> Path | None:
-    """Where programs keep what belongs to a user and no cache: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
+    """Return the user's data folder: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
     return _user_folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder() -> Path | None:
-    """Where programs keep what they could work out again: `XDG_CACHE_HOME`, or `~/.cache`; None without a home."""
+    """Return the user's cache folder: `XDG_CACHE_HOME`, or `~/.cache`; None without a home."""
     return _user_folder("XDG_CACHE_HOME", ".cache")
 
 
@@ -93,3 +93,8 @@ def _user_folder(variable: str, usual: str) -> Path | None:
 def split_list(text: str) -> tuple[str, ...]:
     """Read words separated by commas; blanks around them and empty words do not count."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return all variables of this process, for a program that it starts."""
+    return dict(os.environ)

@@ -42,7 +42,7 @@ class Family:
 
 
 def registered() -> tuple[Family, ...]:
-    """Families that other installed packages register.
+    """Return the families that other installed packages register.
 
     Raises:
         ConfigError: an entry point cannot be imported or names no `Family`, or two families have a model of the same name; says
@@ -67,7 +67,7 @@ def registered() -> tuple[Family, ...]:
 
 
 def find(name: str | Path) -> Family | None:
-    """The registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
+    """Return the registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
     families = registered()
     named = next((family for family in families if str(name) in family.models), None)
     if named is not None or not Path(name).is_dir():

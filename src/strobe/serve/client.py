@@ -1,4 +1,4 @@
-"""A viewer in Python: what the tests, the load generator and scripts open a stream with."""
+"""A client in Python, with which tests, the load generator and scripts open a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST: Final = 16 * 2**20
 
 
 class RefusedError(SessionError):
-    """The server did not open the stream; `answer` says why and what would fit."""
+    """The server did not open the stream; `answer` has the reason and the presets that would fit."""
 
     def __init__(self, answer: Refused) -> None:
         super().__init__(answer.reason + (f"; these presets would fit: {', '.join(answer.fits)}" if answer.fits else ""))
@@ -31,7 +31,7 @@ class RefusedError(SessionError):
 
 @dataclass(kw_only=True, eq=False)
 class Playback:
-    """A start buffer and a clock: which picture is due when, and what was late. Nothing is decoded.
+    """A start buffer and a clock: when each picture is due, and which were late. Nothing is decoded.
 
     A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
     at the first picture of a new prompt, which is shown at once.
@@ -51,7 +51,7 @@ class Playback:
     _epoch: int = 0
 
     def arrive(self, picture: Picture, now: float) -> None:
-        """A picture has come."""
+        """Add a picture that has arrived."""
         if picture.epoch > self._epoch:
             self._epoch, self._due = picture.epoch, now
             self._waiting.clear()
@@ -62,7 +62,7 @@ class Playback:
                 self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def paint(self, now: float) -> Picture | None:
-        """The picture that is due, if one is; None otherwise."""
+        """Return the picture that is due, if one is; else None."""
         if self._due is None or now < self._due:
             return None
         if not self._waiting:
@@ -82,18 +82,18 @@ class Playback:
             self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def flush(self) -> None:
-        """What waits is void."""
+        """Drop all waiting pictures."""
         self._waiting.clear()
         self._due = self._dry = None
 
     @property
     def waiting(self) -> int:
-        """Pictures that wait."""
+        """Number of pictures that wait."""
         return len(self._waiting)
 
 
 class Viewer:
-    """An open stream. Iterate over it for what the server sends; say things with `send`.
+    """An open stream. Iterate over it to receive pictures and messages; send messages with `send`.
 
     ```python
     async with watch("ws://127.0.0.1:7860", prompt="a red circle moving left") as viewer:
@@ -116,7 +116,7 @@ class Viewer:
         await self.socket.send(protocol.write(message))
 
     async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:
-        """Say that a picture was painted."""
+        """Report to the server that a picture was painted."""
         await self.send(
             protocol.Seen(
                 frame=picture.frame,
@@ -130,7 +130,7 @@ class Viewer:
         )
 
     async def __aiter__(self) -> AsyncIterator[FromServer | Picture]:
-        """Pictures and messages in order of arrival, until the connection ends."""
+        """Yield pictures and messages in order of arrival, until the connection ends."""
         while True:
             try:
                 yield await self.receive()
@@ -150,7 +150,7 @@ class Viewer:
         return message
 
     async def play(self, seconds: float, prompts: Sequence[tuple[float, str]] = (), told: Told | None = None) -> Playback:
-        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted.
+        """Play for some seconds as a browser does, with a start buffer and a clock, and report what was painted.
 
         Args:
             prompts: what to steer the stream with, each at so many seconds from now, in order.

@@ -1,4 +1,4 @@
-"""Which stream makes its next frame block, and whether one more fits: pure functions of plain values.
+"""Choice of the stream that makes its next frame block, and admission of streams: pure functions of plain values.
 
 One device makes one frame block at a time. A stream with `ahead_s` of video beyond what its viewer has painted runs dry after
 that time: its deadline. Earliest deadline first is optimal on one device for jobs that cannot be interrupted only as long as none
@@ -22,7 +22,7 @@ ENOUGH: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """One stream as the scheduler sees it.
+    """One stream's need for frame blocks.
 
     Args:
         stream: its name.
@@ -47,7 +47,7 @@ def choose(demands: Sequence[Demand]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a stream of a preset takes.
+    """The time and memory that a stream of a preset needs.
 
     Args:
         block_s: time of a steady frame block on the device.
@@ -85,7 +85,7 @@ def learn(predicted: Cost, steady_s: Sequence[float], switched_s: Sequence[float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Whether one more stream fits.
+    """The decision whether one more stream fits.
 
     Args:
         admitted: it does.
@@ -134,7 +134,7 @@ def admit(
 
 
 def _obstacle(cost: Cost, open_streams: Sequence[Cost], free_bytes: int, start_buffer_s: float) -> tuple[str, str] | None:
-    """Kind and sentence of what keeps a stream out; None if nothing does."""
+    """Return kind and sentence of what keeps a stream out; None if nothing does."""
     if cost.stream_bytes > free_bytes:
         wanted, free = cost.stream_bytes / 2**30, free_bytes / 2**30
         return "memory", f"a stream takes {wanted:.1f} GiB of device memory, and {free:.1f} GiB are free"

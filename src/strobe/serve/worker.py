@@ -33,7 +33,7 @@ _KEPT: Final = 64
 
 @dataclass(kw_only=True, eq=False)
 class Playing:
-    """A stream and what its viewer has of it. `painted` is the first frame that was not painted yet."""
+    """A stream and its viewer's progress. `painted` is the first frame that was not painted yet."""
 
     stream: Stream
     opened_s: float
@@ -46,7 +46,7 @@ class Playing:
 
 
 class Worker:
-    """Runs streams of one model on one device.
+    """The thread that runs the streams of one model on one device.
 
     Args:
         model: what they run.
@@ -99,7 +99,7 @@ class Worker:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End after the frame block that is being made; what was handed in before is done first."""
+        """End after the present frame block; work that was submitted before is done first."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -107,7 +107,7 @@ class Worker:
             self._thread.join(timeout_s)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done on the thread that owns the device, between two frame blocks."""
+        """Run a function on the thread that owns the device, between two frame blocks."""
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
@@ -118,7 +118,7 @@ class Worker:
         return future
 
     def painted(self, name: str, frame: int, running: bool) -> None:
-        """Say from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
+        """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
         with self._wake:
             playing = self._playing.get(name)
             if playing is not None:
@@ -175,7 +175,7 @@ class Worker:
         return sum(part.num_bytes for part in predict(self.model.parts, resolved))
 
     def admission(self, preset: str) -> Admission:
-        """Whether one more stream fits. On the device's thread."""
+        """Decide whether one more stream fits. On the device's thread."""
         awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
         free = free_bytes(self.device)
         return admit(
@@ -199,12 +199,12 @@ class Worker:
         return stream
 
     def adopt(self, stream: Stream) -> None:
-        """Take a stream that was forked. On the device's thread."""
+        """Add a stream that was forked. On the device's thread."""
         with self._wake:
             self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
 
     def stream(self, name: str) -> Stream:
-        """A stream that is open. On the device's thread."""
+        """Return an open stream. On the device's thread."""
         return self._playing[name].stream
 
     def drop(self, name: str) -> None:
@@ -222,7 +222,7 @@ class Worker:
         return stream
 
     def rewound(self, name: str) -> None:
-        """A stream was reset or went to a branch: nothing of it is painted. On the device's thread."""
+        """Note that a stream was reset or went to a branch: none of its frames is painted. On the device's thread."""
         with self._wake:
             playing = self._playing[name]
             playing.painted = playing.stream.frames_made

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
+from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
@@ -54,6 +55,17 @@ class Reported(RunDocument, frozen=True, kw_only=True):
         dict[str, tuple[str, ...]],
         Meta(description="by damaged run folder: the damage; damaged records are left out; empty if there is no damage"),
     ]
+
+
+class Tracked(HistoryDocument, frozen=True, kw_only=True):
+    """`strobe track`: figures over commits, and the commits that changed them."""
+
+    report: ReportPaths
+    figures: Annotated[
+        dict[str, dict[str, float | None]],
+        Meta(description="by figure: values that --require accepts, of the last machine to measure; null: none"),
+    ]
+    not_met: NotMet
 
 
 class Measured(Reported, frozen=True, kw_only=True):
@@ -175,9 +187,7 @@ class Picked(_Printed, frozen=True, kw_only=True):
 class Machine(_Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
-    checks: Annotated[
-        tuple[dict[str, Any], ...], Meta(description="each check: `name`, `ok`, `detail`, and `fix` (what to do if it is not ok)")
-    ]
+    checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
     machine: Annotated[
         dict[str, Any] | UnsetType,
         Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
@@ -193,12 +203,10 @@ class Machine(_Printed, frozen=True, kw_only=True):
         dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason` if it is off")
     ] = UNSET
     lacking: Annotated[dict[str, str] | UnsetType, Meta(description="by preset that cannot run here: the reason")] = UNSET
-    metrics: Annotated[
-        dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or the reason why it cannot be measured")
-    ] = UNSET
+    metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why it is not")] = UNSET
     memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: predicted memory of a stream, bytes")] = UNSET
     devices: Annotated[
-        tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: predicted memory for each number of devices")
+        tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number of devices")
     ] = UNSET
 
 
@@ -384,6 +392,9 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
     "quality": (Judged,),
+    "track run": (Tracked,),
+    "track report": (Tracked,),
+    "track find": (Tracked,),
     "train-shapes": (Trained,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

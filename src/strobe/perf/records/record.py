@@ -16,8 +16,9 @@ from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 from strobe.perf.records.viewers import Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve"]
-"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server."""
+RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs"]
+"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
+of the caller's own functions, whole programs."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
@@ -53,7 +54,7 @@ class Machine(Part, frozen=True, kw_only=True):
     launch_blocking: Annotated[bool, Meta(description="true: CUDA_LAUNCH_BLOCKING is set, so launches are serialised")] = False
     cublaslt_workspace_kib: Annotated[
         int | None,
-        Meta(description="CUBLASLT_WORKSPACE_SIZE when the run began, KiB; null: not set, torch chooses the size"),
+        Meta(description="CUBLASLT_WORKSPACE_SIZE at start, KiB; null: unset"),
     ] = None
     gpu: Annotated[GpuState | None, Meta(description="settings of the GPU in use; null on a CPU")] = None
 
@@ -117,7 +118,7 @@ class Header(Line, frozen=True, kw_only=True):
     run: Annotated[str, Meta(description="name of the run folder")]
     kind: Annotated[
         RunKind,
-        Meta(description="clips (`stream`), one long clip (`soak`), calls (`operator`), a cell of a grid, viewers (`serve`)"),
+        Meta(description="subject: clips (`stream`), long clip (`soak`), own code (`calls`, `programs`), viewers (`serve`)"),
     ] = "stream"
     date: Annotated[str, Meta(description="start of the run, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of strobe")]
@@ -125,17 +126,10 @@ class Header(Line, frozen=True, kw_only=True):
     argv: Annotated[tuple[str, ...], Meta(description="command line")]
     machine: Annotated[Machine, Meta(description="machine that ran the code")]
     baseline: Annotated[str, Meta(description="name of the variant that every speedup is relative to")]
-    order: Annotated[
-        tuple[str, ...], Meta(description="names of the variants in one palindrome as planned, e.g. B C1 C2 C2 C1 B")
-    ]
+    order: Annotated[tuple[str, ...], Meta(description="names of variants in one palindrome as planned, e.g. B C1 C2 C2 C1 B")]
     palindromes: Annotated[int, Meta(description="number of palindromes planned")]
-    model: Annotated[
-        Model | None, Meta(description="model and weights; null where the variants run no model, e.g. the caller's own code")
-    ] = None
-    workload: Annotated[
-        Workload | None,
-        Meta(description="prompts, length and size of a clip; null where no clip is made, e.g. by the caller's own code"),
-    ] = None
+    model: Annotated[Model | None, Meta(description="model and weights; null: no model runs, e.g. in own code")] = None
+    workload: Annotated[Workload | None, Meta(description="the clip; null: none is made, e.g. by the caller's own code")] = None
     world_size: Annotated[int, Meta(description="number of processes in the run")] = 1
     sp_degree: Annotated[int, Meta(description="number of devices that share one sequence (sequence parallelism)")] = 1
     tp_degree: Annotated[int, Meta(description="number of devices that share one layer (tensor parallelism)")] = 1
@@ -206,7 +200,7 @@ class Variant(Line, frozen=True, kw_only=True):
     )
     cold_start_ns: Annotated[
         int | None,
-        Meta(description="cold start: opening and a short clip, minus the same clip made again, ns; null: not measured"),
+        Meta(description="cold start: time to open and make a short clip, minus time to make it again, ns; null: not measured"),
     ] = None
     arena_reserved_bytes: Annotated[
         int | None, Meta(description="bytes reserved by the session's memory pool on the GPU; null: no pool, or no open session")
@@ -218,6 +212,7 @@ class Variant(Line, frozen=True, kw_only=True):
     text_encoder_bytes: Annotated[int | None, Meta(description="bytes of the text encoder's weights; null: not known")] = None
     text_encoder_on_device: Annotated[bool | None, Meta(description="`peak_bytes` counts these weights; null: not known")] = None
     contestant: Annotated[Contestant | None, Meta(description="implementation and its work in a grid; null elsewhere")] = None
+    command: Annotated[str, Meta(description="command line of a program; empty: not a program")] = ""
 
 
 class Span(Line, frozen=True, kw_only=True):
@@ -237,9 +232,7 @@ class Span(Line, frozen=True, kw_only=True):
     thread: Annotated[int, Meta(description="number of its thread, in order of first use; 0: main thread of the clip")] = 0
     part: Annotated[str, Meta(description="kind of the collective or block, or name of the stage; empty: whole region")] = ""
     rank: Annotated[int | None, Meta(description="rank whose time this is; null: the slowest rank, or the only one")] = None
-    mode: Annotated[
-        Mode | None, Meta(description="ranks of a split call: running freely, or meeting before each collective; null: not split")
-    ] = None
+    mode: Annotated[Mode | None, Meta(description="`serialised`: ranks meet before each collective; null: call not split")] = None
 
     @property
     def label(self) -> str:
@@ -280,6 +273,13 @@ class Clip(Line, frozen=True, kw_only=True):
         Meta(description="peak memory of the process in this clip: allocated by torch on a GPU, else the resident set"),
     ] = None
     clocks: Annotated[Clocks | None, Meta(description="clocks during the clip (with `samples`), or at its end")] = None
+    calls: Annotated[int, Meta(description="number of calls of the caller's own function in the clip, one after the other")] = 1
+    start_bytes: Annotated[int | None, Meta(description="memory in use at the start of the clip; null: not measured")] = None
+    user_ns: Annotated[int | None, Meta(description="CPU time of a program in user mode, ns; null: no program")] = None
+    system_ns: Annotated[int | None, Meta(description="CPU time of a program in the kernel, ns; null: no program")] = None
+    exit_status: Annotated[
+        int | None, Meta(description="exit status of a program; negative: the signal that killed it; null: no program")
+    ] = None
 
 
 class Memory(Line, frozen=True, kw_only=True):
@@ -303,9 +303,7 @@ class Trace(Line, frozen=True, kw_only=True):
     size_bytes: Annotated[int, Meta(description="size of the file, bytes")]
     first_block: Annotated[int, Meta(description="number of the first frame block in the trace")]
     num_blocks: Annotated[int, Meta(description="number of frame blocks in the trace")]
-    regions: Annotated[
-        tuple[str, ...], Meta(description="regions marked in the trace; empty: all except the pieces of a pass")
-    ] = ()
+    regions: Annotated[tuple[str, ...], Meta(description="regions marked in the trace; empty: all but the pieces of a pass")] = ()
     options: Annotated[
         tuple[str, ...], Meta(description="profiler options that distort times, e.g. `with_stack`; such a trace gives no figures")
     ] = ()
@@ -370,12 +368,7 @@ class Excluded(Line, frozen=True, kw_only=True):
     span: Annotated[str, Meta(description="name of the spans that `indices` counts; `clip`: whole clips, by number")]
     clip: Annotated[int | None, Meta(description="number of the clip with these spans; null: every clip, or whole clips")]
     indices: Annotated[tuple[int, ...], Meta(description="excluded `index` values or clip numbers; empty: nothing was measured")]
-    kind: Annotated[
-        Exclusion,
-        Meta(
-            description="kind of reason; `refused`: the variant reported that it cannot run here; `failed`: an error stopped it"
-        ),
-    ] = "other"
+    kind: Annotated[Exclusion, Meta(description="`refused`: it declared that it cannot run here; `failed`: an error")] = "other"
     cause: Annotated[Prose, Meta(description="reason in words, e.g. `warm-up`, `compilation`, `graph capture`")]
 
 

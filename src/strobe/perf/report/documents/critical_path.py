@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from strobe.perf.analysis.critical_path.path import CriticalPath
-from strobe.perf.report.documents.value import Count, Part, TraceLabel
+from strobe.perf.report.documents.value import Part, TraceLabel
 from strobe.perf.report.trace_page.seen import seen_paths
 from strobe.perf.report.trace_study import TraceStudy
 
@@ -45,7 +45,7 @@ class PathPartRow(Part, frozen=True, kw_only=True):
     ]
     name: Annotated[str, Meta(description="normalised name of the kernel; empty for a delay")]
     path_ns: Annotated[int, Meta(description="time on the critical path")]
-    n: Count
+    n: Annotated[int, Meta(description="number of occurrences on the path")]
 
 
 class WhatIfRow(Part, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.value import Count, DeviceNumber, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, Part, TraceLabel
 
 Place = Annotated[
     int,
@@ -41,7 +41,7 @@ class OperatorKernelRow(Part, frozen=True, kw_only=True):
     place: Place
     kernel: Annotated[str, Meta(description="normalised name of the kernel")]
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
-    events: Count
+    events: Annotated[int, Meta(description="number of device events")]
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
@@ -60,7 +60,7 @@ class OperatorCallerRow(Part, frozen=True, kw_only=True):
             "operator"
         ),
     ]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
 
 
@@ -73,7 +73,7 @@ class OperatorRateRow(Part, frozen=True, kw_only=True):
     operator: Annotated[str, Meta(description="name of the operator")]
     input_sizes: Annotated[str, Meta(description="sizes of the input tensors")]
     dtype: Annotated[str, Meta(description="dtype of the matrix products; empty: the cost is not known")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
     call_ns: Annotated[
         float | None, Meta(description="mean over the calls of the summed durations of their device events; null without calls")

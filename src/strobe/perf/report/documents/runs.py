@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.runs.calls import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.documents.value import Document, Part
 from strobe.perf.report.findings import Finding
@@ -99,6 +100,40 @@ class LineRow(Part, frozen=True, kw_only=True):
     share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a clip; null if nothing is saved")]
 
 
+class CallsRow(Part, frozen=True, kw_only=True):
+    """One function or program of the caller's own: time and memory of one call or one run of it."""
+
+    name: Annotated[str, Meta(description="name of the function or program")]
+    reference: Annotated[str, Meta(description="name of the baseline; equals `name` in the baseline's own row")]
+    command: Annotated[str, Meta(description="command line of a program; empty for a function")]
+    samples: Annotated[
+        int, Meta(description="number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")
+    ]
+    calls_per_sample: Annotated[int, Meta(description="number of calls that one sample averages")]
+    mean_ns: Annotated[float | None, Meta(description="geometric mean of the samples; null: not timed")]
+    low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the mean; null: no interval")]
+    high_ns: Annotated[float | None, Meta(description="upper end of the 95 % interval of the mean; null: no interval")]
+    min_ns: Annotated[float | None, Meta(description="shortest sample; null: not timed")]
+    max_ns: Annotated[float | None, Meta(description="longest sample; null: not timed")]
+    ratio: Annotated[
+        float | None, Meta(description="time of the baseline / time of this row; null for the baseline, or not timed")
+    ]
+    ratio_low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
+    ratio_high: Annotated[float | None, Meta(description="upper end of the 95 % interval of the ratio; null: no interval")]
+    verdict: Annotated[str, Meta(description="`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
+    device_ratio: Annotated[float | None, Meta(description="the same ratio by CUDA events; null on a CPU")]
+    user_ns: Annotated[float | None, Meta(description="mean CPU time of a program in user mode; null for a function")]
+    system_ns: Annotated[float | None, Meta(description="mean CPU time of a program in the kernel; null for a function")]
+    peak_bytes: Annotated[int | None, Meta(description="peak memory, maximum over the samples; null: not known")]
+    added_bytes: Annotated[
+        int | None,
+        Meta(description="memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
+    ]
+    failures: Annotated[int, Meta(description="number of timed runs of a program that ended with a non-zero exit status")]
+    equal_output: Annotated[bool | None, Meta(description="true: the output equals the baseline's; null: not compared")]
+    output: Annotated[str, Meta(description="result of the comparison of outputs in words; empty: not compared")]
+
+
 class RunDocument(Document, frozen=True, kw_only=True):
     """Speedups of a run's candidates over its reference, with quality scores and the account (ledger) of each difference.
 
@@ -123,6 +158,9 @@ class RunDocument(Document, frozen=True, kw_only=True):
     parts: Annotated[tuple[PartRow, ...], Meta(description="time of a steady frame block, one row per candidate and part")]
     kinds: Annotated[tuple[BlocksRow, ...], Meta(description="time of a clip, one row per candidate and kind of frame block")]
     lines: Annotated[tuple[LineRow, ...], Meta(description="full account of a clip, one row per candidate and line")]
+    calls: Annotated[
+        tuple[CallsRow, ...], Meta(description="the caller's own functions or programs, one row each; empty for a run of clips")
+    ]
 
     def title(self) -> str:
         """Return one line with the end-to-end speedups."""
@@ -166,6 +204,36 @@ def run_document(
         parts=tuple(row for each in findings for row in _parts(each)),
         kinds=tuple(row for each in findings for row in _kinds(each)),
         lines=tuple(row for each in findings for row in _lines(each)),
+        calls=tuple(_calls(run, each) for run in runs if is_own_code(run) for each in own_code(run)),
+    )
+
+
+def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
+    interval, speedup = found.interval, found.speedup
+    bounds = None if speedup is None else speedup.interval
+    return CallsRow(
+        name=found.name,
+        reference=run.header.baseline,
+        command=found.command,
+        samples=len(found.samples_ns),
+        calls_per_sample=found.calls_per_sample,
+        mean_ns=found.mean_ns,
+        low_ns=None if interval is None else interval.low,
+        high_ns=None if interval is None else interval.high,
+        min_ns=min(found.samples_ns, default=None),
+        max_ns=max(found.samples_ns, default=None),
+        ratio=None if speedup is None else speedup.ratio,
+        ratio_low=None if bounds is None else bounds.low,
+        ratio_high=None if bounds is None else bounds.high,
+        verdict="" if speedup is None else speedup.verdict,
+        device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
+        user_ns=found.user_ns,
+        system_ns=found.system_ns,
+        peak_bytes=found.peak_bytes,
+        added_bytes=found.added_bytes,
+        failures=found.failures,
+        equal_output=None if found.gate is None else found.gate.passed,
+        output="" if found.gate is None else found.gate.detail,
     )
 
 

@@ -21,7 +21,10 @@ class FactPart(Part, frozen=True, kw_only=True):
     title: Annotated[str, Meta(description="title of the fact in words")]
     baseline: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
     candidate: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
-    verdict: Annotated[Literal["same", "differs", "allowed", "unknown"], Meta(description="result; `allowed`: it may differ")]
+    verdict: Annotated[
+        Literal["same", "differs", "allowed", "unknown"],
+        Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it"),
+    ]
     weight: Annotated[
         Literal["must", "should", "told"],
         Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),

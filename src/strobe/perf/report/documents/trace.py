@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from strobe.perf.report.documents.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.report.documents.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorTimeRow
-from strobe.perf.report.documents.value import Count, DeviceNumber, Document, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, Document, Part, TraceLabel
 
 
 class TraceFile(Part, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class KindRow(Part, frozen=True, kw_only=True):
     trace: TraceLabel
     device: DeviceNumber
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
-    events: Count
+    events: Annotated[int, Meta(description="number of device events")]
     exclusive_ns: Annotated[int, Meta(description="time that is not counted to a kind of higher priority")]
     union_ns: Annotated[int, Meta(description="time in which at least one event of the kind ran")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
@@ -76,7 +76,7 @@ class StreamRow(Part, frozen=True, kw_only=True):
     trace: TraceLabel
     device: DeviceNumber
     stream: Annotated[int, Meta(description="number of the stream")]
-    events: Count
+    events: Annotated[int, Meta(description="number of device events")]
     busy_ns: Annotated[int, Meta(description="time in which at least one event of the stream ran")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
@@ -98,7 +98,7 @@ class KernelRow(Part, frozen=True, kw_only=True):
     kernel: Annotated[str, Meta(description="normalised name of the kernel; `kernel_names` has the full names")]
     shape: Annotated[str, Meta(description="input sizes, or grid and block sizes; empty unless grouped by shape")]
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
     min_ns: Annotated[int, Meta(description="duration of the shortest call")]
@@ -117,7 +117,7 @@ class KernelNameRow(Part, frozen=True, kw_only=True):
     kernel: Annotated[str, Meta(description="normalised name of the kernel, as in `kernels`")]
     shape: Annotated[str, Meta(description="as in `kernels`")]
     name: Annotated[str, Meta(description="full name of the kernel, demangled where possible")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
 
 
@@ -127,7 +127,7 @@ class LaunchRow(Part, frozen=True, kw_only=True):
     trace: TraceLabel
     device: DeviceNumber
     call: Annotated[str, Meta(description="name of the call, e.g. `cudaLaunchKernel`")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     events: Annotated[int, Meta(description="number of device events that the calls launched")]
     host_sum_ns: Annotated[int, Meta(description="sum of the durations of the calls on the host, over all threads")]
     host_p50_ns: Annotated[int, Meta(description="median duration of a call on the host")]
@@ -159,7 +159,7 @@ class RangeRow(Part, frozen=True, kw_only=True):
     device: DeviceNumber
     kind: Annotated[str, Meta(description="`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
     name: Annotated[str, Meta(description="name of the range or module, without the number at its end")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     events: Annotated[int, Meta(description="number of device events launched in the calls")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of these events")]
     union_ns: Annotated[int, Meta(description="time in which at least one of these events ran")]
@@ -193,7 +193,7 @@ class CollectiveRow(Part, frozen=True, kw_only=True):
         int | None, Meta(description="size of a message on the side (input or output) where it is larger; null: not in the trace")
     ]
     dtype: Annotated[str, Meta(description="dtype of the elements")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     sum_ns: Annotated[int, Meta(description="sum of the durations, waiting included")]
     exposed_ns: Annotated[int, Meta(description="time in which one of them ran, and no kernel and no memset")]
 
@@ -203,7 +203,7 @@ class OperatorRow(Part, frozen=True, kw_only=True):
 
     trace: TraceLabel
     operator: Annotated[str, Meta(description="name of the operator, e.g. `aten::mm`")]
-    calls: Count
+    calls: Annotated[int, Meta(description="number of calls")]
     self_ns: Annotated[int, Meta(description="time in the operator without the operators that it calls")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the calls, nested operators included")]
     p50_ns: Annotated[int, Meta(description="median duration of a call")]

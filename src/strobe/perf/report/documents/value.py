@@ -17,7 +17,6 @@ SCHEMA_VERSION: Final = 1
 
 TraceLabel = Annotated[str, Meta(description="label of the trace, as in `files`")]
 DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]
-Count = Annotated[int, Meta(description="number of calls, events or occurrences, as the key says")]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
