@@ -104,7 +104,7 @@ def check_torch() -> Check:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Check(name="torch", ok=False, detail=" ".join(str(error).split()), fix="install torch 2.9 or newer, see README.md")
+        return Check(name="torch", ok=False, detail=" ".join(str(error).split()), fix="pip install 'torch>=2.9'")
     return Check(name="torch", ok=True, detail=f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
