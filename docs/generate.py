@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cyclopts import App
 
+from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
 from strobe.cli.main import app
 from strobe.perf.records.schema import schema_markdown
@@ -37,3 +38,4 @@ if __name__ == "__main__":
     (folder / "protocol.md").write_text(protocol_markdown(), encoding="utf-8")
     (folder / "json.md").write_text(json_markdown(), encoding="utf-8")
     (folder / "commands.md").write_text(commands(), encoding="utf-8")
+    (folder / "strobe.schema.json").write_text(defaults_schema(), encoding="utf-8")

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 
 from strobe.cli.console import Output, styled
+from strobe.cli.defaults import check_file, find_file
 from strobe.cli.model import at_least, parse_size
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
@@ -80,7 +81,7 @@ def doctor(
     checks = [check_torch()]
     if checks[0].ok:
         checks += [check_weights(), check_video()]
-    document: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
+    document: dict[str, Any] = {"checks": [asdict(check) for check in checks], "defaults": read_defaults(output)}
     gates: tuple[Gate, ...] = ()
     if checks[0].ok and gate:
         document["gate"], gates = run_gate(device, output)
@@ -97,6 +98,12 @@ def doctor(
     if gated.get("reason") or not all(check.ok for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
+
+
+def read_defaults(output: Output) -> dict[str, Any]:
+    """Find the file of defaults and check all of it."""
+    path = find_file(output.config)
+    return {"file": None if path is None else str(path), "tables": {} if path is None else check_file(path)}
 
 
 def check_torch() -> Check:
@@ -308,6 +315,9 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
             yield f"         {check['fix']}"
+    if document["defaults"]["file"] is not None:
+        tables = (f"[{name}] {', '.join(flags)}" for name, flags in document["defaults"]["tables"].items())
+        yield f"defaults of flags: {document['defaults']['file']}: {'; '.join(tables) or 'none'}"
     if "machine" not in document:
         return
     machine = Table(box=None, show_header=False)

@@ -166,6 +166,9 @@ class Machine(_Printed, frozen=True, kw_only=True):
     """`strobe doctor`: what this machine has and can run. Without torch only the checks are there."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="`name`, `ok`, `detail`, and `fix` if it is not ok")]
+    defaults: Annotated[
+        dict[str, Any], Meta(description="`file` of defaults of flags, null if there is none; `tables`: the flags that each sets")
+    ]
     machine: Annotated[dict[str, Any] | UnsetType, Meta(description="as Machine in docs/records.md")] = UNSET
     attention: Annotated[Any, Meta(description="which implementations run here, and why the others do not")] = UNSET
     presets: Annotated[dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason`")] = UNSET

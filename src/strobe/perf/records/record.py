@@ -118,7 +118,7 @@ class Header(Line, frozen=True, kw_only=True):
     date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of this package")]
     git: Annotated[Git, Meta(description="commit of the code")]
-    argv: Annotated[tuple[str, ...], Meta(description="command line")]
+    argv: Annotated[tuple[str, ...], Meta(description="command line, and the flags that had another default, with its value")]
     machine: Annotated[Machine, Meta(description="device, driver, versions, cores, threads, clocks")]
     baseline: Annotated[str, Meta(description="variant every ratio is measured against")]
     order: Annotated[tuple[str, ...], Meta(description="variants of one palindrome as planned, e.g. B C1 C2 C2 C1 B")]
