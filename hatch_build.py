@@ -1,7 +1,7 @@
 """What an index page shows of this project: its addresses, and the README with links that work there.
 
-One setting says where the repository is, `repository` of `[tool.hatch.metadata.hooks.custom]` in pyproject.toml; every address of the
-built package follows from it.
+One setting says where the repository is, `repository` of `[tool.hatch.metadata.hooks.custom]` in pyproject.toml; every address
+of the built package follows from it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import pytest
 from strobe.core.errors import ConfigError
 from strobe.engine import family as families
 from strobe.engine.family import Family
-from strobe.engine.load import Model, Parts, Weights, load, model_parts, names
+from strobe.engine.load import Model, Parts, load, model_parts, names
 from strobe.engine.session import Session
+from strobe.engine.weights import Weights
 
 
 @pytest.fixture

@@ -164,13 +164,15 @@ def test_links_are_made_absolute_and_code_is_not() -> None:
     spec.loader.exec_module(built := importlib.util.module_from_spec(spec))
     assert built.absolute_links(text, "https://r.example") == (
         "[a](https://r.example/blob/HEAD/docs/a.md#b) ![p](https://r.example/raw/HEAD/docs/p.png) "
-        "[![p](https://r.example/raw/HEAD/p.svg)](https://r.example/blob/HEAD/LICENSE) [c](#here) [w](https://x.example/) `[a](b)`\n"
+        "[![p](https://r.example/raw/HEAD/p.svg)](https://r.example/blob/HEAD/LICENSE) [c](#here) [w](https://x.example/) "
+        "`[a](b)`\n"
         '<img src="https://r.example/raw/HEAD/docs/q.webp">\n\n[r]: https://r.example/blob/HEAD/docs/r.md\n\n'
         "```python\nx[0](1)\n```\n"
     )
 
 
-TARGETS = re.compile(r"\bmake (?:%s)\b" % "|".join(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = re.compile(rf"\bmake (?:{'|'.join(re.findall(r'^([a-z-]+):', MAKEFILE, re.MULTILINE))})\b")
 
 
 def test_no_message_asks_for_the_makefile() -> None:

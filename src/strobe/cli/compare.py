@@ -40,8 +40,9 @@ class ClipFlags(ModelFlags):
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.

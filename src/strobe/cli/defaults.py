@@ -19,7 +19,7 @@ from cyclopts import App, Argument, ArgumentCollection, Token
 
 from strobe.cli.console import terminal
 from strobe.core.errors import ConfigError, nearest
-from strobe.core.settings import config_folder, environment, read_settings
+from strobe.core.settings import config_folder, environment, read_settings, silence_downloads
 
 FILE: Final = "strobe.toml"
 ANY: Final = "default"
@@ -58,7 +58,10 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
                     flags[name].append(Token(keyword=name, value=word, source=source, index=index))
                 if not words:
                     flags[name].append(Token(keyword=name, implicit_value=(), source=source))
-    _tell(used, () if typed else _of_others(), quiet=bool(flags["--quiet"].tokens))
+    quiet = bool(flags["--quiet"].tokens)
+    if quiet:
+        silence_downloads()
+    _tell(used, () if typed else _of_others(), quiet=quiet)
     sys.argv = [*sys.argv, *(word for values in used.values() for name, words in values.items() for word in _said(name, words))]
 
 
@@ -199,8 +202,8 @@ class _File:
             elif table == ".".join(where) and re.match(rf"\s*{re.escape(key)}\s*=", line):
                 lines.append(number)
         place = f"{self.path}:{lines[0]}" if lines else str(self.path)
-        head = f"[{'.'.join(where)}] " if where else ""
-        return ConfigError(f"{place}: {head}{key}: {why}")
+        below = f"[{'.'.join(where)}] " if where else ""
+        return ConfigError(f"{place}: {below}{key}: {why}")
 
 
 def _path(kind: type, value: object) -> object:

@@ -75,6 +75,11 @@ def forgo_cublaslt_workspace() -> None:
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 
+def silence_downloads() -> None:
+    """Keep the hub's library from showing progress: `HF_HUB_DISABLE_PROGRESS_BARS=1`, unless the user has set it."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 def environment(prefix: str) -> dict[str, str]:
     """Variables whose name begins with a prefix."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefix)}

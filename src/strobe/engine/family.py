@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.engine.load import Model, Parts, Weights
+    from strobe.engine.load import Model, Parts
+    from strobe.engine.weights import Weights
 
 GROUP: Final = "strobe.families"
 """Entry points of this group name a `Family` each."""
