@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -66,7 +67,7 @@ class ClipFlags(ModelFlags):
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
     seed: int = 17
-    device: str = "auto"
+    device: DeviceName = "auto"
 
     def script(self, defaults: ModelDefaults) -> Script:
         """The clip in frame blocks of a model."""
@@ -80,9 +81,9 @@ class ClipFlags(ModelFlags):
 
 
 def compare(
-    baseline: Annotated[str, Parameter(name="BASELINE")],
+    baseline: Annotated[PresetName, Parameter(name="BASELINE")],
     /,
-    *candidates: Annotated[str, Parameter(name="CANDIDATE")],
+    *candidates: Annotated[PresetName, Parameter(name="CANDIDATE")],
     rounds: int = 4,
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
     require: tuple[str, ...] = (),

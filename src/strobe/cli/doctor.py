@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output, styled
 from strobe.cli.defaults import check_file, find_file
 from strobe.cli.model import at_least, parse_size
@@ -43,9 +44,9 @@ class Check:
 
 def doctor(
     *,
-    device: str = "auto",
-    preset: str | None = None,
-    model: str = "shapes",
+    device: DeviceName = "auto",
+    preset: PresetName | None = None,
+    model: ModelName = "shapes",
     size: str | None = None,
     samples: int = 1,
     devices: int | None = None,

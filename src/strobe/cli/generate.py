@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
@@ -63,9 +64,9 @@ class Engine(ModelFlags):
             default.
     """
 
-    preset: str = "balanced"
+    preset: PresetName = "balanced"
     seed: int = 0
-    device: str = "auto"
+    device: DeviceName = "auto"
     decode_device: str | None = None
     ulysses: int | None = None
     image: Path | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from strobe.cli.ablate import tell
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import ModelFlags
@@ -40,7 +41,7 @@ class Measured:
     full: Annotated[bool, Parameter(negative="")] = False
     latents: int | None = None
     switches: int | None = None
-    presets: tuple[str, ...] = ()
+    presets: tuple[PresetName, ...] = ()
     knobs: Annotated[bool, Parameter(negative="")] = False
     base: str = "baseline"
     rounds: int = 2
@@ -102,7 +103,7 @@ class LogClip(ModelFlags):
         "a white square moving right fast on a forest background",
     )
     seed: int = 0
-    device: str = "auto"
+    device: DeviceName = "auto"
 
 
 def log(

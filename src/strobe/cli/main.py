@@ -69,6 +69,7 @@ VERBS: Final = (
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
     app.command(f"strobe.cli.{_name}:{_name}", name=_verb)  # imported when it is run or described
+app.command("strobe.cli.completion:install_completion", name="--install-completion", help="Let the shell complete words.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import ModelName, RecipeName
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ModelFlags:
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
     """
 
-    model: str = "shapes"
+    model: ModelName = "shapes"
     weights: Path | None = None
     lora: tuple[str, ...] = ()
     random_weights: bool = False
@@ -51,7 +52,7 @@ class ModelFlags:
     release: Path | None = None
     prompt_cache: Path | None = None
     size: str | None = None
-    recipe: str | None = None
+    recipe: RecipeName | None = None
     window: int | None = None
     sink: int | None = None
     positions: str | None = None
