@@ -68,15 +68,17 @@ def test_a_lock_is_names_versions_and_hashes(path: Path) -> None:
 
 
 def test_the_locks_satisfy_what_the_project_asks_for() -> None:
-    runtime, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "dev"))
-    assert dev.items() >= runtime.items()
+    runtime, serve, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "serve", "dev"))
+    assert dev.items() >= serve.items() >= runtime.items()
     wanted = {(spec, "runtime") for spec in PROJECT["project"]["dependencies"]} | {
         (spec, "dev") for spec in PROJECT["dependency-groups"]["dev"]
     }
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]}
     for spec, lock in wanted:
         requirement = Requirement(spec)
         if requirement.name != "torch":
-            pin = (runtime if lock == "runtime" else dev)[canonicalize_name(requirement.name)]
+            pin = {"runtime": runtime, "serve": serve, "dev": dev}[lock][canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(pin), f"{spec}: {lock}.lock has {pin}"
 
 

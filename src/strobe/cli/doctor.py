@@ -87,7 +87,7 @@ def doctor(
     if checks[0].ok and gate:
         document["gate"], gates = run_gate(device, output)
     if checks[0].ok:
-        document |= look(device, gates)
+        document |= look(device, gates) | {"plugins": read_plugins()}
         if preset is not None:
             stream = _asked(preset, model, size, samples, device)
             document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
@@ -105,6 +105,16 @@ def read_defaults(output: Output) -> dict[str, Any]:
     """Find the file of defaults and check all of it."""
     path = find_file(output.config)
     return {"file": None if path is None else str(path), "tables": {} if path is None else check_file(path)}
+
+
+def read_plugins() -> list[dict[str, str]]:
+    """What other packages add, and what of it is broken."""
+    from strobe.attention import plugged as attention
+    from strobe.engine import family
+    from strobe.perf.report import plugged as report
+
+    found = (*family.registered(), *attention.registered(), *report.registered())
+    return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 
 def check_torch() -> Check:
@@ -338,6 +348,11 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from (f"  not here: {reason}; --simulate computes what it would give" for reason in document["lacking"].values())
     yield from ("", styled(("quality metrics", "bold")))
     yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
+    if document["plugins"]:
+        yield from ("", styled(("plug-ins", "bold")))
+        for each in document["plugins"]:
+            why = f"broken: {each['broken']}" if each["broken"] else "found"
+            yield f"  {each['group']} {each['name']} ({each['place']} of {each['package']}): {why}"
     if "memory" in document:
         yield from _memory_table(document["memory"])
     if "devices" in document:

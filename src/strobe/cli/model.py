@@ -1,6 +1,4 @@
-"""Flags of every verb that loads a model."""
-
-from __future__ import annotations
+"""Flags of every verb that loads a model. Their types are no strings: classes in other files inherit them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -63,7 +61,7 @@ class ModelFlags:
     random_text: bool = False
     simulate: bool = False
 
-    def config(self, name: str) -> EngineConfig:
+    def config(self, name: str) -> "EngineConfig":
         """The preset of that name as the flags want it."""
         from strobe.engine.presets import preset
 
@@ -76,7 +74,7 @@ class ModelFlags:
         }
         return replace(preset(name), simulate=self.simulate, **{key: value for key, value in said.items() if value is not None})
 
-    def load(self) -> Model:
+    def load(self) -> "Model":
         """The model that was asked for."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():

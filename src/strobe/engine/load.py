@@ -15,7 +15,7 @@ from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import VideoVAE
-from strobe.engine.family import find, registered
+from strobe.engine.family import broken, find, registered
 from strobe.engine.prepared import Shelf
 from strobe.engine.texts import TextEncoder, random_text, text_encoder
 from strobe.engine.weights import Weights, fetched
@@ -139,7 +139,7 @@ def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
 
 def names() -> tuple[str, ...]:
     """Names of all models, those that other packages register included."""
-    return (*MODELS, *(model for family in registered() for model in family.models))
+    return (*MODELS, *(model for plugin in registered() if plugin.found for model in plugin.found.models))
 
 
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
@@ -192,7 +192,7 @@ def _load(name: str, given: Weights) -> Model:
         if Path(name).is_file():
             raise ConfigError(f"model {str(name)!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
         allowed = f"give a folder or one of: {', '.join(names())}"
-        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), names())}; {allowed}")
+        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), names())}; {allowed}{broken()}")
     folder = bundled.FOLDER if name == "shapes" else Path(name)
     if name != "shapes" and not (folder / bundled.FILE).is_file():
         if given.path is not None or given.random:

@@ -174,6 +174,10 @@ class Machine(_Printed, frozen=True, kw_only=True):
     presets: Annotated[dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason`")] = UNSET
     lacking: Annotated[dict[str, str] | UnsetType, Meta(description="presets that cannot run here, with the reason")] = UNSET
     metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why not")] = UNSET
+    plugins: Annotated[
+        tuple[dict[str, str], ...] | UnsetType,
+        Meta(description="what other packages add: `group`, `name`, `place`, `package`, and `broken`: why it is, or nothing"),
+    ] = UNSET
     memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: bytes that a stream will hold")] = UNSET
     devices: Annotated[tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number")] = UNSET
 
