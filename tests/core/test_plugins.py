@@ -131,7 +131,8 @@ def test_attention_of_a_package_is_held_to_the_gate_of_ours(environment: dict[st
 
 
 def test_attention_of_a_package_runs_by_its_name(environment: dict[str, str], tmp_path: Path) -> None:
-    code = "import torch, strobe; q = torch.ones(1, 3, 2, 8); print(round(strobe.dense_attention(q, q, q, impl={!r}).out.mean().item(), 4))"
+    call = "strobe.dense_attention(q, q, q, impl={!r}).out.mean().item()"
+    code = f"import torch, strobe; q = torch.ones(1, 3, 2, 8); print(round({call}, 4))"
     assert run(environment, tmp_path, "-c", code.format("plugged")).stdout == "1.0\n"
     assert run(environment, tmp_path, "-c", code.format("doubled")).stdout == "2.0\n"
     done = run(environment, tmp_path, "-c", code.format("three"))

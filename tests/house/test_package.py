@@ -90,7 +90,8 @@ def test_torch_is_a_range() -> None:
 
 def text_files() -> list[Path]:
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    return [path for path in [*ROOT.glob("*"), *inside] if path.is_file() and path.suffix in TEXT_SUFFIXES]
+    there = [*ROOT.glob("*"), *inside]
+    return [path for path in there if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name != ".git"]
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)

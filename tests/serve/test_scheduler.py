@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strobe.serve.scheduler import FULL, Cost, Demand, admit, choose
+from strobe.serve.scheduler import ENOUGH, FULL, Cost, Demand, admit, choose, learn
 from strobe.serve.simulate import Arrival, simulate
 
 GIB = 2**30
@@ -56,6 +56,29 @@ def test_the_one_too_many_is_told_what_would_fit() -> None:
     memory = admit("ultra", [], COSTS, free_bytes=3 * GIB, start_buffer_s=0.5, most=100)
     assert memory.reason_kind == "memory" and "4.0 GiB" in memory.reason and not memory.fits
     assert admit("ultra", [COSTS["ultra"]], COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=1).reason_kind == "streams"
+
+
+@given(
+    st.lists(st.floats(0.01, 3), max_size=3 * ENOUGH), st.lists(st.floats(0.01, 3), max_size=4), st.sampled_from(sorted(COSTS))
+)
+def test_a_cost_is_learned_from_streams_that_run(steady: list[float], switched: list[float], preset: str) -> None:
+    predicted = COSTS[preset]
+    found = learn(predicted, steady, switched)
+    assert (found.content_s, found.stream_bytes) == (predicted.content_s, predicted.stream_bytes)
+    expected = sorted(steady) if len(steady) >= ENOUGH else [predicted.block_s]
+    middle = (expected[(len(expected) - 1) // 2] + expected[len(expected) // 2]) / 2
+    assert found.block_s == pytest.approx(middle)
+    if switched:
+        assert found.longest_s == max(found.block_s, *switched)
+    else:
+        assert found.longest_s / found.block_s == pytest.approx(predicted.longest_s / predicted.block_s)
+
+
+def test_a_device_that_is_slower_than_predicted_lets_fewer_streams_in() -> None:
+    slow = {**COSTS, "turbo": learn(COSTS["turbo"], [0.4] * ENOUGH, [])}
+    room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
+    assert admit("turbo", [COSTS["turbo"]], COSTS, **room).admitted
+    assert not admit("turbo", [slow["turbo"]], slow, **room).admitted
 
 
 def test_alone_a_stream_is_let_in_however_slow() -> None:

@@ -1,4 +1,4 @@
-"""Artefacts of foreign runs, small: logs and traces whose means are the numbers of the worked example to the digit."""
+"""Small logs and traces as foreign runs leave them; their means are the numbers of the worked example to the digit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VSA_STAGES_MS = ("8123.25", "5754.60869", "5754.50869", "5754.70869")
 
 
 def write_log(path: Path, timer: str, stages_ms: tuple[str, ...], calls_s: tuple[str, ...]) -> Path:
-    """Timed rounds first, the first of them warm-up; then a pass of its own with attention timers, labelled ms, in seconds."""
+    """Write a log: timed rounds, the first of them warm-up, then a pass with attention timers labelled ms but in seconds."""
     lines = [f"INFO [DenoisingStage] finished in {value} ms" for value in stages_ms]
     lines += [f">>>> {timer} time: {value} ms" for value in calls_s]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -27,7 +27,7 @@ def write_log(path: Path, timer: str, stages_ms: tuple[str, ...], calls_s: tuple
 
 
 def write_trace(path: Path, layers: list[list[tuple[str, str, int]]], rank: int | None = None) -> Path:
-    """One stream: in each layer `(category, name, ns)` back to back, layers 10 µs apart, launched well before they run."""
+    """Write a trace of one stream: `(category, name, ns)` of a layer back to back, layers 10 µs apart, launched well before."""
     events, at, correlation = [], 1_000_000, 0
 
     def us(ns: int) -> float | str:
@@ -65,12 +65,12 @@ def write_trace(path: Path, layers: list[list[tuple[str, str, int]]], rank: int 
 
 
 def fa_layers(gemm_ns: int = 3_000_000) -> list[list[tuple[str, str, int]]]:
-    """Dense attention."""
+    """List the kernels of layers with dense attention."""
     return [[("kernel", "elementwise", 400_000), ("kernel", FA, ns), ("kernel", "gemm", gemm_ns)] for ns in FA_KERNELS_NS]
 
 
 def vsa_layers(gemm_ns: int = 3_000_000) -> list[list[tuple[str, str, int]]]:
-    """Sparse attention with what it needs around it."""
+    """List the kernels of layers with sparse attention and the operations around it."""
     return [
         [
             ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 50_000),
@@ -84,7 +84,7 @@ def vsa_layers(gemm_ns: int = 3_000_000) -> list[list[tuple[str, str, int]]]:
 
 
 def write_guide(folder: Path) -> dict[str, Path]:
-    """Both logs and both traces."""
+    """Write both logs and both traces."""
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "fa_log": write_log(folder / "fa.log", "Vanilla", FA_STAGES_MS, FA_CALLS_S),

@@ -1,4 +1,4 @@
-"""Our own captures of an H200, as the second reader has them."""
+"""Our own captures of an H200, as read by the second reader (`trace_oracle`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 
 class Raw:
-    """The events as the second reader has them: device events in order of start, each with its launch call."""
+    """A capture's device events in order of start, each with its launch call, as the second reader reads them."""
 
     def __init__(self, name: str) -> None:
         events, self.meta = oracle.load(H200 / f"{name}.json.gz")
@@ -29,13 +29,13 @@ class Raw:
         return [(start, end) for event, start, end in self.device if event["name"] == text]
 
     def launched_by(self, name: str) -> list[int]:
-        """How many device events each launch call of that name has."""
+        """Count the device events of each launch call of a name."""
         numbers = [number for number, call in self.facts.calls.items() if call["name"] == name]
         counts = Counter(event["args"]["correlation"] for event, _, _ in self.device)
         return [counts[number] for number in numbers]
 
     def idle(self, until: int | None = None) -> dict[str, int]:
-        """Each gap by the event that ends it, as the manual defines the classes; up to the event that starts then."""
+        """Sum idle time by the class of the event that ends each gap, as the manual defines the classes, up to a given start."""
         found = {"host_late": 0, "launch_latency": 0, "queued": 0}
         seen: set[int] = set()
         end = self.device[0][1]

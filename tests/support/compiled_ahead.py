@@ -1,4 +1,4 @@
-"""Compile kernels for a card that is not here, as far as what they ask of it is known: `compiled_ahead.py CARD KERNELS...`.
+"""Compilation of kernels for a card that is not here, with a check of the shared memory: `compiled_ahead.py CARD KERNELS...`.
 
 Everything is launched as on that card, in its configurations for that card, and Triton compiles it for that card. Fails if a
 kernel does not compile, or asks for more shared memory than the card gives a program. Writes each kernel and what it asks for.
@@ -61,7 +61,7 @@ asked: dict[str, int] = {}
 
 
 class Compiled:
-    """What a compiler made: launched by Triton (`run`) or directly, it does nothing."""
+    """A stand-in for a compiled kernel; a launch by Triton (`run`) or directly does nothing."""
 
     function = packed_metadata = None
 
@@ -76,7 +76,7 @@ class Compiled:
 
 
 def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Compiled]:
-    """In the place of Triton's own compiling: for a target, in memory; `whole`: down to the machine's instructions."""
+    """Return a replacement for Triton's compile step: for a target, in memory; `whole`: down to machine instructions."""
 
     def compile_one(
         kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
@@ -102,7 +102,7 @@ def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Com
 
 
 def fine_stage(card: Card, dtype: str, width: int, block: int, ragged: bool) -> None:
-    """Forward and gradients for a given selection."""
+    """Launch the fine stage for a given selection, forward and gradients."""
     q, k, v = (torch.zeros(1, 4 * block, heads, width, dtype=DTYPES[dtype]) for heads in (2, 1, 1))
     counts, sizes = torch.full((1, 2, 4), 2, dtype=torch.int32), torch.full((4,), block, dtype=torch.int32)
     edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
@@ -113,7 +113,7 @@ def fine_stage(card: Card, dtype: str, width: int, block: int, ragged: bool) -> 
 
 
 def around(card: Card, dtype: str) -> None:
-    """The stages around it, over a clip and over a history, merging, and what libraries' results need."""
+    """Launch the stages around the fine stage, over a clip and a history, merging, and the kernels for libraries' results."""
     for gated, parts in ((True, 1), (False, 4)):
         launches.whole_operator(2, 128 if gated else 64, "raster", parts, gated=gated, own=gated)
     launches.over_a_history(DTYPES[dtype], kv_heads=1, block=64, parts=1)
@@ -126,7 +126,7 @@ def around(card: Card, dtype: str) -> None:
 
 
 def layers(card: Card, dtype: str) -> None:
-    """The kernels of a Wan layer, with those in eight bits where the card has the numbers."""
+    """Launch the kernels of a Wan layer, with those in FP8 where the card has the format."""
     launches.turned(DTYPES[dtype], heads=12)
     launches.to_a_text(DTYPES[dtype], heads=2)
     launches.turned_by_time(DTYPES[dtype], layers=2, tokens=10)

@@ -1,4 +1,4 @@
-"""A pytest plugin: which lines of some packages each test runs, in this process and on any of its threads.
+"""A pytest plugin that records which lines of some packages each test runs, in this process and on any of its threads.
 
 python -m pytest -p covered --covered PACKAGE_FOLDER --covered-to map.json TESTS
 """
@@ -22,7 +22,7 @@ Line = tuple[str, int]
 
 
 class Lines:
-    """Notes the lines that run.
+    """A recorder of the lines that run.
 
     Args:
         folder: only of files below it.
@@ -35,7 +35,7 @@ class Lines:
         self.imported: set[Line] = set()  # in bodies of modules and classes
 
     def start(self) -> None:
-        """Note from now on."""
+        """Start to record."""
         threading.settrace(self._called)
         sys.settrace(self._called)
 
@@ -74,7 +74,7 @@ class Map:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """One test."""
+        """Record the lines and the time of one test."""
         self._lines.seen, began = set(), time.perf_counter()
         self._lines.start()  # a test may have set a tracer of its own
         result = yield
@@ -83,7 +83,7 @@ class Map:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A map of tests that fail would show mutants as killed."""
+        """Note failed tests, because a map of failing tests would show mutants as killed."""
         if report.failed:
             self._failed.append(report.nodeid)
 
@@ -105,14 +105,14 @@ class Map:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """See the module."""
+    """Add the options `--covered` and `--covered-to`."""
     parser.addoption("--covered", type=Path)
     parser.addoption("--covered-to", type=Path)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Note from before the first `conftest.py`, so that what runs at import is seen."""
+    """Start to record before the first `conftest.py`, to see what runs at import."""
     options = early_config.known_args_namespace
     lines = Lines(options.covered.resolve())
     early_config.pluginmanager.register(Map(lines, early_config.rootpath, options.covered_to))

@@ -1,4 +1,4 @@
-"""A GPU for tests on a machine without one: a clock that work advances, behind what measuring calls of `torch.cuda`."""
+"""A GPU for tests on a machine without one: a clock advanced by work, behind the calls of `torch.cuda` that measuring makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class FakeGpu:
-    """Kernels queue up behind each other while the host goes on; a synchronisation brings the host's clock to their end.
+    """A GPU whose kernels queue up while the host goes on; a synchronisation sets the host's clock to their end.
 
     Args:
         launch_ns: host time of a launch.
@@ -49,7 +49,7 @@ class FakeGpu:
         self.now_ns = max(self.now_ns, self.idle_at_ns)
 
     def kernel(self, length_ns: int) -> None:
-        """Launch one."""
+        """Launch a kernel."""
         self.used = True
         self.launches += 1
         self.now_ns += self.launch_ns

@@ -1,4 +1,4 @@
-"""A disk that fills up: a small file system of its own where this user may mount one, else a limit on the size of a file."""
+"""A full disk: a small file system where this user may mount one, else a limit on the size of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders that somebody else made: paths that lead out, links, pipes, devices, names that are commands to a terminal."""
+"""Hostile run folders: paths that lead out, links, pipes, devices, names that are commands to a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\ud
 
 
 def _named(kind: str, name: str, run: Path) -> None:
-    """A record that names a file: the trace of a variant, or a clip to look at."""
+    """Add a record that names a file: the trace of a variant, or a clip to look at."""
     fields = {"variant": "baseline", "path": name, "sha256": "0" * 64, "v": 1}
     more = {"trace": {"clip": 0, "size_bytes": 1, "first_block": 1, "num_blocks": 1}, "video": {"frames": 1, "fps": 1}}[kind]
     with (run / "records.jsonl").open("a", encoding="utf-8") as file:
@@ -31,7 +31,7 @@ def _named(kind: str, name: str, run: Path) -> None:
 
 
 def _link(name: str, target: str, run: Path) -> None:
-    """A file of the run folder that is a link."""
+    """Replace a file of the run folder by a link."""
     place = run / name
     if place.exists():
         place.unlink()
@@ -49,7 +49,7 @@ def _pipe(name: str, run: Path) -> None:
 
 
 def _renamed(word: str, run: Path) -> None:
-    """A variant, and the run, with another name."""
+    """Rename a variant and the run in the records."""
     file, quoted = run / "records.jsonl", json.dumps(word)
     file.write_text(file.read_text(encoding="utf-8").replace('"balanced"', quoted).replace("320x576", quoted[1:-1]))
 
@@ -79,7 +79,7 @@ HOSTILE: Final[tuple[Callable[[Path], None], ...]] = (
 
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """Interrupt what hangs."""
+    """Raise AssertionError if the block takes longer than `seconds`."""
 
     def stop(*_: object) -> None:
         raise AssertionError(f"it hangs: more than {seconds} s")

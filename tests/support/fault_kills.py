@@ -59,7 +59,7 @@ def killed(seed: int, folder: Path) -> None:
 
 
 def _kill(code: str, seed: int, folder: Path, after_line: int = 0) -> int:
-    """Start a process, let it write, kill it; the number of the last thing it says to have finished."""
+    """Start a process, let it write, kill it; return the number of the last item that it reported as finished."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
         env={"PYTHONPATH": str(Path(strobe.__file__).parents[1]), "OMP_NUM_THREADS": "1"},

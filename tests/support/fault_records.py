@@ -21,7 +21,7 @@ ONE_IN: Final = 5
 
 @cache
 def sound(*, sealed: bool) -> tuple[tuple[bytes, ...], Report]:
-    """The lines of a real run, and what is reported of them."""
+    """Return the lines of an undamaged run, and the report of them."""
     lines = read_bytes(records_file(RUN))[0].splitlines()
     return tuple(seal(line, at) if sealed else line for at, line in enumerate(lines, start=1)), build_report([RUN])
 
@@ -80,7 +80,7 @@ DAMAGES: Final = (_garbage, _bit, _digit, _lost, _doubled, _swapped, _cut, _join
 
 
 def damaged_records(seed: int, folder: Path) -> None:
-    """Damage the records of a real run, and hold the report against that of the sound ones."""
+    """Damage the records of a real run, and compare the report with that of the undamaged ones."""
     rng, sealed = random.Random(seed), seed % ONE_IN > 0
     lines, expected = list(sound(sealed=sealed)[0]), sound(sealed=sealed)[1]
     parts = [at for at, line in enumerate(lines) if line.startswith((b'{"record":"span"', b'{"record":"clip"'))]
@@ -91,7 +91,7 @@ def damaged_records(seed: int, folder: Path) -> None:
 
 
 def check_damage(folder: Path, expected: Report) -> None:
-    """The report is refused in one line, or names the damage, or says what it said."""
+    """Check that the report is refused in one line, names the damage, or equals the expected one."""
     try:
         report, run = build_report([folder]), read_run(folder)
     except DataError as error:

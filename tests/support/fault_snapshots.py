@@ -24,7 +24,7 @@ NUMBERS = (0, 1, -1, 2, 7, 64, 1_000_000_000, 10**30, 1.5)
 
 
 def damaged_snapshot(seed: int, folder: Path) -> None:
-    """One damage to the file of a session of the bundled model: it is refused with a `SessionError`, or read as what it was."""
+    """Damage a snapshot file of the bundled model once, and check that it is refused with a `SessionError` or read bit-equal."""
     path, data = folder / "snapshot.safetensors", sound()
     path.write_bytes(data)
     whole = read_snapshot(path, torch.device("cpu"))
@@ -34,7 +34,7 @@ def damaged_snapshot(seed: int, folder: Path) -> None:
 
 @cache
 def sound() -> bytes:
-    """The file of a session on its way from one prompt to another, with a third that waits."""
+    """Return the snapshot file of a session between two prompts, with a third prompt that waits."""
     with tempfile.TemporaryDirectory() as folder, Session("a red circle moving left", preset="turbo", device="cpu") as session:
         next(iter(session.stream()))
         session.prompt("a blue square moving up", mode="interpolate", over=3)
@@ -51,7 +51,7 @@ def damage(data: bytes, number: int) -> bytes:
 
 
 def flip(data: bytes, chance: random.Random) -> bytes:
-    """One to eight bits are flipped, as often in the header as anywhere."""
+    """Flip one to eight bits, half of the time in the header."""
     damaged = bytearray(data)
     end = chance.choice([len(data), LENGTH_BYTES + len(header_of(data))])
     for _ in range(chance.choice([1, 1, 2, 8])):
@@ -60,13 +60,13 @@ def flip(data: bytes, chance: random.Random) -> bytes:
 
 
 def cut(data: bytes, chance: random.Random) -> bytes:
-    """The end is missing, or some bytes in the middle."""
+    """Cut off the end, or some bytes in the middle."""
     start = chance.randrange(len(data))
     return data[:start] + chance.choice([b"", data[start + chance.randrange(1, 5000) :]])
 
 
 def swap(data: bytes, chance: random.Random) -> bytes:
-    """Two tensors have each other's names."""
+    """Swap the names of two tensors."""
     header = json.loads(header_of(data))
     first, second = chance.sample(sorted(header.keys() - {"__metadata__"}), 2)
     header[first], header[second] = header[second], header[first]
@@ -74,7 +74,7 @@ def swap(data: bytes, chance: random.Random) -> bytes:
 
 
 def renumber(data: bytes, chance: random.Random) -> bytes:
-    """A number is another: of strobe's own header, or of the tensors' places."""
+    """Replace a number of the header: one of strobe's own, or a tensor's place."""
     header = header_of(data)
     found = chance.choice(list(re.finditer(rb"(?<![\w.])-?\d+(\.\d+)?(?![\w.])", header)))
     other = str(chance.choice([each for each in NUMBERS if str(each).encode() != found[0]])).encode()
@@ -82,17 +82,17 @@ def renumber(data: bytes, chance: random.Random) -> bytes:
 
 
 def header_of(data: bytes) -> bytes:
-    """The header of a safetensors file."""
+    """Return the header of a safetensors file."""
     return data[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")]
 
 
 def with_header(data: bytes, header: bytes) -> bytes:
-    """A safetensors file with another header."""
+    """Replace the header of a safetensors file."""
     return len(header).to_bytes(LENGTH_BYTES, "little") + header + data[LENGTH_BYTES + len(header_of(data)) :]
 
 
 def check(path: Path, whole: Snapshot) -> Literal["refused", "bit-equal"]:
-    """What comes of reading a file that was `whole` once; anything else is an error."""
+    """Check that a damaged file is refused in one line or reads like the `whole` one; return which."""
     try:
         found = read_snapshot(path, torch.device("cpu"))
     except SessionError as error:
@@ -105,7 +105,7 @@ def check(path: Path, whole: Snapshot) -> Literal["refused", "bit-equal"]:
 
 
 def tensors(snapshot: Snapshot) -> dict[str, Tensor]:
-    """All tensors of a snapshot."""
+    """Return all tensors of a snapshot, by name."""
     state, cache = snapshot.state, snapshot.cache
     found = {"keys": cache.keys, "values": cache.values, "sink": cache.sink_keys, "history": state.history}
     if state.blend is not None:
@@ -117,7 +117,7 @@ def tensors(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def numbers(snapshot: Snapshot) -> tuple[object, ...]:
-    """All of a snapshot that is no tensor."""
+    """Return all values of a snapshot that are not tensors."""
     state, cache, blend = snapshot.state, snapshot.cache, snapshot.state.blend
     blended = None if blend is None else (blend.done, blend.total)
     decoder = state.decoder[0], len(state.decoder[1])

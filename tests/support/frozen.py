@@ -1,4 +1,4 @@
-"""Frozen values: what every stored run, trace and log says today, and where it says something else than it did.
+"""Frozen values: everything that stored runs, traces and logs say today, and the differences to it later.
 
 A subject is one document that a user can ask for: records as `read_run` gives them, a run's `compare_runs`, the data of a page
 (`report.json`), a trace's `read_trace`, a pair's `compare_traces`, a log's `strobe extract ... --json`. Documents are kept whole;
@@ -56,7 +56,7 @@ Document = Callable[[], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """One document, made in `place`, so that the paths in it are the same on every machine."""
+    """One document, made in the folder `place`, so that its paths are the same on every machine."""
 
     name: str
     place: Path
@@ -76,7 +76,7 @@ def subjects() -> dict[str, Subject]:
 
 
 def other_subjects() -> dict[str, Subject] | None:
-    """Return the traces of others; None where their folder is not there."""
+    """Return the traces of other projects; None if their folder is missing."""
     folder = Path(os.environ.get(OTHERS, ""))
     if not os.environ.get(OTHERS) or not folder.is_dir():
         return None
@@ -94,7 +94,7 @@ def differences(name: str, frozen: Any, now: Any) -> list[str]:
 
 
 def moves(name: str, frozen: Any, now: Any) -> list[tuple[str, bool]]:
-    """The same lines, and whether a number moved: one is another, or is gone, or is new."""
+    """Return the lines of `differences`, and whether a number changed, disappeared or is new in each."""
     old, new = dict(_leaves(frozen)), dict(_leaves(now))
     return [
         (f"{name}: {path}: frozen {_shown(old, path)}, now {_shown(new, path)}", _is_number(old, path) or _is_number(new, path))
@@ -104,7 +104,7 @@ def moves(name: str, frozen: Any, now: Any) -> list[tuple[str, bool]]:
 
 
 def read_frozen() -> dict[str, Any]:
-    """Return the packed file: what made it, and `values` by subject."""
+    """Return the content of the packed file: the command that made it, and `values` by subject."""
     content: dict[str, Any] = json.loads(lzma.decompress(VALUES.read_bytes()))
     return content
 
@@ -134,7 +134,7 @@ def _runs() -> Iterator[Subject]:
 
 
 def _columns(folder: str) -> Any:
-    """Of every table of a run: the number of rows, and one digest for each column."""
+    """Digest every table of a run: the number of rows, and one digest for each column."""
     run = read_run(folder)
     alone = {"header": run.header, "cell": run.cell, "surroundings": run.surroundings, "links": run.links}
     tables: dict[str, list[dict[str, Any]]] = {name: [msgspec.to_builtins(each)] for name, each in alone.items() if each}
@@ -164,7 +164,7 @@ def _page(door: Callable[[Path], Any], place: str) -> Any:
 
 
 def _run(place: str) -> Any:
-    """The data of a run's page and its `compare_runs`, from one analysis."""
+    """Return the data of a run's page and its `compare_runs`, from one analysis."""
     folder = ROOT / place
     report, findings = report_and_findings([folder], into=folder)
     found = run_document([read_run(folder)], report, findings, ())
@@ -172,7 +172,7 @@ def _run(place: str) -> Any:
 
 
 def _without(value: Any, root: str) -> Any:
-    """The same without the place of this checkout."""
+    """Remove the path of this checkout from a document."""
     return json.loads(json.dumps(value).replace(f"{root}/", ""))
 
 
@@ -204,7 +204,7 @@ def _log(file: str) -> Any:
 
 
 def _verb(*argv: str) -> Any:
-    """Run a verb in this process: its exit code and its document."""
+    """Run a verb in this process; return its exit code and its document."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = main(list(argv))
@@ -215,7 +215,7 @@ def _verb(*argv: str) -> Any:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its path; an empty list or object is a value."""
+    """Yield every leaf value with its path; an empty list or object is a leaf."""
     inside: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not inside or not value:
         yield path, value

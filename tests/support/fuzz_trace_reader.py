@@ -1,4 +1,4 @@
-"""Fuzzes the trace reader with atheris, from the events of the tests, whole and packed.
+"""A fuzzer of the trace reader with atheris, which starts from the events of the tests, whole and packed.
 
 In an environment that has strobe and atheris, from the root of the checkout:
 
@@ -60,7 +60,7 @@ def check(data: bytes, folder: Path) -> None:
 
 
 def calls(trace: Trace) -> list[tuple[str | int, ...]]:
-    """The device events with the calls that launched them."""
+    """List the device events with the calls that launched them."""
     found = []
     for event in trace.device_events:
         host = event.host
@@ -69,7 +69,7 @@ def calls(trace: Trace) -> list[tuple[str | int, ...]]:
 
 
 def read(path: Path, ops: bool = True, shapes: bool = False, details: bool = False) -> Trace | None:
-    """The trace, if it is one."""
+    """Read a trace; return None if it is refused."""
     try:
         return read_trace(path, ops=ops, shapes=shapes, details=details)
     except DataError:
@@ -77,7 +77,7 @@ def read(path: Path, ops: bool = True, shapes: bool = False, details: bool = Fal
 
 
 def seeds() -> list[bytes]:
-    """Traces to start from."""
+    """Return traces to start from."""
     texts = [layout(sample(6), META).encode() for layout in LAYOUTS]
     return [*texts, *map(gzip.compress, texts)]
 

@@ -1,4 +1,4 @@
-"""Cases that another process can import: what a gate may meet."""
+"""Gate cases that pass, are refused, fail, die or hang, in a module that another process can import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fused selection from a history against the plain one, in Triton's interpreter: `TRITON_INTERPRET=1 python history_on_cpu.py`.
+"""Fused selection from a history, compared with the plain one in Triton's interpreter.
+
+Run it by `TRITON_INTERPRET=1 python history_on_cpu.py`.
 
 A process of its own, because the interpreter must be chosen before Triton is imported. On a GPU: `python history_on_cpu.py cuda`.
 """
@@ -23,7 +25,7 @@ LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A ring of `slots` frames, `held` of which are history; NaN lies in the others."""
+    """A ring of `slots` frames, `held` of which are history; the others hold NaN."""
 
     batch: int = 1
     size: tuple[int, int] = (5, 7)
@@ -48,7 +50,7 @@ class Drawn:
 
 
 def draw(case: Case, device: str, seed: int = 0) -> Drawn:
-    """Random tensors; the first tiles of the first two slots are equal, so that scores tie."""
+    """Draw random tensors; the first tiles of the first two slots are equal, so that scores tie."""
     generator = torch.Generator().manual_seed(seed)
     tokens = case.size[0] * case.size[1]
 
@@ -77,7 +79,7 @@ def draw(case: Case, device: str, seed: int = 0) -> Drawn:
 
 
 def open_slots(history: History, layout: TileLayout, held: tuple[int, ...]) -> None:
-    """Make these slots the history, in the tensors that are there; coarse keys of the others are NaN."""
+    """Make the given slots the history, in the existing tensors; coarse keys of the others become NaN."""
     rows, tiles = layout.num_rows, layout.num_tiles
     for slot in range(history.sizes.shape[0] // tiles):
         at, sizes = slice(slot * tiles, (slot + 1) * tiles), layout.sizes(history.sizes.device)
@@ -87,7 +89,7 @@ def open_slots(history: History, layout: TileLayout, held: tuple[int, ...]) -> N
 
 
 def selected(plan: Plan, q: Tensor, history: History, tiles: TileLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries in tile order, and indices and counts of what they take."""
+    """Return queries in tile order, with indices and counts of their selected tiles."""
     q_rows, kv_rows = operator._grids(history, tiles, q.device)
     tiled, means = tile_queries(plan, q, q_rows)
     there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
@@ -96,7 +98,10 @@ def selected(plan: Plan, q: Tensor, history: History, tiles: TileLayout) -> tupl
 
 
 def compare(case: Case, device: str) -> None:
-    """The same tiles in the same order; the rest up to rounding, with and without lse. With a gradient the plain stages run."""
+    """Check that fused and plain selection agree, with and without lse, and that a call with gradients takes the plain one.
+
+    Both take the same tiles in the same order; the rest is equal up to rounding.
+    """
     drawn = draw(case, device)
     q, history, tiles = drawn.q, drawn.history, drawn.q_tiles
     assert operator._fuses(q, history) and not operator._fuses(q.detach().requires_grad_(), history)

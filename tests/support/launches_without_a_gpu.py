@@ -1,4 +1,4 @@
-"""Every launch as a GPU would see it, without one: Triton's own binder and front end for compute capability 9.0, nothing runs.
+"""All launches as on a GPU, without one: Triton's own binder and front end for compute capability 9.0; nothing runs.
 
 The interpreter compiles nothing and takes arguments as they are; here each variant must pass Triton's type rules, and a launch
 of a kept variant must hand over what its signature says. Each call is made twice, so that the second takes what was kept.
@@ -38,7 +38,7 @@ launched: Counter[tuple[str, bool]] = Counter()
 
 
 class Driver:
-    """One device of compute capability 9.0 that is not there."""
+    """A Triton driver with one imaginary device of compute capability 9.0."""
 
     def get_current_device(self) -> int:
         return 0
@@ -51,7 +51,7 @@ class Driver:
 
 
 class Variant:
-    """What a compiler would have made, launched by Triton (`run`) or directly (`variant[grid]`)."""
+    """A stand-in for a compiled kernel, launched by Triton (`run`) or directly (`variant[grid]`)."""
 
     function = packed_metadata = None
 
@@ -85,7 +85,7 @@ class Variant:
 def front_end(
     kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
 ) -> Variant:
-    """In the place of compiling: as far as Triton's own types go."""
+    """Replace Triton's compile step by its front end alone, which checks the types."""
     source, backend, context = ASTSource(kernel, signature, constants, attributes), make_backend(TARGET), ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -95,7 +95,7 @@ def front_end(
 
 
 def whole_operator(heads: int, block: int, layout: str, parts: int, gated: bool, own: bool) -> None:
-    """One call of each kind of the stages and the forward kernel between them."""
+    """Call the whole video operator once: all stages, and the forward kernel between them."""
     grid, tile = ((5, 9, 10), {64: (4, 4, 4), 128: (2, 8, 8)}[block]) if heads > 1 else ((4, 4, 4), (4, 4, 4))
     rows = tile_layout(grid, tile).num_rows if layout == "tiled" else grid[0] * grid[1] * grid[2]
     q, k, v, gate = (torch.zeros(1, rows, number, 64, dtype=torch.bfloat16) for number in (heads, 1, 1, heads))
@@ -106,7 +106,7 @@ def whole_operator(heads: int, block: int, layout: str, parts: int, gated: bool,
 
 
 def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None:
-    """The kernels forward and backward."""
+    """Call the forward and backward kernels for a given selection."""
     q, k, v = (torch.zeros(1, 192, heads, 64, dtype=dtype) for heads in (2, 1, 1))
     counts, sizes = torch.full((1, 2, 3), count or 0, dtype=torch.int32), torch.full((3,), 64, dtype=torch.int32)
     edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
@@ -118,7 +118,7 @@ def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None
 
 
 def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) -> None:
-    """Partial results of one to four parts; the last with its rows elsewhere."""
+    """Merge partial results of several parts; the last one is read at other rows."""
     states = [(torch.zeros(1, 100, 2, width, dtype=dtype), torch.zeros(1, 2, 100), None) for _ in range(parts)]
     rows = torch.arange(37) if ranked else None
     whole = states[-1][0][:, : 37 if ranked else 100], states[-1][1][:, :, : 37 if ranked else 100]
@@ -128,7 +128,7 @@ def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) 
 
 
 def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) -> None:
-    """Two frames over `parts` dense parts and two slots of a ring."""
+    """Attend from two frames over `parts` dense parts and two slots of a ring."""
     layout, q_tiles = (tile_layout((frames, 9, 10), "auto", block) for frames in (1, 2))
     q = torch.zeros(1, 180, 2, 64, dtype=dtype)
     dense = [(torch.zeros(1, 90, kv_heads, 64, dtype=dtype),) * 2] * parts
@@ -145,7 +145,7 @@ def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) ->
 
 
 def turned(dtype: torch.dtype, heads: int) -> None:
-    """Queries and keys of a pass: returned, and written."""
+    """Norm and rotate queries and keys of a pass: returned, and written to a cache."""
     packed, weight, rope = (torch.zeros(shape, dtype=dtype) for shape in ((1, 6, 3 * heads * 64), (heads * 64,), (6, 32, 2)))
     buffers, rows = [torch.zeros(1, 9, heads, 64, dtype=dtype) for _ in "kv"], torch.arange(6)
     wan.turn(packed, weight, weight, rope.float(), heads, 1e-6)
@@ -154,21 +154,21 @@ def turned(dtype: torch.dtype, heads: int) -> None:
 
 
 def to_a_text(dtype: torch.dtype, heads: int) -> None:
-    """Attention to a text, in one round and in several."""
+    """Attend to a text, in one round and in several."""
     for rows, width in ((64, 64), (100, 24)):
         q, k, v = (torch.zeros(2, number, heads, width, dtype=dtype) for number in (130, rows, rows))
         wan.text_attention(q, k, v, torch.ones(2, dtype=torch.int32))
 
 
 def turned_by_time(dtype: torch.dtype, layers: int, tokens: int) -> None:
-    """The sink keys of all layers into the first rows of a ring's."""
+    """Rotate the sink keys of all layers into the first rows of a ring, and in place."""
     keys, ring = (torch.zeros(layers, 1, number, 3, 128, dtype=dtype) for number in (tokens, 2 * tokens))
     wan.turn_keys(keys, torch.zeros(22, 2), ring[:, :, :tokens])
     wan.turn_keys(keys, torch.zeros(22, 2), keys)
 
 
 def pretend(compiled: Callable[..., Any]) -> None:
-    """Launch everything that a GPU would be given, and compile it so."""
+    """Launch everything that a GPU would run, with `compiled` in place of Triton's compile step."""
     kernels = next(impl for impl in IMPLS if impl.name == "triton")
     none = Impl(
         name="none",

@@ -1,4 +1,4 @@
-"""Writes events as trace files in every layout there is, digit for digit."""
+"""Writers of events as trace files in every layout that occurs, digit for digit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Layout = Callable[[Events, dict[str, Any]], str]
 
 
 def exact(value: Any) -> Any:
-    """Mark every text of a time, so that `_digits` writes it as the number it is."""
+    """Mark the text of every time, so that `_digits` writes it as a number."""
     return {key: f"@{one}@" if key in ("ts", "dur") and isinstance(one, str) else one for key, one in value.items()}
 
 
 def _digits(text: str) -> str:
-    """Write `"@12.500@"` as the number 12.500."""
+    """Replace `"@12.500@"` by the number 12.500."""
     return text.replace('"@', "").replace('@"', "")
 
 
@@ -29,13 +29,13 @@ def _halves(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def indented(events: Events, meta: dict[str, Any]) -> str:
-    """As `json.dump(indent=2)` writes it, metadata on both sides."""
+    """Write as `json.dump(indent=2)` does, with metadata on both sides."""
     before, after = _halves(meta)
     return _digits(json.dumps(before | {"traceEvents": [*map(exact, events)]} | after, indent=2))
 
 
 def kineto(events: Events, meta: dict[str, Any]) -> str:
-    """Every key on its own line, metadata on both sides."""
+    """Write every key on its own line, with metadata on both sides."""
     before, after = _halves(meta)
     lines = (",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in exact(event).items()) for event in events)
     body = ",\n".join(f"  {{\n{line}\n  }}" for line in lines)
@@ -44,19 +44,19 @@ def kineto(events: Events, meta: dict[str, Any]) -> str:
 
 
 def compact(events: Events, meta: dict[str, Any]) -> str:
-    """One line, the events last."""
+    """Write one line, with the events last."""
     return _digits(json.dumps(meta | {"traceEvents": [*map(exact, events)]}, separators=(",", ":")))
 
 
 def turned(events: Events, meta: dict[str, Any]) -> str:
-    """The keys of each event backwards, and metadata that looks like events."""
+    """Write the keys of each event in reverse order, after metadata that looks like events."""
     decoy = {"note": {"traceEvents": [{"ph": "X"}], "s": '"traceEvents": ['}}
     backwards = [dict(reversed(exact(event).items())) for event in events]
     return _digits(json.dumps(decoy | {"traceEvents": backwards} | meta))
 
 
 def bare(events: Events, meta: dict[str, Any]) -> str:
-    """A list without metadata."""
+    """Write a list without metadata."""
     return _digits(json.dumps([*map(exact, events)]))
 
 
@@ -64,12 +64,12 @@ LAYOUTS: tuple[Layout, ...] = (indented, kineto, compact, turned, bare)
 
 
 def shuffled(events: Events, seed: int = 4) -> list[dict[str, Any]]:
-    """The events in another order."""
+    """Write the events in another order."""
     return random.Random(seed).sample(list(events), len(events))
 
 
 def write(path: Path, text: str | bytes) -> Path:
-    """Write a file, packed if its name says so."""
+    """Write a file, compressed if its name ends so."""
     data = text.encode() if isinstance(text, str) else text
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

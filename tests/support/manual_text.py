@@ -1,4 +1,4 @@
-"""What the README and docs tell the reader to run: commands and snippets with their marks, taken from the text itself.
+"""Commands and snippets of the README and docs with their marks, taken from the text itself.
 
 A comment before a code block marks the whole block, `<!-- docs-check: slow -->`, or the commands that begin so,
 `<!-- docs-check: slow "strobe demo"; gpu "strobe doctor --gate" -->`. In the examples of `--help` a comment at the end of the
@@ -30,7 +30,7 @@ _OPERATORS: Final = frozenset("|>&;")
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command line of a page.
+    """One command line of a page.
 
     Args:
         page: from the root of the repository.
@@ -46,7 +46,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """The words of its first program, without what a shell does with the output."""
+        """Words of its first program, up to the first shell operator."""
         lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|>&;")
         lexer.whitespace_split, lexer.commenters = True, ""
         found: list[str] = []
@@ -58,12 +58,12 @@ class Command:
 
     @property
     def needs_shell(self) -> bool:
-        """Whether it is more than one program and its words."""
+        """Whether it is more than one program with arguments."""
         return len(self.words) < len(shlex.split(self.text))
 
     @property
     def arguments(self) -> list[str] | None:
-        """What `strobe` gets; None for another program."""
+        """Arguments of `strobe`; None for another program."""
         words = self.words
         for start in (["strobe"], ["python", "-m", "strobe"]):
             if words[: len(start)] == start:
@@ -75,7 +75,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Snippet:
-    """A block of Python, and what runs before it."""
+    """A block of Python with the code that runs before it."""
 
     page: str
     line: int
@@ -85,7 +85,7 @@ class Snippet:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Every command of a page's code blocks."""
+    """List every command in the code blocks of a page."""
     for line, comment, language, body in _blocks(page):
         if language not in SHELLS:
             continue
@@ -105,13 +105,13 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def inline_commands(page: Path) -> Iterator[str]:
-    """Every `strobe ...` within the prose of a page."""
+    """List every `strobe ...` within the prose of a page."""
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
     yield from dict.fromkeys(" ".join(found.split()) for found in _INLINE.findall(prose))
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
-    """Every block of Python of a page."""
+    """List every block of Python of a page."""
     for line, comment, language, body in _blocks(page):
         if language == "python":
             first, _, given = comment.partition("\n")
@@ -126,7 +126,7 @@ def _blocks(page: Path) -> Iterator[tuple[int, str, str, str]]:
 
 
 def _marks(comment: str, page: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Marks of the whole block, and marks by how a command begins."""
+    """Parse a comment into marks of the whole block, and marks by the beginning of a command."""
     whole, named = [], {}
     for part in filter(None, (part.strip() for part in comment.split(";"))):
         found = _MARK.fullmatch(" ".join(part.split()))
@@ -138,7 +138,7 @@ def _marks(comment: str, page: Path) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _unmarked(text: str) -> tuple[str, tuple[str, ...]]:
-    """A command without its remark, and the marks that the remark is."""
+    """Split a command from its remark, and return the marks in the remark."""
     remark = _REMARK.search(text)
     if remark is None:
         return text, ()

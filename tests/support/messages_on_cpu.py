@@ -1,4 +1,4 @@
-"""The Triton messages against plain PyTorch, in Triton's interpreter: `TRITON_INTERPRET=1 python messages_on_cpu.py`.
+"""The Triton messages, compared with plain PyTorch in Triton's interpreter: `TRITON_INTERPRET=1 python messages_on_cpu.py`.
 
 A process of its own, because the interpreter must be chosen before Triton is imported. On a GPU: `messages_on_cpu.py cuda`.
 """
@@ -22,7 +22,7 @@ EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0*
 
 
 def draw(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int, device: str) -> AttentionOutput:
-    """A part, its lse up to 40 large; some rows are empty; neither tensor lies in a piece."""
+    """Draw a partial result with lse up to about 40; some rows are empty; neither tensor is contiguous."""
     generator = torch.Generator().manual_seed(seed)
     batch, queries, heads, dim = shape
     out = torch.randn(batch, heads, queries, 2 * dim, generator=generator).to(dtype).to(device)[..., :dim].transpose(1, 2)
@@ -33,7 +33,7 @@ def draw(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int, device
 
 
 def message(part: AttentionOutput) -> Tensor:
-    """By both, which must agree bit by bit."""
+    """Pack a message by both implementations, and check that they agree bit by bit."""
     assert part.lse is not None
     wanted = pack(part.out, part.lse)
     found = triton.pack_message(part.out, part.lse, row_elements(part.out.shape[3], part.out.dtype))
@@ -42,7 +42,7 @@ def message(part: AttentionOutput) -> Tensor:
 
 
 def merged(messages: list[Tensor], dim: int) -> tuple[Tensor, Tensor]:
-    """As the ranks do it; the kernel must take the views of a message as they are."""
+    """Merge messages as the ranks do, where the kernel reads them as views."""
     states = [unpack_state(each, dim) for each in messages]
     named, found = merge(states, impl="triton"), merge_messages(messages, dim)
     assert named.lse is not None and found.lse is not None
@@ -51,7 +51,7 @@ def merged(messages: list[Tensor], dim: int) -> tuple[Tensor, Tensor]:
 
 
 def check(shape: tuple[int, int, int, int], dtype: torch.dtype, num_parts: int, device: str) -> None:
-    """Parts made messages and merged, against `merge`."""
+    """Check packing and merging of some parts against `merge`."""
     parts = [draw(shape, dtype, seed, device) for seed in range(num_parts)]
     messages = [message(part) for part in parts]
     wanted = merge([unpack_state(each, shape[3]) for each in messages], impl="reference")
@@ -64,7 +64,7 @@ def check(shape: tuple[int, int, int, int], dtype: torch.dtype, num_parts: int, 
 
 
 def main(device: str) -> None:
-    """All of it."""
+    """Check all shapes and dtypes."""
     for dtype in EPSILON:
         check((2, 1, 8, 64), dtype, 2, device)
         check((1, 63, 3, 5), dtype, 3, device)

@@ -21,7 +21,7 @@ def write_model_trace(
     faster: int = 1,
     stacks: bool = True,
 ) -> Path:
-    """Steps of one attention and one matrix product each, of 60 and 30 microseconds or a `faster`th of that.
+    """Write steps of one attention and one matrix product each, of 60 and 30 microseconds divided by `faster`.
 
     Args:
         model: class of the outermost module, or of several that are inside each other.

@@ -1,4 +1,4 @@
-"""Mutation testing: wrong lines that the tests should notice, drawn at random, run, and kept count of.
+"""Mutation testing: wrong lines that tests should notice are drawn at random and run, and the results are counted.
 
     python tests/support/mutants.py run --seed 1 --number 40     new mutants; `make mutants` does this
     python tests/support/mutants.py again                        those that survived so far, after tests were added
@@ -47,7 +47,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """A checkout, and where its results are kept.
+    """A checkout and the place of its results.
 
     Args:
         root: of the checkout: `src/NAME` and, mirroring it, `tests`.
@@ -60,18 +60,17 @@ class Project:
     results: Path
 
     def entries(self) -> dict[str, Entry]:
-        """What came of each mutant so far, by key."""
+        """Read the result of each mutant so far, by key."""
         lines = self.results.read_text(encoding="utf-8").splitlines() if self.results.exists() else []
         return {entry["key"]: entry for entry in map(json.loads, lines)}
 
     def add(self, entry: Entry) -> None:
-        """Keep what came of a mutant."""
+        """Append the result of a mutant."""
         with self.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def covered(self, package: str, jobs: int) -> Entry:
-        """Tests of the package, and which of its lines each runs; found anew, a file of tests at a time, if a source or a test
-        changed."""
+        """Return the tests of a package and the lines that each runs, cached until a source or a test changes."""
         tests, digest = self.root / "tests" / package, hashlib.sha256()
         for path in sorted([*(self.root / "src" / self.name / package).rglob("*.py"), *tests.rglob("*.py")]):
             digest.update(f"{path.relative_to(self.root)} {len(path.read_bytes())} ".encode() + path.read_bytes())
@@ -93,7 +92,7 @@ class Project:
         return found
 
     def _map(self, package: str, file: Path, folder: Path) -> Entry:
-        """The map of one file of tests; kept at once, so that a run that is broken off loses little."""
+        """Make the map of one test file, and keep it at once, so that an interrupted run loses little."""
         kept = folder / f"{str(file.relative_to(self.root)).replace('/', '.')}.json"
         if not kept.exists():
             source, beside = self.root / "src" / self.name / package, kept.with_suffix(".partial")
@@ -106,7 +105,7 @@ class Project:
         return result
 
     def candidates(self, packages: Iterable[str], jobs: int) -> dict[str, tuple[Mutant, list[tuple[str, float]]]]:
-        """All mutants on lines that tests run, with these tests and their seconds, the fastest first; by key."""
+        """List all mutants on lines that tests run, by key, with these tests and their seconds, the fastest first."""
         found = {}
         for package in packages:
             covered = self.covered(package, jobs)
@@ -144,7 +143,7 @@ def outcome(mutant: Mutant, tests: list[tuple[str, float]], root: Path) -> tuple
 
 
 def run(project: Project, chosen: list[tuple[Mutant, list[tuple[str, float]]]], jobs: int, seed: int) -> None:
-    """Run mutants, `jobs` at a time, each in a copy of the checkout, and keep what comes of them."""
+    """Run mutants, `jobs` at a time, each in a copy of the checkout, and keep their results."""
     with tempfile.TemporaryDirectory() as folder:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(jobs):
@@ -173,14 +172,14 @@ def run(project: Project, chosen: list[tuple[Mutant, list[tuple[str, float]]]], 
 
 
 def described(entry: Entry) -> str:
-    """A mutant in a line."""
+    """Format a mutant and its result on one line."""
     before, after = (" ".join(entry[name].split())[:70] for name in ("before", "after"))
     reason = f"  ({entry['reason']})" if "reason" in entry else ""
     return f"{entry['outcome']:10} {entry['key']}  {entry['path']}:{entry['line']}  {before}  ->  {after}{reason}"
 
 
 def summary(entries: Iterable[Entry]) -> str:
-    """The count, and the survivors."""
+    """Format the count of killed mutants, and list the survivors."""
     held = list(entries)
     counted = [entry for entry in held if entry["outcome"] != "equivalent"]
     killed = sum(entry["outcome"] != "survived" for entry in counted)
@@ -190,13 +189,13 @@ def summary(entries: Iterable[Entry]) -> str:
 
 
 def say(line: str) -> None:
-    """Show a line at once."""
+    """Write a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def main(words: list[str], project: Project) -> None:
-    """See the module."""
+    """Run the command line of the module."""
     parser = argparse.ArgumentParser(description="Mutation testing.")
     parser.add_argument("what", choices=["run", "again", "list", "equivalent"])
     parser.add_argument("key", nargs="?", help="of a survivor that is equivalent")

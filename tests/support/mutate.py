@@ -1,4 +1,4 @@
-"""Mutants of a source file: each is the file with one small thing wrong."""
+"""Mutants of a source file: copies of it with one small error each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEFT_ALONE: Final = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.Impor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """A file with one thing wrong.
+    """A copy of a source file with one error.
 
     Args:
         key: names it for good, wherever its line moves.
@@ -44,7 +44,7 @@ class Mutant:
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in its order."""
+    """List all mutants of a file, in the order of its lines."""
     text, found, seen = source.encode(), [], Counter[str]()
     starts = [0]
     for line in text.splitlines(keepends=True):
@@ -70,7 +70,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """A node, and what stands in for its text."""
+    """Yield each node with a text to replace it."""
     for node in _running(tree):
         if isinstance(node, ast.stmt):
             yield from _statements(node)
@@ -81,7 +81,7 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and all below it that does something when it runs: no annotation, docstring, message or assertion."""
+    """Yield the nodes that have an effect at run time: no annotation, docstring, message or assertion."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
@@ -122,7 +122,7 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _with_other_operators(node: Node, operators: Sequence[ast.AST]) -> Iterator[Node]:
-    """Copies of a node, each with one operator swapped."""
+    """Return copies of a node, each with one operator swapped."""
     for index, operator in enumerate(operators):
         if type(operator) in SWAPPED:
             other = copy.deepcopy(node)

@@ -23,7 +23,7 @@ STEP_NS = sum(length for *_, length in LAYER) * (LAYERS + 1)
 
 @dataclass
 class Recorder:
-    """Host calls are `LAUNCH_NS` long and come `pause` after each other; the device starts each kernel `delay` after its call."""
+    """A clock of host and device: calls take `LAUNCH_NS` with `pause` between them; kernels start `delay` after their call."""
 
     pause: int = 20
     delay: int = 30

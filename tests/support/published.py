@@ -1,4 +1,4 @@
-"""The pages that the project publishes, and the verb that renders each from the records beside it."""
+"""The published pages of the project, and the verb that renders each from the records beside it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Door = Callable[[Path], Report]
 
 
 def run_page(folder: Path) -> Report:
-    """`strobe report FOLDER`."""
+    """Build the report of `strobe report FOLDER`."""
     return build_report([folder], into=folder)
 
 
 def advice_page(folder: Path) -> Report:
-    """`strobe bench attention --render --advice --out FOLDER/..`."""
+    """Build the report of `strobe bench attention --render --advice --out FOLDER/..`."""
     return advice_report(folder.parent)
 
 

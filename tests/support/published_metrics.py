@@ -1,4 +1,4 @@
-"""Pictures by formula, so that values of other implementations can be written down beside them."""
+"""Pictures given by formulas, so that other implementations' values for them can be written down in tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def waves(height: int = 96, width: int = 120, frames: int = 1) -> Tensor:
-    """Smooth colours, float64 `[F, 3, Y, X]` in [0, 1]."""
+    """Return smooth colours, float64 `[F, 3, Y, X]` in [0, 1]."""
     f, c, y, x = torch.meshgrid(
         *(torch.arange(count, dtype=torch.float64) for count in (frames, 3, height, width)), indexing="ij"
     )
@@ -15,6 +15,6 @@ def waves(height: int = 96, width: int = 120, frames: int = 1) -> Tensor:
 
 
 def disturbed(picture: Tensor, strength: float) -> Tensor:
-    """The picture with a fine pattern that no formula of the first has."""
+    """Add a fine pattern to a picture."""
     f, c, y, x = torch.meshgrid(*(torch.arange(count, dtype=torch.float64) for count in picture.shape), indexing="ij")
     return (picture + strength * torch.sin(12.9898 * x + 78.233 * y + 3.1 * c + f)).clamp(0, 1)

@@ -18,7 +18,7 @@ from tree_ranks import Processes
 
 
 def compare(groups: dict[int, Processes], case: Case) -> tuple[float, float]:
-    """Run a case on the group that has as many ranks; returns the largest error of an output, as `check` does."""
+    """Run a case on the group of its number of ranks; return the largest error of an output, as `check` does."""
     ranks = groups[case.num_ranks]
     found = ranks.run(work.attend, case)
     worst = check(case, found)
@@ -29,12 +29,12 @@ def compare(groups: dict[int, Processes], case: Case) -> tuple[float, float]:
 
 
 def say(line: str) -> None:
-    """Say it on stdout."""
+    """Write a line to stdout."""
     sys.stdout.write(line + "\n")
 
 
 def main() -> int:
-    """Say how many layouts were right, and the worst error of each dtype."""
+    """Check random layouts; print how many were right, and the largest error of each dtype."""
     parser = argparse.ArgumentParser(description="Compare tree attention on random layouts over gloo processes with float64.")
     parser.add_argument("--layouts", type=int, default=2_000, help="how many, default 2000")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other layouts, default 0")

@@ -1,4 +1,4 @@
-"""Frames whose keys and values depend on their number, layer and version only, and how a pass writes them."""
+"""Frames with keys and values that depend only on their number, layer and version, and passes that write them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def turn(keys: Tensor, frames: int) -> Tensor:
 
 
 def turn_into(keys: Tensor, frames: int, out: Tensor) -> None:
-    """As a cache wants it: nothing is written but the pair that turns."""
+    """Rotate the first channel pair into `out`, and write nothing else, as a cache expects."""
     out[..., :2] = turn(keys, frames)[..., :2]
 
 
 def content(frames: tuple[int, ...] | range, layer: int, version: int = 0) -> Tensor:
-    """Unturned keys or values [B, F*N, H, D] that depend on frame, layer and version only."""
+    """Return unrotated keys or values [B, F*N, H, D] that depend on frame, layer and version only."""
     return torch.cat([frame_content(frame, layer, version) for frame in frames], dim=1)
 
 
@@ -55,6 +55,6 @@ def write(step: Any, version: int = 0) -> list[tuple[Tensor, Tensor]]:
 
 
 def frame_set(values: Tensor) -> list[tuple[float, ...]]:
-    """Rows of frames in an order that does not depend on slots."""
+    """Sort the rows of frames, so that they do not depend on slots."""
     rows = values.unflatten(1, (-1, SHAPE.tokens_per_frame)).transpose(0, 1).flatten(1)
     return sorted(tuple(row.tolist()) for row in rows)

@@ -25,7 +25,7 @@ are tests (`tests/faults`). A try is one seed: it makes one fault in an empty fo
 
 
 def attempts(kind: Kind, tries: int) -> dict[int, str]:
-    """Try a kind with the seeds from 0; the seeds that were not survived, and why."""
+    """Try a kind of fault with seeds from 0; return the seeds that failed, with the error."""
     failed: dict[int, str] = {}
     for seed in range(tries):
         with tempfile.TemporaryDirectory() as folder:
@@ -37,12 +37,12 @@ def attempts(kind: Kind, tries: int) -> dict[int, str]:
 
 
 def row(kind: Kind, failed: int) -> str:
-    """Its line in the page."""
+    """Format the kind's row in the page."""
     return f"| {kind.name} | {kind.tries} | {kind.tries - failed} | {kind.survived} |\n"
 
 
 def written(rows: dict[str, str]) -> str:
-    """The page with these rows, by kind; of the kinds that were not tried now, those it has."""
+    """Return the page with these rows; kinds that were not tried keep their present row."""
     lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if PAGE.exists() else []
     kept = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
     known = kept | rows

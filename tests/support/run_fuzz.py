@@ -1,4 +1,4 @@
-"""Fuzzes the readers of foreign files for a stated time, and says how many executions each target had and what it found.
+"""A fuzzer of the readers of foreign files for a given time; reports the executions and findings of each target.
 
     python tests/support/run_fuzz.py --seconds 600 [--target traces ...] [--seed 1] [--findings FOLDER]
 
@@ -36,23 +36,23 @@ _HEAD = struct.Struct("<QQ")  # executions that ended, length of the input that 
 
 
 class _Shared:
-    """What a child says of itself in memory that outlives it."""
+    """Memory shared with a child process, in which it notes its progress."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, _HEAD.size + MAX_INPUT)
 
     def begin(self, done: int, data: bytes) -> None:
-        """Say what runs now."""
+        """Note the input that runs now."""
         self._map[: _HEAD.size + len(data)] = _HEAD.pack(done, len(data)) + data
 
     @property
     def done(self) -> int:
-        """Executions that ended."""
+        """Number of executions that have ended."""
         return _HEAD.unpack_from(self._map)[0]
 
     @property
     def running(self) -> bytes:
-        """The input that ran last."""
+        """Input that ran last."""
         size = _HEAD.unpack_from(self._map)[1]
         return self._map[_HEAD.size : _HEAD.size + size]
 
@@ -79,7 +79,7 @@ def run_batch(target: Target, inputs: list[bytes], folder: Path) -> tuple[int, b
 
 
 def _child(target: Target, inputs: list[bytes], folder: Path, shared: _Shared, write_end: int) -> None:
-    """Never returns."""
+    """Execute inputs in the child process; it never returns."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process in whatever code it is
     with open("/proc/self/statm") as pages:
         now = int(pages.read().split()[0]) * resource.getpagesize()
@@ -107,7 +107,7 @@ def _child(target: Target, inputs: list[bytes], folder: Path, shared: _Shared, w
 
 
 def fuzz(name: str, target: Target, seconds: float, seed: int, findings: Path) -> tuple[int, float, int]:
-    """Fuzz one target for some seconds; returns executions, seconds taken and distinct findings."""
+    """Fuzz one target for some seconds; return executions, seconds taken and distinct findings."""
     target = target._replace(seeds=(*target.seeds, *kept(name)))
     drawn = chain(target.seeds, Mutator(target, seed))
     inputs: Iterator[bytes] = (data for data in drawn if len(data) <= MAX_INPUT)
@@ -133,7 +133,7 @@ def fuzz(name: str, target: Target, seconds: float, seed: int, findings: Path) -
 
 
 def main() -> int:
-    """Fuzz and report; 1 if something was found."""
+    """Fuzz and report; return 1 if something was found."""
     parser = argparse.ArgumentParser(description="Fuzz the readers of foreign files.")
     parser.add_argument("--seconds", type=float, default=600, help="in all, divided evenly among the targets")
     parser.add_argument("--target", action="append", choices=tuple(targets()), help="this one only; may be given several times")

@@ -1,4 +1,4 @@
-"""A folder with the files that the commands of the docs name, small; and how a command or snippet runs in it."""
+"""A folder with small versions of the files that the docs' commands name, and functions that run a command or snippet in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COPIES: Final = {
 
 
 def furnish(folder: Path) -> None:
-    """Put everything there."""
+    """Put all files and links into the folder."""
     (folder / "runs").mkdir()
     for name, target in _LINKS.items():
         (folder / name).symlink_to(ROOT / target)
@@ -69,7 +69,7 @@ def furnish(folder: Path) -> None:
 
 
 def run(command: Command, folder: Path) -> str:
-    """Run a command there; what went wrong, empty if nothing.
+    """Run a command in the folder; return what went wrong, empty if nothing.
 
     A gate or a lint that finds something ends with 1 and is no failure.
     """
@@ -87,7 +87,7 @@ def run(command: Command, folder: Path) -> str:
 
 
 def run_snippet(snippet: Snippet, folder: Path) -> None:
-    """Run a snippet there after what it is given, as the only process of a group where it needs one."""
+    """Run a snippet in the folder after the code that it needs, as the only process of a group if it needs one."""
     names: dict[str, Any] = {"strobe": strobe, "torch": torch, "Path": Path}
     before = dict(os.environ)
     try:
@@ -102,7 +102,7 @@ def run_snippet(snippet: Snippet, folder: Path) -> None:
 
 
 def _as_a_server(arguments: list[str], folder: Path) -> str:
-    """Start it on a free port, read its page, end it with Ctrl-C; what went wrong, empty if nothing."""
+    """Start a server on a free port, read its page, end it with Ctrl-C; return what went wrong, empty if nothing."""
     words = [sys.executable, "-m", "strobe", *arguments, *(() if "--port" in arguments else ("--port", "0"))]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
     output = folder / "server.txt"
@@ -128,7 +128,7 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
 
 
 def hears_ctrl_c() -> None:
-    """In a new process: heed SIGINT, which a shell lets its background jobs ignore."""
+    """Restore SIGINT in a new process, because a shell lets its background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -153,6 +153,6 @@ def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...]) -> str
 
 
 def _expanded(word: str, folder: Path) -> list[str]:
-    """As a shell expands a word with a star."""
+    """Expand a word with a star as a shell does."""
     found = sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
     return found or [word]

@@ -1,4 +1,4 @@
-"""A model with six heads and fifteen tokens a latent frame, and what a rank says of a stream of it."""
+"""A model with six heads and fifteen tokens a latent frame, and one rank's result of a stream of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADS = 6
 
 
 def six_heads() -> Model:
-    """Random weights, the same in every process."""
+    """Build the model with random weights, the same in every process."""
     torch.manual_seed(7)
     wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=6, latent_channels=4, num_heads=HEADS, num_layers=2)
     text = WordEncoder(["red", "green", "blue", "circle", "square"], dim=16, length=6)
@@ -48,7 +48,7 @@ def six_heads() -> Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What one rank says of a stream."""
+    """The result of a stream on one rank."""
 
     latents: Tensor
     frames: Tensor
@@ -57,7 +57,7 @@ class Told:
 
 
 def poison(session: Session) -> int:
-    """Fill what this process keeps of keys and values with NaN, before anything is written; returns their number."""
+    """Fill this process's keys and values with NaN before anything is written; return their number."""
     cache = getattr(session._stream._cache, "_cache", session._stream._cache)
     for tensor in (cache.keys, cache.values):
         tensor.fill_(float("nan"))
@@ -65,7 +65,7 @@ def poison(session: Session) -> int:
 
 
 def tell(session: Session, num_blocks: int, switches: list[Switch]) -> Told:
-    """Stream, from an empty cache on."""
+    """Stream from an empty cache, and return the result."""
     cached = poison(session)
     blocks = list(session.stream(num_blocks, switches=switches))
     return Told(
@@ -77,7 +77,7 @@ def tell(session: Session, num_blocks: int, switches: list[Switch]) -> Told:
 
 
 def stream(model: Model, config: EngineConfig, devices: DeviceGroup | str, num_blocks: int = 5) -> Told:
-    """Five frame blocks: the window fills, rolls, is derived again under another prompt, and rolls on."""
+    """Stream five frame blocks: the window fills, rolls, is recomputed under another prompt, and rolls on."""
     with Session("red circle", preset=config, model=model, seed=3, samples=(0, 4), device=devices) as session:
         return tell(session, num_blocks, SWITCHES)
 
@@ -87,6 +87,6 @@ BUNDLED = EngineConfig(window=7, sink=2, timesteps=(1000.0, 250.0), dtype="float
 
 
 def bundled(devices: DeviceGroup | str) -> Told:
-    """The bundled model, with a window that rolls in the third frame block."""
+    """Stream the bundled model, with a window that rolls in the third frame block."""
     with Session("a red circle moving left", preset=BUNDLED, seed=3, device=devices) as session:
         return tell(session, 4, [Switch(frame_block=3, prompt="a blue square moving up")])

@@ -1,4 +1,4 @@
-"""The source tree as the house rules see it: files, syntax trees, functions."""
+"""The source tree for the house rules: files, syntax trees, functions."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, as
 
 
 def python_files(*folders: str) -> list[Path]:
-    """Every Python file under the given folders of the checkout."""
+    """List every Python file under the given folders of the checkout."""
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """The path as the rules and messages write it."""
+    """Return the path relative to the checkout, as rules and messages write it."""
     return path.relative_to(ROOT).as_posix()
 
 
 def is_kernel(path: Path) -> bool:
-    """Kernel files may be longer: an operator's implementations and a model's fused kernels."""
+    """Whether a file is a kernel file, which may be longer: an operator's implementations and a model's fused kernels."""
     return path.parent.name in ("impl", "kernels")
 
 
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Parse the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
-    """Every function and method, nested ones too."""
+    """List every function and method, nested ones too."""
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def num_lines(function: Function) -> int:
-    """Lines from `def` to the last statement; what documents it does not count."""
+    """Count the lines from `def` to the last statement, without the docstring."""
     first = function.body[0]
     documented = ast.get_docstring(function, clean=False) is not None and len(function.body) > 1
     return function.end_lineno - function.lineno + 1 - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def num_parameters(function: Function) -> int:
-    """Parameters a caller can give; `self` and `cls` are not."""
+    """Count the parameters that a caller can give, without `self` and `cls`."""
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return sum(argument.arg not in ("self", "cls") for argument in named) + bool(arguments.vararg) + bool(arguments.kwarg)
 
 
 def depth(node: ast.AST, level: int = 0) -> int:
-    """Deepest nesting of compound statements; an `elif` is as deep as its `if`, a nested function is counted on its own."""
+    """Return the deepest nesting of compound statements; an `elif` is as deep as its `if`, nested functions count apart."""
     deepest = level
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):

@@ -1,4 +1,4 @@
-"""Checkpoints as others publish them, spelled out by hand from one official set of weights."""
+"""Checkpoints in the spellings that others publish, written out by hand from one official set of weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ LINEARS = [
 
 
 def lora_tensors(original: Tensors, rank: int = 4, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
-    """Down and up of every linear layer, by its original name."""
+    """Draw LoRA matrices down and up for every linear layer, by its original name."""
     generator, found = torch.Generator().manual_seed(seed), {}
     for number in range(2):
         for linear in LINEARS:
@@ -99,7 +99,7 @@ def lora_tensors(original: Tensors, rank: int = 4, seed: int = 0) -> dict[str, t
 
 
 def peft(loras: dict[str, tuple[Tensor, Tensor]]) -> Tensors:
-    """As PEFT spells them in LongLive's lora.pt."""
+    """Name LoRA tensors as PEFT does in LongLive's lora.pt."""
     out = {}
     for name, (down, up) in loras.items():
         out[f"base_model.model.{name}.lora_A.weight"] = down
@@ -119,7 +119,7 @@ DIFFUSERS_CONFIG: dict[str, Any] = {
 
 
 def write_sharded(folder: Path, tensors: Tensors) -> None:
-    """Two shards and an index, cut in the middle of a layer."""
+    """Write two shards and an index, cut in the middle of a layer."""
     names = sorted(tensors)
     half = len(names) // 2
     files = {
@@ -155,7 +155,7 @@ def write_diffusers(folder: Path, original: Tensors) -> Path:
 
 
 def write_self_forcing(folder: Path, original: Tensors) -> Path:
-    """The averaged weights are the original; the others are not."""
+    """Write a Self-Forcing file: the averaged weights are the original ones, the others differ."""
     raw = {f"model.{name}": tensor + 1 for name, tensor in original.items()}
     torch.save(
         {"generator": raw, "generator_ema": {f"model.{n}": t for n, t in original.items()}}, folder / "self_forcing_dmd.pt"
@@ -164,7 +164,7 @@ def write_self_forcing(folder: Path, original: Tensors) -> Path:
 
 
 def write_fsdp(folder: Path, original: Tensors) -> Path:
-    """As it is saved out of a wrapped and compiled model."""
+    """Write a file as it is saved from a wrapped and compiled model."""
     spelled = {}
     for name, tensor in original.items():
         inner = name.replace("blocks.1.", "blocks.1._fsdp_wrapped_module._checkpoint_wrapped_module.")

@@ -1,4 +1,4 @@
-"""The fused stages against the plain ones, in Triton's interpreter: `TRITON_INTERPRET=1 python stages_on_cpu.py`.
+"""The fused stages, compared with the plain ones in Triton's interpreter: `TRITON_INTERPRET=1 python stages_on_cpu.py`.
 
 A process of its own, because the interpreter must be chosen before Triton is imported. On a GPU: `python stages_on_cpu.py cuda`.
 """
@@ -29,7 +29,7 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -> VideoAttentionOutput:
-    """One call; with a gradient asked for, the plain stages run."""
+    """Run one call; with a gradient asked for, the plain stages run."""
     options = {"tile": (4, 4, 4), "heads": (2, 2), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
     heads, layout, gated, rotated, sliced = (options.pop(name) for name in ("heads", "layout", "gated", "rotated", "sliced"))
     generator = torch.Generator().manual_seed(len(str(case)))
@@ -57,7 +57,7 @@ def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -
 
 
 def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """The same tiles, and the same numbers up to the rounding of the dtype."""
+    """Check that both select the same tiles, and agree up to the rounding of the dtype."""
     found, expected = (run(case, device, dtype, fused=fused) for fused in (True, False))
     assert expected.out.requires_grad and not found.out.requires_grad
     assert torch.equal(found.selection.counts, expected.selection.counts), case
@@ -72,7 +72,7 @@ def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
 
 
 def compare_selection(columns: int, device: str) -> None:
-    """Scores with ties, infinities and NaN: the same tiles as a stable sort takes."""
+    """Check that scores with ties, infinities and NaN give the same tiles as a stable sort."""
     generator = torch.Generator().manual_seed(columns)
     scores = torch.randn(2, 3, 4, columns, generator=generator).mul(2).round().div(2)
     scores[0, 0, 1] = 0.0

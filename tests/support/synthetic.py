@@ -1,4 +1,4 @@
-"""Events made up for the tests. Times are decimal texts of microseconds."""
+"""Synthetic events for tests. Times are decimal texts of microseconds."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ META = {
 
 
 def event(cat: str, name: str, ts: str, dur: str, **args: object) -> dict[str, Any]:
-    """A complete event of a host thread."""
+    """Return a complete event of a host thread."""
     return {"ph": "X", "cat": cat, "name": name, "pid": 4, "tid": 17, "ts": ts, "dur": dur, "args": args}
 
 
 def kernel(name: str, ts: str, dur: str, correlation: int, **args: object) -> dict[str, Any]:
-    """A kernel on stream 7 of device 0."""
+    """Return a kernel on stream 7 of device 0."""
     place = {"device": 0, "stream": 7, "correlation": correlation}
     return event("kernel", name, ts, dur, **(place | args)) | {"pid": 0, "tid": 7}
 
 
 def launch(ts: str, dur: str, correlation: int, name: str = "cudaLaunchKernel") -> dict[str, Any]:
-    """A launch call."""
+    """Return a launch call."""
     return event("cuda_runtime", name, ts, dur, correlation=correlation)
 
 
 def instant(name: str, ts: str, **more: object) -> dict[str, Any]:
-    """An instant event without a category."""
+    """Return an instant event without a category."""
     return {"ph": "i", "name": name, "pid": "", "tid": "", "ts": ts, "s": "g", **more}
 
 
 def sample(num_ops: int = 40) -> list[dict[str, Any]]:
-    """Operators, our spans, launches of all kinds and their device events, and things that look like others."""
+    """Return operators, our spans, launches of all kinds with their device events, and events that resemble others."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 4, "tid": 0, "ts": "0.000", "args": {"name": "python"}},
         event("Trace", "PyTorch Profiler (0)", f"{START}.001", "9000.000") | {"pid": "Spans", "tid": "PyTorch Profiler"},

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each target the seeds to start from, tokens of its language, and a check that takes any bytes.
+"""Fuzz targets: each with seeds to start from, tokens of its language, and a check that takes any bytes.
 
 A check may raise `StrobeError`, which is how bad input is refused; whatever else it raises is a finding.
 """
@@ -49,13 +49,13 @@ class Target(NamedTuple):
 
 
 def kept(name: str) -> list[bytes]:
-    """The inputs that were findings once, a line of base64 each: they are seeds, and a test runs each."""
+    """Read the inputs that were findings once, a line of base64 each: they are seeds, and a test runs each."""
     path = Path(__file__).parents[1] / "fuzz" / "corpus" / f"{name}.b64"
     return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def targets() -> dict[str, Callable[[], Target]]:
-    """Makers of all targets by name; one imports only what it needs."""
+    """Map each target's name to its maker; one imports only what it needs."""
     return {
         "traces": _traces, "pages": _pages, "records": _records, "logs": _logs, "markdown": _markdown, "snapshots": _snapshots,
         "checkpoints": _checkpoints,
@@ -78,7 +78,7 @@ def _traces() -> Target:
 
 
 def _pages() -> Target:
-    """The page of a trace, whose events hold any values."""
+    """Make the target of a trace's page, whose events hold any values."""
     from fuzz_trace_reader import seeds
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_study import TraceOptions, load_trace_study
@@ -240,7 +240,7 @@ def _checkpoints() -> Target:
 
 
 class Mutator:
-    """Makes new inputs of a target's seeds: as bytes, as tokens, and as JSON whose values are others."""
+    """A maker of new inputs from a target's seeds: as bytes, as tokens, and as JSON with other values."""
 
     def __init__(self, target: Target, seed: int) -> None:
         self._target, self._rng = target, random.Random(seed)
@@ -283,7 +283,7 @@ class Mutator:
         return bytes(text)
 
     def _number(self, text: bytearray) -> bytearray:
-        """Another number in the place of one."""
+        """Replace a number by an odd one."""
         places = [at for at, code in enumerate(text) if 48 <= code < 58]
         if not places:
             return text
@@ -302,7 +302,7 @@ class Mutator:
         return self._changed(data)
 
     def _changed(self, data: bytes) -> bytes:
-        """The document with some of its values replaced."""
+        """Replace some values of a JSON document."""
         document = json.loads(data)
         marks: dict[str, bytes] = {}
         for number in range(1 + self._rng.getrandbits(2)):

@@ -1,4 +1,4 @@
-"""The command line run in the test's own process."""
+"""Runs of the command line in the test's own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.cli.documents.verbs import DOCUMENTS
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one command line did."""
+    """Exit code, stdout and stderr of one command line."""
 
     code: int
     out: str
@@ -22,12 +22,12 @@ class Result:
 
     @property
     def document(self) -> Any:
-        """The JSON on stdout, which must be all there is."""
+        """JSON on stdout, which must be all there is."""
         return json.loads(self.out)
 
 
 def check_document(arguments: tuple[str, ...], out: str) -> None:
-    """What a verb prints with `--json` is the document that the manual describes for it: every key of it and no other."""
+    """Check that a verb's `--json` output has every key of the document that the manual describes, and no other."""
     verb = next(
         verb for verb in sorted(DOCUMENTS, key=len, reverse=True) if arguments[: verb.count(" ") + 1] == tuple(verb.split())
     )

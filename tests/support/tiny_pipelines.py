@@ -30,7 +30,7 @@ WIDTH = 24
 
 @dataclass(frozen=True)
 class Case:
-    """A transformer and its arguments; `first` picks the video out of what it returns."""
+    """A transformer and its arguments; `first` selects the video from its output."""
 
     model: Any
     arguments: dict[str, Any]
@@ -70,7 +70,7 @@ def wan(batch: int = 2, *, layers: int = 3, image: bool = False, heads: int = 2,
 
 
 def wan_pipeline(kind: type = WanPipeline, *, experts: int = 1, scheduler: Any = None) -> Any:
-    """A whole pipeline of Wan without a text encoder."""
+    """Build a whole pipeline of Wan without a text encoder."""
     torch.manual_seed(4)
     vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True],
                            latents_mean=[0.0] * 4, latents_std=[1.0] * 4)  # fmt: skip
@@ -88,7 +88,7 @@ def wan_pipeline(kind: type = WanPipeline, *, experts: int = 1, scheduler: Any =
 
 
 class PromptedWan(WanPipeline):
-    """Takes any prompt: its text embeddings are random, its video has 17 frames of 96x112."""
+    """A Wan pipeline for any prompt: text embeddings are random, the video has 17 frames of 96x112."""
 
     def encode_prompt(self, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return torch.randn(1, 7, 16), torch.randn(1, 7, 16)
@@ -98,7 +98,7 @@ class PromptedWan(WanPipeline):
 
 
 def wan_ti2v() -> Case:
-    """Wan 2.2 TI2V: a timestep for each token."""
+    """Return a case of Wan 2.2 TI2V, with a timestep for each token."""
     case = wan()
     times = torch.linspace(0, 900, NUM_TOKENS).expand(2, -1)
     return Case(case.model, case.arguments | {"timestep": times}, case.layers)
@@ -177,7 +177,7 @@ def hunyuan15(*lengths: int, layers: int = 2, image: bool = False, head_dim: int
 
 
 def gates(layers: int = 3, width: int = WIDTH, blocks: str = "blocks") -> dict[str, Tensor]:
-    """Trained gates in FastWan's layout."""
+    """Draw trained gates in FastWan's layout."""
     generator = torch.Generator().manual_seed(7)
     return {
         f"{blocks}.{number}.to_gate_compress.{kind}": torch.randn(*shape, generator=generator) * 0.3
@@ -207,7 +207,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def selected_tokens(q: Tensor, k: Tensor, layout: strobe.TileLayout, sparsity: float) -> Tensor:
-    """Which keys each query sees, `[B, H, S, S]`: every step written out, tile by tile."""
+    """Compute which keys each query sees, `[B, H, S, S]`, step by step and tile by tile."""
     t, h, w = layout.grid
     tile_of = torch.empty(t * h * w, dtype=torch.long)
     names: dict[tuple[int, ...], int] = {}
@@ -231,7 +231,7 @@ def selected_tokens(q: Tensor, k: Tensor, layout: strobe.TileLayout, sparsity: f
 
 @contextmanager
 def masked_attention(tile: tuple[int, int, int], sparsity: float, attn_of: Callable[[int, int], bool]) -> Iterator[None]:
-    """diffusers' own attention with a mask of pairs: in its dispatcher calls over the whole grid see the selected tiles alone.
+    """Mask diffusers' own attention, so that its calls over the whole grid see the selected tiles only.
 
     Args:
         attn_of: whether a call of so many queries and keys is one of the layers that are sparse.

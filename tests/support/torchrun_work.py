@@ -1,4 +1,4 @@
-"""What every process of a torchrun does: `torchrun ... torchrun_work.py FOLDER DEVICE`.
+"""The work of each process under torchrun: `torchrun ... torchrun_work.py FOLDER DEVICE`.
 
 The bundled model, streamed and saved by each; then the command line in the same processes, as it is, with a preset that so many
 ranks cannot run, and with a degree that is not legal; at last rank 1 hangs amid a frame block, and in another group ends.
@@ -23,7 +23,7 @@ from strobe.engine.session import Session
 
 
 def work(folder: Path, device: str) -> None:
-    """All of it."""
+    """Stream the bundled model, run the command line, then let ranks fail."""
     with DeviceGroup.join(device, timeout_s=300 if device == "cpu" else 30) as devices:
         told = bundled(devices)
         torch.save(
@@ -44,7 +44,7 @@ def work(folder: Path, device: str) -> None:
 
 
 def fail(told: Path, devices: DeviceGroup) -> None:
-    """Rank 1 leaves amid its second frame block; rank 0 writes down what it is told."""
+    """Let rank 1 leave amid its second frame block; rank 0 writes down the error that it gets."""
     config = EngineConfig(window=7, timesteps=(1000.0,))
     session = Session("red circle", preset=config, model=six_heads(), device=devices)
     stream = session.stream(3)

@@ -1,4 +1,4 @@
-"""A second reader, slow and simple: the standard library's JSON, the digits of the times as exact decimals, nothing shared.
+"""A second trace reader, slow and simple: the standard library's JSON, times as exact decimals, no code shared.
 
 It holds a whole file and answers questions about it one event at a time, so that it is easy to see that it is right.
 """
@@ -23,7 +23,7 @@ HOST_CALLS = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_run
 
 
 def load(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The events and what stands beside them. Numbers with a point stay text."""
+    """Read the events and the metadata of a file; numbers with a point stay text."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         found = json.load(file, parse_float=str)
     if isinstance(found, list):
@@ -32,20 +32,20 @@ def load(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def ns(microseconds: str | int) -> int:
-    """Nanoseconds; asserts that there is nothing below one."""
+    """Convert microseconds to nanoseconds, and assert that nothing is below one."""
     exact = Fraction(Decimal(microseconds)) * 1000
     assert exact.denominator == 1, microseconds
     return exact.numerator
 
 
 def span(event: dict[str, Any]) -> tuple[int, int]:
-    """Start and end."""
+    """Return start and end of an event, ns."""
     start = ns(event["ts"])
     return start, start + ns(event["dur"])
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> int:
-    """Length of what at least one interval covers, counted edge by edge."""
+    """Compute the length covered by at least one interval, counted edge by edge."""
     edges = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     covered = depth = 0
     for (at, step), (after, _) in pairwise(edges):
@@ -55,7 +55,7 @@ def union(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 class Facts:
-    """What a trace says, counted from its events."""
+    """Facts of a trace, counted from its events."""
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         self.num_events = len(events)
@@ -74,40 +74,40 @@ class Facts:
         return "comm" if kind == "kernel" and "nccl" in event["name"].lower() else kind
 
     def sums(self) -> dict[str, tuple[int, int]]:
-        """Count and nanoseconds of each kind."""
+        """Return count and total nanoseconds of each kind."""
         found: dict[str, list[int]] = defaultdict(list)
         for event, start, end in self.device:
             found[self.kind(event)].append(end - start)
         return {kind: (len(durations), sum(durations)) for kind, durations in found.items()}
 
     def names(self) -> dict[tuple[str, str], tuple[int, int, int, int]]:
-        """Of each kernel: count, sum, shortest, longest."""
+        """Return count, sum, shortest and longest of each kernel, ns."""
         found: dict[tuple[str, str], list[int]] = defaultdict(list)
         for event, start, end in self.device:
             found[self.kind(event), event["name"]].append(end - start)
         return {key: (len(durations), sum(durations), min(durations), max(durations)) for key, durations in found.items()}
 
     def busy(self) -> dict[int, int]:
-        """By device: time with at least one event."""
+        """Return the time with at least one event, by device, ns."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for event, start, end in self.device:
             found[event["args"]["device"]].append((start, end))
         return {device: union(intervals) for device, intervals in found.items()}
 
     def host(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """The call that launched a device event."""
+        """Return the call that launched a device event."""
         return self.calls.get(event.get("args", {}).get("correlation"))
 
     def unlinked(self) -> int:
         return sum(self.host(event) is None for event, _, _ in self.device)
 
     def delays(self) -> list[tuple[int, int]]:
-        """From the start and from the end of the launch call to the start of the device event, sorted."""
+        """List the delays from start and end of the launch call to the start of the device event, sorted."""
         hosts = [(self.host(event), start) for event, start, _ in self.device]
         return sorted((start - span(host)[0], start - span(host)[1]) for host, start in hosts if host)
 
     def launched(self) -> Counter[tuple[str, bool]]:
-        """Calls that launch something by name, and whether a device event answers."""
+        """Count the launching calls by name, and by whether a device event answers."""
         answered = {event.get("args", {}).get("correlation") for event, _, _ in self.device}
         counts: Counter[tuple[str, bool]] = Counter()
         for number, call in self.calls.items():
@@ -116,7 +116,7 @@ class Facts:
         return counts
 
     def spans(self, category: str, prefix: str = "") -> list[tuple[str, int, int, str]]:
-        """Host events of a category whose name starts like that, without it: name, start, end, thread."""
+        """List host events of a category with a name prefix, which is removed: name, start, end, thread."""
         return sorted(
             (event["name"][len(prefix) :], *span(event), f"{event['pid']}/{event['tid']}")
             for event in self.complete

@@ -1,4 +1,4 @@
-"""One call on some ranks, drawn with NaN wherever a rank owns nothing, and the check of every rank's share against float64.
+"""Cases of one call on some ranks, with NaN in rows that a rank does not own, and the check of every rank's share in float64.
 
 `attend` and `differentiate` run on every rank: in threads of the test's process and, through `tree_work`, in other processes.
 """
@@ -30,7 +30,7 @@ PATIENT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call on some ranks; `memory` of the tensors goes around the ranks."""
+    """One call on some ranks; the layouts in `memory` are assigned to ranks in turn."""
 
     shards: KVShards
     heads: int = 4
@@ -64,7 +64,7 @@ class Case:
         return list(pairwise(stops))
 
     def draw(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """q whole, and every rank's k and v: NaN wherever the rank does not own the row."""
+        """Draw the whole q, and every rank's k and v: NaN where the rank does not own the row."""
         generator = torch.Generator().manual_seed(self.q_len + 7 * self.shards.num_keys + 1000 * self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -80,13 +80,13 @@ class Case:
         return q, *buffers
 
     def of(self, rank: int, device: str | torch.device = "cpu") -> list[Tensor]:
-        """q, k and v of a rank, as it has them in memory."""
+        """Return q, k and v of a rank, in its memory layout."""
         q, ks, vs = self.draw()
         memory = self.memory[rank % len(self.memory)]
         return [laid_out(each.to(device), memory) for each in (self.of_rank(rank, q, self.q_placement), ks[rank], vs[rank])]
 
     def d_outputs(self) -> tuple[Tensor, Tensor]:
-        """Gradients of the whole out and of its lse, `[B, S, H, Dv]` and `[B, S, H]`."""
+        """Draw gradients of the whole out and of its lse, `[B, S, H, Dv]` and `[B, S, H]`."""
         generator = torch.Generator().manual_seed(1 + self.seed)
         d_out = torch.randn(2, self.q_len, self.heads, self.dim_v, generator=generator, dtype=torch.float64)
         return d_out.to(self.dtype), torch.randn(2, self.q_len, self.heads, generator=generator)
@@ -106,7 +106,7 @@ class Case:
         }
 
     def of_rank(self, rank: int, whole: Tensor, placement: str) -> Tensor:
-        """A rank's share of `[B, S, H, ...]`."""
+        """Return a rank's share of `[B, S, H, ...]`."""
         if placement == "replicated":
             return whole
         dim, (start, stop) = (1, self.rows[rank]) if placement == "sequence" else (2, split(self.heads, self.num_ranks)[rank])
@@ -114,21 +114,21 @@ class Case:
 
 
 def laid_out(tensor: Tensor, memory: Memory) -> Tensor:
-    """The same values in another order of memory."""
+    """Copy a tensor to another memory layout."""
     if memory == "heads":
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     return tensor.repeat_interleave(2, dim=-1)[..., ::2] if memory == "strided" else tensor
 
 
 def attend(rank: int, case: Case, device: str | torch.device = "cpu") -> AttentionOutput:
-    """One call on all ranks."""
+    """Call tree attention on all ranks."""
     found = tree_attention(*case.of(rank, device), timeout=PATIENT_S, **case.arguments())
     assert found.lse is not None
     return AttentionOutput(out=found.out.cpu(), lse=found.lse.cpu())
 
 
 def differentiate(rank: int, case: Case, device: str | torch.device = "cpu") -> list[Tensor]:
-    """Gradients of this rank's q, k and v, through the result and its lse."""
+    """Compute gradients of this rank's q, k and v, through the result and its lse."""
     memory = case.memory[rank % len(case.memory)]
     leaves = [each.detach().requires_grad_() for each in case.of(rank, device)]
     state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
@@ -139,7 +139,7 @@ def differentiate(rank: int, case: Case, device: str | torch.device = "cpu") -> 
 
 
 def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> tuple[float, float]:
-    """Every rank's share against float64. The rounding of a weight is that of its lse, and so grows with it.
+    """Check every rank's share against float64; the allowed rounding of a weight grows with its lse.
 
     `slack` is for the fused kernels of a GPU, which sum in another order and take powers of 2. Returns the largest error of an
     output, as a share of what is allowed for it and as it is.
@@ -165,7 +165,7 @@ def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> tuple
 
 
 def check_gradients(case: Case, found: list[list[Tensor]]) -> None:
-    """Those of every rank's q, k and v against float64."""
+    """Check the gradients of every rank's q, k and v against float64."""
     q, ks, vs = case.draw()
     inputs = [each.double().requires_grad_() for each in (q, *ks, *vs)]
     whole = reference(inputs[0], inputs[1 : 1 + len(ks)], inputs[1 + len(ks) :], case.shards, case.mask)
@@ -188,7 +188,7 @@ def check_gradients(case: Case, found: list[list[Tensor]]) -> None:
 
 
 def check_alike(case: Case, found: list[AttentionOutput]) -> None:
-    """A replicated result has the same bits on every rank, except where an all-reduce sums."""
+    """Check that a replicated result has the same bits on every rank, except where an all-reduce sums."""
     if case.out_placement == "replicated" and case.strategy in ("allgather", "alltoall", "ring", "ulysses"):
         for state in found[1:]:
             assert state.lse is not None and found[0].lse is not None

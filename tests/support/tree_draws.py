@@ -13,7 +13,7 @@ MEMORIES: tuple[tuple[Memory, ...], ...] = (("rows",), ("heads",), ("rows", "hea
 
 
 def draw_case(random: Random, numbers: Sequence[int]) -> Case:
-    """A call on a number of ranks from `numbers`."""
+    """Draw a call on a number of ranks from `numbers`."""
     shards = _shards(random, random.choice(numbers))
     num_ranks, kv_heads = len(shards.ranks), random.choice([1, 2, 3])
     out_placement = random.choice(["replicated", "replicated", "sequence", "heads"])

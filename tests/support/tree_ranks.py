@@ -1,4 +1,4 @@
-"""Ranks to test on: threads of this process, hundreds of groups a second, and real processes over gloo, which can be killed."""
+"""Ranks for tests: threads of this process, hundreds of groups a second, and real processes over gloo, which can be killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Runner = Callable[[int, Callable[[int], Any]], list[Any]]
 
 @contextmanager
 def threads() -> Iterator[Runner]:
-    """A runner that calls a function once for each rank, each in a thread with a process group of its own; errors are raised."""
+    """Give a runner that calls a function once per rank, each in a thread with its own process group; errors are raised."""
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     threaded._install_threaded_pg()
     try:
@@ -68,7 +68,7 @@ def _run_threads(num_ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a rank's work: its value, or what it raised and after how many seconds; `exit` if its process ended."""
+    """The result of a rank's work: its value, or its error and after how many seconds; `exit` if its process ended."""
 
     value: Any = None
     error: str = ""
@@ -135,12 +135,12 @@ class Processes:
         self.folder.cleanup()
 
     def start(self, work: Callable[..., Any], *arguments: Any, ranks: list[int] | None = None) -> None:
-        """Give work to some ranks: `work(rank, *arguments)`."""
+        """Send work to some ranks: `work(rank, *arguments)`."""
         for rank in range(len(self.pipes)) if ranks is None else ranks:
             self.pipes[rank].send((work, arguments))
 
     def outcomes(self, ranks: list[int] | None = None, within: float | None = None) -> list[Outcome]:
-        """What the ranks answer."""
+        """Collect the answers of the ranks."""
         found = []
         deadline = time.monotonic() + (self.within if within is None else within)
         for rank in range(len(self.pipes)) if ranks is None else ranks:
@@ -152,7 +152,7 @@ class Processes:
         return found
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The values of all ranks; an error fails."""
+        """Return the values of all ranks; an error of one raises."""
         self.start(work, *arguments)
         outcomes = self.outcomes()
         assert not any(each.error or each.ended for each in outcomes), [each.error for each in outcomes]
@@ -160,7 +160,7 @@ class Processes:
 
 
 def _be_patient() -> None:
-    """A rank that fails asks who has ended and what the others say: on a busy machine they need longer to be seen than 0.4 s."""
+    """Lengthen the waits of a failing rank for ended processes and notes, because a busy machine takes longer than 0.4 s."""
     dead, notes = failing.dead, Board.notes
     failing.dead = lambda comm, patience_s: dead(comm, 20 * patience_s)
     Board.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What real processes are told to do; each function runs on every rank of a group."""
+"""Work for real processes; each function runs on every rank of a group."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ SHORT_S = 1.5
 
 
 def home() -> torch.device:
-    """Where this rank's tensors are: on its GPU where the group has NCCL."""
+    """Return the device of this rank's tensors: its GPU if the group has NCCL."""
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend_config() else torch.device("cpu")
 
 
 def attend(rank: int, case: Case) -> AttentionOutput:
-    """One call on all ranks."""
+    """Call tree attention on all ranks."""
     return tree_cases.attend(rank, case, home())
 
 
 def differentiate(rank: int, case: Case) -> list[Tensor]:
-    """Gradients of this rank's tensors."""
+    """Compute gradients of this rank's tensors."""
     return tree_cases.differentiate(rank, case, home())
 
 
 def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
-    """A call caught in a CUDA graph, replayed with other tensors in the same places: `(replayed, eager)` of each."""
+    """Capture a call in a CUDA graph and replay it with other tensors in the same places: `(replayed, eager)` of each."""
     q, k, v = case.of(rank, home())
 
     def call() -> Tensor:
@@ -74,7 +74,7 @@ def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
 
 
 def capture_another(rank: int) -> tuple[list[str], bool]:
-    """Which strategies ran: of a call whose host is slow at exchanges, eager and then, never before an exchange, captured."""
+    """Return the strategies of a call with a slow host, eager and then captured, and whether both results agree."""
     given = assumed_links("nccl", 2)
     slow = replace(given, exchange=replace(given.exchange, host_s=1e-2))
     torch.manual_seed(rank)
@@ -103,7 +103,7 @@ def capture_another(rank: int) -> tuple[list[str], bool]:
 
 
 def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
-    """The case on the ranks 3 and 1 in a group of their own, in turn with a call on all ranks and with a third group."""
+    """Run the case on the ranks 3 and 1 in their own group, in turn with a call on all ranks and with a third group."""
     pair, other = dist.new_group([1, 3]), dist.new_group([0, 1, 2])
     q, ks, vs = case.draw()
     whole = torch.ones(1, 1, 1, 4)
@@ -120,7 +120,7 @@ def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
 
 
 def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
-    """Ranks without a key give None."""
+    """Call tree attention with None for the keys on ranks without any."""
     q, ks, vs = case.draw()
     if not ks[rank].shape[1]:
         return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
@@ -128,14 +128,14 @@ def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
 
 
 def attend_on_mesh(rank: int, case: Case) -> AttentionOutput:
-    """On 2 x 2 ranks."""
+    """Call tree attention on a mesh of 2 x 2 ranks."""
     mesh = init_device_mesh("cpu", (2, 2))
     q, ks, vs = case.draw()
     return tree_attention(q, ks[rank], vs[rank], mesh=mesh, timeout=PATIENT_S, **case.arguments())
 
 
 def decode(rank: int, steps: int) -> list[AttentionOutput]:
-    """A cache that grows by one key a step, on the ranks in turn, masked: every step is another layout."""
+    """Decode with a causal cache that grows by one key a step, on the ranks in turn: every step is another layout."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, steps, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
     found = []
@@ -150,7 +150,7 @@ def decode(rank: int, steps: int) -> list[AttentionOutput]:
 
 
 def again(rank: int, init: str, case: Case) -> AttentionOutput:
-    """After the default group is destroyed and made anew with the ranks in reverse order."""
+    """Run a case after the default group is destroyed and made anew with the ranks in reverse order."""
     number = dist.get_world_size()
     attend(rank, case)
     dist.destroy_process_group()
@@ -159,7 +159,7 @@ def again(rank: int, init: str, case: Case) -> AttentionOutput:
 
 
 def plan_with_links(rank: int) -> tuple[Links, str]:
-    """Measured links, and the plan they give."""
+    """Measure links, and return them with the plan that they give."""
     links = measure_links(device=home(), timeout=PATIENT_S)
     q, k = (torch.ones(1, rows, 8, 64, device=home()) for rows in (1, 64))
     tree_attention(q, k, k, links=links, timeout=PATIENT_S)
@@ -167,7 +167,7 @@ def plan_with_links(rank: int) -> tuple[Links, str]:
 
 
 def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: float = SHORT_S) -> float:
-    """A small call, with other arguments on some ranks; the largest value of the result."""
+    """Run a small call, with other arguments on some ranks; return the largest value of the result."""
     given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}, "flip": []}
     given |= (changes or {}).get(rank, {})
     q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"], device=home())
@@ -179,12 +179,12 @@ def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: 
 
 
 def patient(rank: int, changes: dict[int, dict[str, Any]] | None = None) -> float:
-    """A small call for which nobody has to hurry."""
+    """Run a small call with a long timeout."""
     return small(rank, changes, timeout=PATIENT_S)
 
 
 def refused(rank: int) -> str:
-    """A strategy that no rank can run, and then a call that all can."""
+    """Run a strategy that no rank can run, and then a call that all can."""
     try:
         small(rank, {rank: {"options": {"strategy": "symmetric"}}})
     except ConfigError as error:
@@ -193,20 +193,20 @@ def refused(rank: int) -> str:
 
 
 def skip_one(rank: int, absent: int) -> None:
-    """A rank leaves out the first of two calls."""
+    """Skip the first of two calls on one rank."""
     for number in range(2):
         if rank != absent or number:
             small(rank)
 
 
 def two_orders(rank: int, odd: int) -> None:
-    """Two calls, in another order on one rank."""
+    """Run two calls, in another order on one rank."""
     for rows in (2, 1) if rank == odd else (1, 2):
         patient(rank, {rank: {"rows": rows}})
 
 
 def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
-    """A rank ends (or sleeps) between the agreement and its message."""
+    """End (or hang) one rank between the agreement and its message."""
     patient(rank, {rank: {"options": {"strategy": strategy}}})
     if rank == victim:
         original = flow.combine
@@ -225,7 +225,7 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
 
 
 def after(rank: int, seconds: dict[int, float], work: str) -> float:
-    """Sleep, then a call for which nobody has to hurry, or the end of the process."""
+    """Sleep, then run a call with a long timeout, or end the process."""
     time.sleep(seconds.get(rank, 0.0))
     if work == "exit" and rank in seconds:
         os._exit(7)
@@ -233,7 +233,7 @@ def after(rank: int, seconds: dict[int, float], work: str) -> float:
 
 
 def exchange_of_cuda_tensors(rank: int) -> str:
-    """Why a group of gloo alone does not exchange tensors of a GPU, which need not be there."""
+    """Return the error of a gloo group that is to exchange GPU tensors, which need not exist."""
     call = comm_of(None).begin("an exchange", 0, SHORT_S)
     with FakeTensorMode():
         rows = torch.empty(call.size, 3, device="cuda")
@@ -245,14 +245,14 @@ def exchange_of_cuda_tensors(rank: int) -> str:
 
 
 def profiled_decode(rank: int) -> tuple[Tensor, Tensor]:
-    """Eight queries and one key for two ranks, whose messages lie differently in memory; the result and the value of the key."""
+    """Run eight queries and one key on two ranks with other memory layouts of messages; return the result and the key."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 4, length, 8, generator=generator) for length in (8, 1, 1))
     return profiled_tree_attn_decode(q, k, v, Timer()), v
 
 
 def penalise(rank: int, case: Case) -> list[str]:
-    """What is said of a second backward through q, through k and v, through an lse, and through the gradient that comes in."""
+    """Return the errors of a second backward through q, through k and v, through an lse, and through the incoming gradient."""
     leaves = [each.detach().requires_grad_() for each in case.of(rank)]
     told = []
     for leaf in (*leaves, None):
@@ -275,7 +275,7 @@ def penalise(rank: int, case: Case) -> list[str]:
 
 
 def differentiate_squares(leaves: list[Tensor], case: Case) -> tuple[Tensor, ...]:
-    """First derivatives of half the squares of the result and its lse."""
+    """Compute first derivatives of half the squares of the result and its lse."""
     with torch.enable_grad():
         state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
         assert state.lse is not None
@@ -283,7 +283,7 @@ def differentiate_squares(leaves: list[Tensor], case: Case) -> tuple[Tensor, ...
 
 
 def reduce_strided(rank: int) -> tuple[Tensor, str]:
-    """A sum of tensors that lie in memory in another way on each rank, and what is said of one that is sent as it lies."""
+    """Sum tensors with another memory layout on each rank, and return the error for one sent without being contiguous."""
     order = ((0, 1, 2), (2, 0, 1), (1, 2, 0))[rank]
     tensor = (torch.arange(24.0).view(2, 3, 4) * 10**rank).permute(order).contiguous()
     call = comm_of(None).begin("a sum", 0, PATIENT_S)
@@ -297,14 +297,14 @@ def reduce_strided(rank: int) -> tuple[Tensor, str]:
 
 
 def wrong_shape(rank: int, odd: int) -> None:
-    """One rank's own tensors do not fit together."""
+    """Give one rank tensors that do not fit together."""
     if rank == odd:
         tree_attention(torch.ones(1, 1, 2, 8), torch.ones(1, 5, 2, 9), torch.ones(1, 5, 2, 9), timeout=timedelta(seconds=1))
     small(rank)
 
 
 def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
-    """The agreement of GPUs, which needs none: through the store, once for each kind of call."""
+    """Run the agreement of GPU calls through the store, once for each kind of call, without a GPU."""
     comm = comm_of(None)
     call = comm.begin(f"a call of {rank}", 5, PATIENT_S if absent < 0 else SHORT_S)
     if rank == absent:
@@ -317,8 +317,10 @@ def agree_in_store(rank: int, odd: int, absent: int) -> tuple[int, int]:
 
 
 def repeat_in_store(rank: int, odd: int) -> None:
-    """As on NCCL with blocking waits: all know a kind of call and repeat it, but for a rank with a new one. It waits in the store
-    for the others, while they wait for it on their GPU: half a second longer than they were told.
+    """Repeat a kind of call that all ranks but one know, as on NCCL with blocking waits.
+
+    The rank with a new kind waits in the store for the others, while they wait for it on their GPU: half a second longer than
+    their timeout.
     """
     agree_in_store(rank, -1, -1)
     comm = comm_of(None)
@@ -329,13 +331,13 @@ def repeat_in_store(rank: int, odd: int) -> None:
 
 
 def report_to(rank: int, report: str) -> None:
-    """What `torchrun` tells its processes: where rank 0 is to say why it ends."""
+    """Set the file in which `torchrun` expects rank 0's error."""
     if rank == 0:
         os.environ["TORCHELASTIC_ERROR_FILE"] = report
 
 
 def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
-    """Rank 0 has something on its GPU that never ends; what becomes of it, and of the call after it."""
+    """Queue work on rank 0's GPU that never ends, and return what happens to it and to the call after it."""
     report_to(rank, report)
     if rank == 0:
         comm = comm_of(None)
@@ -347,7 +349,7 @@ def queued_for_ever(rank: int, report: str, ends_process: bool) -> None:
 
 
 def graph_that_waits(rank: int, report: str, victim: int) -> None:
-    """A graph with a call in it is replayed on all ranks but one."""
+    """Replay a graph with a call in it on all ranks but one."""
     report_to(rank, report)
     q = torch.ones(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
     side = torch.cuda.Stream()

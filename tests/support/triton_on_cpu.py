@@ -1,4 +1,4 @@
-"""The Triton kernels against the reference, in Triton's interpreter: `TRITON_INTERPRET=1 python triton_on_cpu.py`.
+"""The Triton kernels, compared with the reference in Triton's interpreter: `TRITON_INTERPRET=1 python triton_on_cpu.py`.
 
 A process of its own, because the interpreter must be chosen before Triton is imported. bfloat16 is left to the GPU: the
 interpreter multiplies its bits as integers. On a GPU: `python triton_on_cpu.py cuda`.
@@ -31,7 +31,7 @@ ELEMENT = tolerance("sparse element", "float32")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One call: padding rows hold NaN, or finite numbers that the selection says are finite."""
+    """One call: padding rows hold NaN, or finite numbers where the selection says so."""
 
     block: int = 64
     dtype: torch.dtype = torch.float32
@@ -46,7 +46,7 @@ class Shape:
 
 
 def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
-    """q, k, v and a selection with an empty row, an empty block and all counts."""
+    """Draw q, k, v and a selection with an empty row, an empty block and all counts."""
     block, heads = shape.block, shape.heads
     generator = torch.Generator().manual_seed(block + heads[0])
     tensors = []
@@ -95,7 +95,7 @@ def check(shape: Shape, device: str) -> None:
 
 
 def check_turned(device: str) -> None:
-    """The turned selection lists every pair once, ascending."""
+    """Check that the turned selection lists every pair once, ascending."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(2, 3, 77, 7, generator=generator) < 0.4
     begins, queries = queries_of_keys(BlockSelection.from_mask(mask.to(device), block=64), 7)
@@ -104,7 +104,7 @@ def check_turned(device: str) -> None:
 
 
 def check_settled(device: str) -> None:
-    """The launch against the plain operations, with and without padding, with and without hidden NaN."""
+    """Check the launch that settles padding against the plain operations, with and without padding and hidden NaN."""
     generator = torch.Generator().manual_seed(2)
     for sizes in (None, torch.tensor([64, 0, 17], dtype=torch.int32)):
         for hides in (False, True):
@@ -121,7 +121,7 @@ def check_settled(device: str) -> None:
 
 
 def check_dense(device: str) -> None:
-    """Dense attention by the kernels over all blocks, with gradients through the lse, at widths and lengths that need padding."""
+    """Check dense attention by the kernels over all blocks, with gradients through the lse, at sizes that need padding."""
     generator = torch.Generator().manual_seed(4)
     for q_len, kv_len, heads, width in ((70, 130, (4, 2), 24), (64, 64, (1, 1), 32), (1, 65, (2, 2), 40)):
         shapes = ((1, q_len, heads[0], width), (1, kv_len, heads[1], width), (1, kv_len, heads[1], width))
@@ -138,7 +138,7 @@ def check_dense(device: str) -> None:
 
 
 def check_outside(shape: Shape, device: str) -> None:
-    """An index that names no key block reads nothing, forward and backward, and neither does a count beyond the row's entries.
+    """Check that an index of no key block, or a count beyond the row's entries, reads nothing, forward and backward.
 
     Before and after the rows of every sample lie NaN, in memory that a wrong index would reach. The kernels are called past the
     check that a CPU makes.
@@ -183,7 +183,7 @@ def check_outside(shape: Shape, device: str) -> None:
 
 
 def check_counts_outside(device: str) -> None:
-    """A count beyond the entries of its row sees these entries, and one below 0 sees none."""
+    """Check that a count beyond the row's entries sees these entries, and one below 0 sees none."""
     tensors, selection = case(Shape(ragged=False), device)
     counts = selection.counts.clone()
     counts[0, :, 0], counts[1, :, 1] = 1000, -5
@@ -193,7 +193,7 @@ def check_counts_outside(device: str) -> None:
 
 
 def check_kept(device: str) -> None:
-    """One launch against the plain operations."""
+    """Check the launch that drops unusable entries against the plain operations."""
     generator = torch.Generator().manual_seed(3)
     for most in (0, 1, 7, 1500):
         indices = torch.randint(-3, 12, (2, 2, 5, most), generator=generator, dtype=torch.int32)
@@ -207,7 +207,7 @@ def check_kept(device: str) -> None:
 
 
 def check_packed_outside(device: str) -> None:
-    """An index past the key blocks of its own sequence does not reach the next sequence, whose keys are NaN."""
+    """Check that an index past the key blocks of its own sequence does not reach the next sequence, whose keys are NaN."""
     lengths = [70, 64, 100]
     cu = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
     generator = torch.Generator().manual_seed(5)
@@ -232,7 +232,7 @@ def check_packed_outside(device: str) -> None:
 
 
 def check_what_is_outside(device: str) -> None:
-    """What a GPU does with entries that a CPU refuses; here the check is off, as it is there."""
+    """Check what a GPU does with entries that a CPU refuses, with the check off as on a GPU."""
     entries.looks = lambda _: False
     for shape in (Shape(), Shape(ragged=False, heads=(2, 1)), Shape(block=128, dtype=torch.float16, heads=(1, 1))):
         check_outside(shape, device)

@@ -1,4 +1,4 @@
-"""Gradients that have no gradients of their own: whoever differentiates them again is told so, whatever path leads there.
+"""An error for double backward: differentiating an operator's gradients again raises, whatever path leads there.
 
 A kernel's backward computes first derivatives only. `torch.autograd.function.once_differentiable` refuses a second backward, but
 it cuts the gradients off from q, k and v: `torch.autograd.grad(penalty, x)` then leaves out what reaches x through the gradients,
@@ -67,7 +67,7 @@ def first_derivatives_only(
 
 
 class _Refused(torch.autograd.Function):
-    """The gradients as they are, connected to their sources."""
+    """An autograd identity over gradients whose own backward raises `ImplUnavailableError`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which implementation an attention call would run, and what every implementation is on one device."""
+"""Reports of the implementation that an attention call would run, and of the state of every implementation on a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strobe.core.errors import ConfigError
 
 @runtime_checkable
 class ExplainsItself(Protocol):
-    """An attention processor that says what its layer runs."""
+    """An attention processor that can report which implementation its layer runs."""
 
     def explain(self, attn: nn.Module, grid: tuple[int, int, int] | None = None) -> Choice[Any]:
         """Say which implementation the layer `attn` would run over a grid, by default that of its last call."""
@@ -89,7 +89,7 @@ def explain(
 
 
 def _layers(pipe: Any, grid: tuple[int, int, int] | None = None) -> dict[str, Choice[Any]]:
-    """What every layer that explains itself would run."""
+    """Ask every layer of a pipeline or module that can explain itself which implementation it would run, by layer name."""
     components = getattr(pipe, "components", None)
     parts = components if isinstance(components, Mapping) else {"": pipe}
     found = {}
@@ -111,7 +111,7 @@ State = Literal["gated", "runs", "untested", "failed", "missing"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImplState:
-    """What one implementation is on one device.
+    """The state of one implementation on one device.
 
     Args:
         operator: `dense` or `sparse`.
@@ -147,7 +147,7 @@ def survey(
 
 
 def plain_calls(device: torch.device, card: Card) -> list[tuple[Impl[Any], AttentionSpec]]:
-    """Every implementation of both operators, and the call that `survey` asks it about."""
+    """List every implementation of dense and sparse attention with the plain call that `survey` asks it about."""
     dense = AttentionSpec(
         batch=1,
         q_len=1024,

@@ -1,4 +1,4 @@
-"""Which implementation runs a call, and why the others were passed over: what each needs of a card, of libraries and of its gate.
+"""The choice of an implementation, with the reason why each other was passed over: card, libraries and gate of each.
 
 Every decision is a function of plain values: the call's spec, in which the card is, and the records of gates. Nothing optional is
 imported here.
@@ -79,7 +79,7 @@ ON_AMD: Final = frozenset({("sparse", "triton"), ("sparse", "flex")})
 
 
 def no_card_for(spec: AttentionSpec, operator: str, impl: str) -> str | None:
-    """Say that a call's tensors are on no GPU, or on none that the implementation's kernels are built for; None if they are."""
+    """Say that a call's tensors are on no GPU, or on one without kernels of this implementation; None if they can run."""
     if spec.device.type != "cuda":
         return f"it runs on a GPU, the tensors are on {spec.device}"
     card, majors = spec.card, CAPABILITIES[operator, impl]
@@ -90,13 +90,14 @@ def no_card_for(spec: AttentionSpec, operator: str, impl: str) -> str | None:
 
 
 def short(dtype: torch.dtype) -> str:
-    """`bfloat16` for `torch.bfloat16`."""
+    """Return the name of a dtype without `torch.`: `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def silence_fa4() -> None:
-    """Pass over what FA4's compiler warns of with every kernel: that it does not know the type of an argument that FA4 itself
-    hands over. The kernels pass their gates all the same, and who calls them can do nothing about it.
+    """Ignore a warning that FA4's compiler gives with every kernel, of an argument whose type it does not know.
+
+    FA4 itself passes that argument, its kernels pass their gates all the same, and the caller can do nothing about it.
     """
     message = r"Argument aux_data \(position \d+\) cannot be converted to a JitArgument for function '\w*flash_attn"
     warnings.filterwarnings("ignore", message=message, category=UserWarning)
@@ -142,7 +143,7 @@ class Gate:
         return f"{what} on {self.device}, {self.date}, {versions}"
 
     def drift(self, here: Mapping[str, str]) -> str:
-        """What is `here` in another version than the gate ran with, such as `torch 2.12.0`; empty if nothing is.
+        """List what is `here` in another version than the gate ran with, such as `torch 2.12.0`; empty if nothing is.
 
         Args:
             here: versions by name; a name that is not in it is not compared.
@@ -174,13 +175,13 @@ def parse_gates(data: bytes) -> tuple[tuple[Gate, ...], tuple[msgspec.Raw, ...]]
 
 
 def gate_file() -> Path | None:
-    """Where the gates that were run on this machine are recorded; None without a data folder."""
+    """Return the path of the record of gates that were run on this machine; None without a data folder."""
     folder = data_folder()
     return None if folder is None else folder / "strobe" / FILE
 
 
 def _own_gates() -> tuple[Gate, ...]:
-    """The gates that were run here. A file that is damaged does not stop anything: it is said once and left out."""
+    """Read the gates that were run on this machine; a damaged file or entry is warned of and left out."""
     place = gate_file()
     try:
         if place is None or not place.exists():
@@ -203,7 +204,7 @@ GATES: Final = (*_own_gates(), *parse_gates(files("strobe.attention").joinpath(F
 
 
 def hash_of(*sources: str) -> str:
-    """Hash of the lines of source files that are neither blank nor comments: what a gate's record stands for.
+    """Hash the lines of source files that are neither blank nor comments; a gate's record holds for this hash alone.
 
     Args:
         sources: paths in the folder of this room.
@@ -242,7 +243,7 @@ class Impl(Generic[Spec]):
     slow: bool = False
 
     def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
-        """The gate that was run on such a card, of the sources as they are now; the first of several."""
+        """Return the first gate that was run on such a card with the present sources, or None."""
         for each in gates:  # a loop, because torch.compile traces it, and torch 2.11 no generator in a generator
             mine = each.operator == self.operator and each.impl == self.name and (not each.kernel or each.kernel == self.kernel)
             if mine and each.vendor == card.vendor and each.architecture == card.architecture:
@@ -250,14 +251,14 @@ class Impl(Generic[Spec]):
         return None
 
     def standing(self, card: Card, gates: Sequence[Gate]) -> Standing:
-        """Whether it passed its gate on such a card: `green`, `red`, `none` if that was not run, `free` if it needs none."""
+        """Return the gate's result on such a card: `green`, `red`, `none` if it was not run, `free` if none is needed."""
         if not self.kernel or not card.vendor:
             return "free"
         found = self.gate(card, gates)
         return "none" if found is None else "red" if found.failed else "green"
 
     def untested(self, card: Card, gates: Sequence[Gate]) -> str:
-        """Say why `auto` must not choose it on a card although it could run; empty if it may."""
+        """Say why `auto` must not choose the implementation on a card although it could run; empty if it may."""
         match self.standing(card, gates):
             case "none":
                 return f"its gate has not been run on {card} with these kernels; strobe doctor --gate runs it"
@@ -330,7 +331,7 @@ _SAID: Final[list[str]] = []
 
 
 def announce(choice: Choice[Spec]) -> Choice[Spec]:
-    """Say the note of a choice that is about to run, once per process."""
+    """Warn with the note of a choice that is about to run, once per process."""
     if choice.note:
         _say(choice.note)
     return choice
@@ -338,7 +339,7 @@ def announce(choice: Choice[Spec]) -> Choice[Spec]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _say(note: str) -> bool:
-    """Also where a compiler traces the choice: then and there."""
+    """Warn once per process; a compiler that traces the choice runs this while it traces."""
     if not _SAID:
         _SAID.append(note)
         _warn(note)
@@ -351,7 +352,7 @@ _AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
 
 
 def ambient(tensor: Tensor) -> AbstractContextManager[None]:
-    """Make a tensor's device the current one, and keep autocast from changing dtypes; a compiler sees to the device itself."""
+    """Return a context with the tensor's device current and autocast off; under torch.compile it does nothing."""
     if torch.compiler.is_compiling():
         return _AS_IT_IS
     elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index

@@ -49,7 +49,7 @@ class AttentionOutput:
 
 
 def expect(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raise ConfigError, which says what was given, unless an argument is of a kind."""
+    """Raise ConfigError, with the value that was given, unless an argument is of the wanted kind."""
     if isinstance(value, kind):
         return
     given = f"a {type(value).__name__}"
@@ -61,7 +61,7 @@ def expect(name: str, value: object, kind: type | tuple[type, ...], wanted: str)
 
 
 def scale_of(softmax_scale: float) -> float:
-    """The scale as a float.
+    """Convert the softmax scale to a float.
 
     Raises:
         ConfigError: it is no number.
@@ -74,7 +74,7 @@ def scale_of(softmax_scale: float) -> float:
 
 
 class Face(NamedTuple):
-    """What `check` looks at of a tensor: hashable, so that what follows from it can be kept."""
+    """The properties of a tensor that `check` looks at: hashable, so that results can be kept by it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -83,7 +83,7 @@ class Face(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> Face:
-        """The face of the tensor that an argument must be."""
+        """Check that an argument is a tensor, and return its face."""
         expect(name, tensor, Tensor, "a tensor [B, S, H, D]")
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
@@ -129,5 +129,5 @@ def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: f
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _card(device: torch.device) -> Card:
-    """As `card_of`; a compiler that traces a call asks the device then and there."""
+    """Return `card_of(device)`, also while a compiler traces, as a constant."""
     return card_of(device)

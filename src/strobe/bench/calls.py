@@ -26,7 +26,7 @@ from strobe.perf.records.store import RunWriter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPlan:
-    """How much is measured.
+    """Amounts of a measurement: palindromes, timed and traced calls.
 
     Args:
         rounds: palindromes of laps; an interval needs 2.
@@ -95,7 +95,7 @@ class _Run:
         return found
 
     def _settings(self, name: str) -> record.Variant:
-        """Settings with the calls of a lap."""
+        """Return the variant's settings with the number of calls in a lap."""
         variant = self._case.variants[name]
         calls = dict.fromkeys(self._case.spans, self._plan.calls)
         return replace(variant.settings, costs=(variant.cost,), calls_per_stage=calls)
@@ -139,7 +139,7 @@ class _Run:
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:
-    """One line per call. Calls of a queue have no start of their own: it is where the times before them add up to."""
+    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them."""
     start = 0
     for what, times in found.items():
         for index, value in enumerate(times.times_ns):

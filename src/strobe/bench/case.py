@@ -1,4 +1,4 @@
-"""What a comparison is made of, as the runner sees it."""
+"""Interface between the runner and what it compares: a workload, its variants, and the amounts to measure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Absent, Gate, Model, Quality, Variant, Video, Workload
 
 Progress = Callable[[int, int, str], None]
-"""Called between units of work, never inside one: (done, total, what comes next)."""
+"""Callback `(done, total, next)`, called between units of work, never inside one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How much is measured.
+    """Amounts of a comparison: palindromes, warm-up, traces, review.
 
     Args:
         palindromes: rounds `B C1 C2 C2 C1 B`; each gives one mirrored pair per candidate, an interval needs 2.
@@ -28,7 +28,7 @@ class Plan:
         traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
         traced_from: the first of them, and then as many as were asked for; None: where caches are full and no prompt switches.
         whole_clip: on a GPU, trace a whole clip without operators instead, so that frame blocks of every kind are in the trace.
-        capture: what that trace records; without options that distort times.
+        capture: contents of that trace; without options that distort times.
         attribution: one more trace of each variant, of one frame block, with such options; None for none.
         review: judge the quality of each variant, and keep a clip of it.
         alone: a case without candidates is measured too, each palindrome being one clip.
@@ -72,36 +72,36 @@ class Case(Protocol):
 
     @property
     def baseline(self) -> str:
-        """What every candidate is compared with."""
+        """Name of the variant that every candidate is compared with."""
         ...
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """What is compared."""
+        """Names of the variants that are compared with the baseline."""
         ...
 
     @property
     def absent(self) -> tuple[Absent, ...]:
-        """What was asked for and cannot run here; no part of the candidates."""
+        """Requested variants that cannot run here; not among the candidates."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device that the variants run on."""
         ...
 
     @property
     def model(self) -> Model | None:
-        """What runs, if it is a model."""
+        """Model that the variants run; None if they run none."""
         ...
 
     @property
     def workload(self) -> Workload:
-        """What every clip shows."""
+        """Content of every clip."""
         ...
 
     def gate(self, name: str) -> Gate:
-        """Hold a candidate against its reference."""
+        """Check a candidate against its reference."""
         ...
 
     def prepare(self, name: str) -> None:
@@ -113,13 +113,13 @@ class Case(Protocol):
         ...
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
-        """In it a variant launches kernel by kernel what it otherwise replays as graphs; None: it has no graphs."""
+        """Return a context in which a variant launches its kernels one by one instead of replaying graphs; None: it has none."""
         ...
 
     def settings(self, name: str) -> Variant:
-        """Return what ran, once it has; the runner adds the calls it counted."""
+        """Return the settings of a variant after it ran; the runner adds the calls it counted."""
         ...
 
     def review(self, name: str, folder: Path) -> Iterator[Quality | Video]:
-        """Judge a variant's quality, once everything was measured; files go under `folder`."""
+        """Judge a variant's quality, after everything was measured; files go under `folder`."""
         ...

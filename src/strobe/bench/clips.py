@@ -1,4 +1,4 @@
-"""The clips of a run, numbered as they finish."""
+"""Numbers of the clips of a run, given as they finish."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ClipNumbers:
-    """Gives every finished clip its number among its variant's and its place in the run."""
+    """Counter that numbers each finished clip among its variant's clips and in the run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._done: Counter[str] = Counter()
 
     def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks) -> Clip:
-        """Return the record of a variant's clip that ends now, with the peak memory since it began."""
+        """Return the record of a variant's clip that ends now, with the peak memory since its start."""
         clip = Clip(
             variant=name,
             clip=self._done[name],

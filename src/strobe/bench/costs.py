@@ -1,4 +1,4 @@
-"""What the stages of a stream must compute and move, from the sizes of the model that runs."""
+"""FLOPs and bytes of the stages of a stream, from the sizes of its model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strobe.perf.records.record import SpanCost
 
 
 def transformer_shape(model: Model, text_rows: int | None = None) -> TransformerShape:
-    """Sizes of a loaded model's transformer, whose passes attend so many rows of a text; None: all."""
+    """Return the sizes of a loaded model's transformer; `text_rows`: rows of a text that passes attend, None: all."""
     config = model.dit.config
     return TransformerShape(
         name=model.name,
@@ -42,7 +42,7 @@ def transformer_shape(model: Model, text_rows: int | None = None) -> Transformer
 
 
 def steady_pass(model: Model, config: ResolvedConfig, *, commit: bool = False) -> PassShape:
-    """A pass over a frame block with a full window; `commit`: the one that writes a finished block."""
+    """Return the sizes of a pass over a frame block with a full window; `commit`: of the pass that writes a finished block."""
     grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
     return PassShape(
         q_tokens=config.frame_block * grid.tokens_per_frame,
@@ -53,19 +53,19 @@ def steady_pass(model: Model, config: ResolvedConfig, *, commit: bool = False) -
 
 
 def keys_of_blocks(model: Model, config: ResolvedConfig) -> tuple[int, ...]:
-    """Keys that a query attends to in each frame block from the first on, until the window is full: the last is every later's."""
+    """Return the keys per query in each frame block until the window is full; the last entry holds for all later ones."""
     grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
     full = next(index for index in count(1) if config.latents_of(index).stop >= config.policy.window)
     return tuple(attended_keys(grid, config, index) for index in range(full + 1))
 
 
 def dtype_name(config: ResolvedConfig) -> str:
-    """The dtype of weights and activations, without `torch.`"""
+    """Return the dtype of weights and activations, without `torch.`"""
     return str(config.dtype).removeprefix("torch.")
 
 
 _MATRICES: Final = ("qkv_projection", "output_projection", "cross_projection", "ffn_up", "ffn_down")
-"""Parts of a pass that `linear_format` is about."""
+"""Parts of a pass whose matrices `linear_format` applies to."""
 _SECTIONS: Final = {
     ATTENTION: (
         "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", ATTENTION_KERNEL, "output_projection", "gated_residual"
@@ -75,11 +75,11 @@ _SECTIONS: Final = {
     ),
     FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
 }  # fmt: skip
-"""Parts of a pass that one section of a layer has."""
+"""Parts of a pass in each section of a layer."""
 
 
 def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
-    """Rows that a pass attends under the longest of some prompts; None: all of a text.
+    """Return the rows that a pass attends under the longest of some prompts; None: all of a text.
 
     Fused kernels attend the distinct ones (`strobe.models.wan.text`).
     """
@@ -90,7 +90,7 @@ def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -
 
 
 def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = None) -> tuple[SpanCost, ...]:
-    """Cost of one call of every region of a steady frame block whose work follows from the sizes.
+    """Return the cost of one call of every region of a steady frame block whose work follows from the sizes.
 
     These are denoise step, commit pass, decoder call, the sections of a layer and their pieces. FP8 matrices read inputs and
     weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. What has matrices of both
@@ -121,7 +121,7 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
 
 
 def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: ResolvedConfig) -> dict[str, Cost]:
-    """Cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
+    """Return the cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
     parts = {name: _formatted(shape, one, config) for name, one in passes.items()}
     each = {part.name: part.each for part in parts[DENOISE_STEP]}
     sections = {name: sum((each[part] for part in inside), Cost()) for name, inside in _SECTIONS.items()}
@@ -129,7 +129,7 @@ def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: R
 
 
 def _multiplied(name: str, config: ResolvedConfig) -> str:
-    """The dtype of a region's matrix products; empty: the model's."""
+    """Return the dtype of a region's matrix products; empty: the model's."""
     if config.linear_format != "fp8" or config.simulate:
         return ""
     if name in (*_MATRICES, FFN):
@@ -138,7 +138,7 @@ def _multiplied(name: str, config: ResolvedConfig) -> str:
 
 
 def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[Part, ...]:
-    """The parts of a pass with the bytes that its matrices have in their format."""
+    """Return the parts of a pass with the bytes that its matrices take in their format."""
     parts = costs.transformer_pass(shape, one)
     if config.linear_format == "native" or config.simulate:
         return parts
@@ -158,7 +158,7 @@ def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) 
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
-    """Convolutions of one decoder call over a frame block: by module of the tiny decoder, Wan's as a whole, of others none."""
+    """Return the convolutions of one decoder call by module (tiny decoder) or as a whole (Wan's); none for others."""
     latents, vae = latent_shape(model.defaults, model.dit.config), model.vae
     if isinstance(vae, TinyVAE):
         return tuple(_stages(vae.config, latents, dtype))

@@ -1,4 +1,4 @@
-"""The gate: a candidate is held against its reference before any number is taken. A red gate has no numbers."""
+"""The gate: a candidate is checked against its reference before any number is taken. A red gate has no numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.perf.records.record import Gate
 
 
 class Held(NamedTuple):
-    """What a gate found.
+    """Result of a gate: passed or not, by which rule, with details.
 
     Args:
         exact: it asks for the values of the reference, within rounding.
@@ -27,14 +27,14 @@ class Held(NamedTuple):
     exact: bool = False
 
     def line(self, variant: str, reference: str) -> Gate:
-        """Return it as the record of a variant."""
+        """Return the result as the gate record of a variant."""
         return Gate(
             variant=variant, reference=reference, rule=self.rule, passed=self.passed, detail=self.detail, exact=self.exact
         )
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference / that of the expected values, in float64; infinite if anything is not finite.
+    """Compute RMS of the difference / RMS of the expected values, in float64; infinite if anything is not finite.
 
     Args:
         found, expected: tensors of one shape on any devices.
@@ -45,7 +45,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> Held:
-    """Check that a candidate which computes the same thing does so, frame block by frame block."""
+    """Check that a candidate of the same computation gives the same latents, frame block by frame block."""
     errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
     limit = tolerance("latents", dtype)
     worst = max(range(len(errors)), key=errors.__getitem__)
@@ -57,7 +57,7 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
     """Check the output of one call against the reference in float64.
 
     Args:
-        what: which part of the output this is, in words.
+        what: name of this part of the output, in words.
     """
     error, limit = relative_error(found, expected), tolerance("call", dtype)
     rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"
@@ -65,13 +65,13 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
 
 
 def recorded(choice: Choice[Any], device: torch.device) -> Held:
-    """Check that the implementation of attention that would run passed its gate on such a card, where it has one."""
+    """Check that the chosen attention impl has a recorded pass of its gate on such a card, if it has a gate."""
     doubt = choice.impl.untested(card_of(device), GATES)
     return Held(not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none")
 
 
 def finite(latents: Sequence[Tensor]) -> Held:
-    """Check that every latent is a finite number."""
+    """Check that all latents are finite."""
     bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]
     rule = f"latents of the first {len(latents)} frame blocks are finite"
     return Held(not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite")

@@ -1,4 +1,4 @@
-"""The kernel profile: denoise steps of a real stream, then every operation of a step, a cache and a decoder by itself."""
+"""Kernel profile: denoise steps of a real stream, then every operation of a step, a cache and a decoder by itself."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from strobe.perf.measure.isolated import time_isolated
 from strobe.perf.measure.timing import Region, TimingRecorder, recording
 
 STAGES = (FRAME_BLOCK, COMMIT, VAE_DECODE)
-"""Stages of a frame block that are told beside its steps."""
+"""Stages of a frame block reported beside its steps."""
 _LONG_CALLS = 20
-"""Most calls of a whole window derived again by itself: each takes as long as several steps."""
+"""Most calls of the isolated window recomputation (`RECACHE`), since each takes as long as several steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelPlan:
-    """How much is measured.
+    """Amounts of a kernel profile: iterations, switches.
 
     Args:
         iterations: calls of each operation by itself, and denoise steps of the stream, with and without timers inside.
@@ -52,10 +52,10 @@ class KernelPlan:
 def profile_kernels(
     model: Model, preset: EngineConfig, prompts: tuple[str, str], *, device: torch.device, plan: KernelPlan, progress: Progress
 ) -> KernelProfile:
-    """Measure where a denoise step of a preset goes: steps, operations by themselves, steps again, so that drift meets both.
+    """Measure a preset's denoise steps, its operations by themselves, and the steps again, so that drift affects both.
 
     Args:
-        prompts: of the stream, and what the switches alternate with.
+        prompts: prompt of the stream, and the one that the switches alternate with.
 
     Raises:
         ConfigError: an unknown word, or a window that is not possible.
@@ -109,7 +109,7 @@ def _operation(each: Prepared, plan: KernelPlan, device: torch.device) -> Operat
 
 
 def _rare(parts: StepParts) -> tuple[Prepared, ...]:
-    """What the cache does once per frame block, and once per prompt switch; the last of all, since it moves the cache on."""
+    """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
 
     def one(name: str, what: str, run: object) -> Prepared:
         assert callable(run)
@@ -123,7 +123,7 @@ def _rare(parts: StepParts) -> tuple[Prepared, ...]:
 
 
 class _Steps:
-    """A stream whose frame blocks alternate between plain timers and timers around every layer's regions: P F F P."""
+    """A stream whose frame blocks alternate between plain timers (P) and timers around every layer's regions (F): P F F P."""
 
     def __init__(self, session: Session, progress: Progress, pieces: int) -> None:
         self._session = session
@@ -141,17 +141,17 @@ class _Steps:
         self.stages_ns: dict[str, list[int]] = defaultdict(list)
 
     def tell(self, what: str) -> None:
-        """Say what comes next."""
+        """Report the next step as progress."""
         self._progress(self._done, self._pieces, what)
         self._done += 1
 
     def settle(self) -> None:
-        """Run until the window is full and frames were evicted, each kind of timer warm."""
+        """Run until the window is full, frames were evicted, and each kind of timer is warm."""
         for number in range(self._filling):
             self._block(fine=bool(number % 2), what="filling the window")
 
     def run(self, blocks: int) -> None:
-        """Time so many frame blocks, half of them with each kind of timers."""
+        """Time `blocks` frame blocks, half of them with each kind of timers."""
         for _ in range(blocks):
             fine = self._timed % 4 in (1, 2)
             self._timed += 1
@@ -185,6 +185,6 @@ class _Steps:
 
 
 def _inside(step: Region, regions: Sequence[Region], name: str) -> int:
-    """Time of a region in one step: both lie on one thread or stream, one after the other."""
+    """Return the time of a region in one step: both lie on one thread or stream, one after the other."""
     end = step.start_ns + step.value_ns
     return sum(region.value_ns for region in regions if region.name == name and step.start_ns <= region.start_ns < end)

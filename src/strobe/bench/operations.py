@@ -1,4 +1,4 @@
-"""The operations of a denoise step and of a decoder call, each ready to be run by itself on tensors of the right sizes."""
+"""Operations of a denoise step and of a decoder call, each ready to run by itself on tensors of real sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from strobe.perf.analysis.runs.budget import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """An operation that can be run; see `strobe.perf.analysis.runs.budget.Operation` for its fields."""
+    """A runnable operation; see `strobe.perf.analysis.runs.budget.Operation` for its fields."""
 
     name: str
     what: str
@@ -59,7 +59,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layer:
-    """One layer with the tensors that its operations take."""
+    """One layer with the input tensors of its operations."""
 
     index: int
     layer: WanLayer
@@ -69,11 +69,11 @@ class _Layer:
 
 @dataclass(kw_only=True, slots=True)
 class StepParts:
-    """A transformer and a full cache of one configuration, at a steady frame block.
+    """Transformer and full cache of one configuration, at a steady frame block.
 
     Args:
-        model: what runs.
-        config: how it runs.
+        model: the loaded model.
+        config: its resolved configuration.
     """
 
     model: Model
@@ -106,7 +106,7 @@ class StepParts:
         return self.config.schedule.warped[0]
 
     def recache(self) -> None:
-        """Derive the window again, as a prompt switch does."""
+        """Recompute the window, as a prompt switch does."""
         step = self.cache.rewrite(keep_sink=self.config.keep_sink)
         self.transformer.write(self.history, self.text, step)
 
@@ -116,7 +116,7 @@ class StepParts:
         self.cache.at(self.cache.end, frames)
 
     def operations(self) -> tuple[Prepared, ...]:
-        """Every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
+        """Return every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
         return tuple(itertools.chain(self._section(), self._cross(), self._ffn(), self._edges()))
 
     # ------------------------------------------------------------------------------------------------- pieces of a step
@@ -129,7 +129,7 @@ class StepParts:
         return {part.name: part.each for part in parts}
 
     def _maker(self, inside: str) -> _Make:
-        """Make operations of a region; each call of one takes the next layer."""
+        """Return a factory of operations of a region; each call of an operation takes the next layer."""
         modulation, text, _ = self._conditions()
         layers = [
             _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
@@ -209,7 +209,7 @@ class StepParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Make:
-    """Makes the operations of one region."""
+    """Factory of the operations of one region."""
 
     inside: str
     layers: Sequence[_Layer]
@@ -232,7 +232,7 @@ class _Make:
 
 
 def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
-    """What a cache that copies pays in every layer of every pass, on buffers of this window: no part of a ring's step."""
+    """Return the copies of a rolling cache in every layer of every pass, on buffers of this window; a ring has none."""
     config, dit = parts.config, parts.model.dit.config
     tokens = parts.latents.shape[3] * parts.latents.shape[4] // (dit.patch[0] * dit.patch[1])
     sink, window = config.policy.sink * tokens, config.policy.window * tokens
@@ -269,7 +269,7 @@ def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
 
 
 def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[Prepared, ...]:
-    """The modules of the tiny decoder, with the inputs they get in the second frame block of a stream; of other decoders none."""
+    """Return the tiny decoder's modules with their inputs in a stream's second frame block; none for other decoders."""
     if not isinstance(model.vae, TinyVAE):
         return ()
     vae = copy.deepcopy(model.vae).to(device=config.device, dtype=config.dtype).requires_grad_(False).eval()
@@ -298,7 +298,7 @@ def _call(module: nn.Module, arguments: tuple[Any, ...]) -> Callable[[], object]
 
 
 def _inputs(vae: TinyVAE, latents: Tensor) -> dict[str, tuple[Any, ...]]:
-    """What every module of the decoder is called with once its memories are filled."""
+    """Return the arguments of every decoder module once its memories are filled, by module name."""
     found: dict[str, tuple[Any, ...]] = {}
     decoder = StreamingDecoder(vae)
     decoder.push(latents)

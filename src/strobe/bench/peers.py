@@ -1,4 +1,4 @@
-"""Other libraries' attention as contestants; each is imported only when it is asked for.
+"""Attention of other libraries as contestants; each is imported only when asked for.
 
 Facts about their interfaces: fastvideo-kernel 0.3.2, flash-attn-4 4.0.0b36, nvidia-cudnn-frontend 1.32.0, flashinfer 0.6.
 """
@@ -23,11 +23,11 @@ from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """A function of another library.
+    """An attention function of another library.
 
     Args:
-        package: what it is installed as.
-        module: what is imported.
+        package: name of the installed package.
+        module: module to import.
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
@@ -40,11 +40,11 @@ class Peer:
     build: Callable[[str, Inputs, Any], Contestant]
 
     def installed(self) -> bool:
-        """Whether the module can be found."""
+        """Return whether the module is installed, without importing it."""
         return importlib.util.find_spec(self.module.partition(".")[0]) is not None
 
     def no_card(self, card: Card) -> str | None:
-        """Say that its kernels are not built for a card; None if they are."""
+        """Return the reason if its kernels are not built for a card; None if they are."""
         if card.capability[0] in self.capabilities:
             return None
         return f"it runs on compute capability {', '.join(f'{major}.x' for major in self.capabilities)}, not on {card}"
@@ -81,7 +81,7 @@ def _version(package: str) -> str:
 
 
 def _heads_first(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
+    """Return q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)
     return q, k, v
 
@@ -109,7 +109,7 @@ def _refuses_fastvideo(inputs: Inputs) -> str | None:
 
 
 def _fastvideo_kernels() -> str:
-    """Which kernels it runs: it falls back to Triton without a word where its compiled ones do not load."""
+    """Name the kernels that FastVideo runs: it silently falls back to Triton if its compiled ones do not load."""
     try:
         importlib.import_module("fastvideo_kernel._C.fastvideo_kernel_ops")
     except ImportError:
@@ -217,7 +217,7 @@ def _refuses_flashinfer(inputs: Inputs) -> str | None:
 
 
 def _flashinfer(name: str, inputs: Inputs, module: Any) -> Contestant:
-    """Its plan for the mask is made before anything is timed; it would be made anew for every mask."""
+    """Build FlashInfer's contestant; its plan for the mask, one per mask, is made before anything is timed."""
     heads, width = inputs.q.shape[2], inputs.q.shape[3]
     sizes = inputs.tiles.sizes(inputs.device).expand(heads, -1).contiguous()
     workspace = torch.empty(512 << 20, dtype=torch.uint8, device=inputs.device)

@@ -1,4 +1,4 @@
-"""What sparse attention does to a diffusers pipeline: time and recall of every layer, in runs of their own.
+"""Probe of a sparse diffusers pipeline: time and recall of every attention layer, in separate runs.
 
 Timed runs measure nothing else: the recall is taken in one run, the times in others, dense and sparse in the order A B B A.
 """
@@ -23,7 +23,7 @@ from strobe.perf.measure.timing import TimingRecorder
 
 
 class Sparse(Protocol):
-    """What a probe needs of a sparse pipeline: what `strobe.integrations.diffusers.sparsify` returns."""
+    """Interface of a sparse pipeline, as `strobe.integrations.diffusers.sparsify` returns it."""
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -31,23 +31,23 @@ class Sparse(Protocol):
         ...
 
     def dense(self) -> Any:
-        """Run the layers as they were before, as a context manager."""
+        """Return a context manager in which the layers run their original attention."""
         ...
 
     def recalls(self, queries: int) -> Any:
-        """Measure recalls, as a context manager that gives the place where they go."""
+        """Return a context manager that measures recalls and gives the place where they go."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerProbe:
-    """One layer in one call of the pipeline, all its denoise steps together.
+    """Recall and times of one layer in one call of the pipeline, all its denoise steps together.
 
     Args:
         layer: its name.
         recall: share of the dense attention's mass that the selected tiles hold, mean over heads, samples and calls; None for a
             layer that is dense throughout.
-        worst_recall: of the head and call where it is least; None likewise.
+        worst_recall: recall of the head and call where it is least; None likewise.
         sparse_ns: time in the attention module, projections included; median over calls.
         dense_ns: the same by diffusers' own processor.
     """
@@ -61,7 +61,7 @@ class LayerProbe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineProbe:
-    """A sparse pipeline against the same one dense.
+    """Times and recalls of a sparse pipeline and of the same one dense.
 
     Args:
         layers: in order.
@@ -74,7 +74,7 @@ class PipelineProbe:
     dense_ns: int
 
     def rows(self) -> list[dict[str, object]]:
-        """One dictionary per layer."""
+        """Return one dictionary per layer."""
         return [
             {
                 "layer": each.layer,
@@ -110,10 +110,10 @@ def probe(
     """Measure a sparse pipeline against the same one dense.
 
     Args:
-        handle: of `sparsify`.
+        handle: sparse pipeline, as `sparsify` returns it.
         call: runs the pipeline once, such as `lambda: pipe("a red circle")`, or its transformer.
-        queries: of every head that the recall is measured with.
-        rounds: of the order dense, sparse, sparse, dense, after one warm-up of each.
+        queries: queries of every head that the recall is measured with.
+        rounds: rounds in the order dense, sparse, sparse, dense, after one warm-up of each.
         device: where the pipeline runs; by default a GPU where there is one.
 
     Raises:
@@ -157,7 +157,7 @@ def _layer(name: str, middle: dict[bool, dict[str, int]], recalls: list[Tensor])
 
 
 def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
-    """Nanoseconds of a call, and within it of every layer."""
+    """Measure a call and every layer within it, ns by name."""
     recorder.start_clip()
     with recorder.region(spans.E2E, None):
         call()
@@ -170,7 +170,7 @@ def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, in
 
 @contextmanager
 def _watched(layers: dict[str, nn.Module], recorder: TimingRecorder) -> Iterator[None]:
-    """Time every call of the layers meanwhile."""
+    """Time every call of the layers inside the context."""
     hooks: list[Any] = []
     for name, module in layers.items():
         running: list[Any] = []

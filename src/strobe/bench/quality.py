@@ -1,4 +1,4 @@
-"""Clips judged against a reference: what `strobe quality` measures, as the quality lines of a record."""
+"""Clips judged against a reference: the measurements of `strobe quality`, as quality lines of a record."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from strobe.quality.temporal import block_starts, border_jump
 from strobe.quality.vmaf import find_program, vmaf
 
 EXPORT_FPS: Final = 16
-"""Of clips that are encoded for VBench, frames per second."""
+"""Frame rate of clips encoded for VBench, frames per second."""
 _BETWEEN: Final = "--"
-"""Between the variant and the clip in the name of an exported file."""
+"""Separator of variant and clip in the name of an exported file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is measured.
+    """Metrics to measure and the options they need.
 
     Args:
         metrics: names; empty: every one, those that cannot be measured with the reason.
         block_frames: pixel frames of a frame block, for `border_jump`.
-        first_block_frames: of the first one, if it is shorter.
+        first_block_frames: pixel frames of the first one, if it is shorter.
         weights: folder of the user's weights.
-        prompt: what the clips should show, for `clip_score`.
+        prompt: intended content of the clips, for `clip_score`.
         device: where it runs.
 
     Raises:
@@ -61,7 +61,7 @@ class Asked:
             metric(name)
 
     def wants(self, name: str) -> bool:
-        """Whether a metric was asked for."""
+        """Return whether a metric was asked for."""
         return not self.metrics or name in self.metrics
 
 
@@ -135,13 +135,13 @@ def judge(variants: Sequence[Variant], asked: Asked, progress: Callable[[int, in
 
 
 class _Judging:
-    """Networks are read once, and clips once per variant."""
+    """Judge of all variants: reads networks once, and clips once per variant."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 
     def lines(self, variant: Variant) -> Iterator[Quality]:
-        """All lines of a variant."""
+        """Yield all lines of a variant."""
         asked, first = self._asked, variant.pairs[0][1]
         against = str(first if len(variant.pairs) == 1 else first.parent)
         compared, values = [], {name: list[float]() for name in _ALONE}
@@ -168,7 +168,7 @@ class _Judging:
                 yield quality_line(variant.name, row.name, value, n=len(found), reference=named, note=note)
 
     def _missing(self, name: str) -> str:
-        """Why a metric cannot be measured of any clip; empty if it can."""
+        """Return the reason why a metric cannot be measured of any clip; empty if it can."""
         asked = self._asked
         match name:
             case "border_jump":
@@ -182,7 +182,7 @@ class _Judging:
         return lacking(name, asked.weights)
 
     def _alone(self, name: str, frames: Tensor, reference: Tensor) -> tuple[float | None, str]:
-        """The value of a clip, and what to know or why there is none."""
+        """Return the value of one metric for one clip, and a note or the reason why there is none."""
         asked = self._asked
         try:
             match name:
@@ -227,14 +227,14 @@ class _Judging:
 _ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
 """Metrics that `compare` does not compute and that can be measured here."""
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
-"""Of a clip alone: the reference has a value too."""
+"""Metrics of a clip by itself: the reference has a value too."""
 
 
 # --------------------------------------------------------------------------------------------------------------- VBench
 
 
 def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str:
-    """Lay clips out for VBench; what it reads is copied, the rest is encoded.
+    """Lay clips out for VBench; formats that it reads are copied, others are encoded.
 
     Returns:
         the command that judges them, for VBench's own environment.
@@ -262,7 +262,7 @@ def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str
 
 
 def import_vbench(variants: Sequence[Variant], path: Path) -> tuple[Quality, ...]:
-    """Read what VBench found of exported clips, as quality lines: the mean over the clips of a variant.
+    """Read VBench's results of exported clips as quality lines: the mean over the clips of a variant.
 
     Raises:
         DataError: no such file, or it judges none of these clips.
@@ -296,7 +296,7 @@ def import_vbench(variants: Sequence[Variant], path: Path) -> tuple[Quality, ...
 
 
 def _exported(variants: Sequence[Variant]) -> dict[str, Path]:
-    """Clips by the name they are exported under."""
+    """Map the names of exported clips to their files."""
     found = {}
     for variant in variants:
         stem = variant.name.replace("/", "_")

@@ -1,4 +1,4 @@
-"""Runs a comparison: gates, warm-up, timed clips in palindromes, traced clips apart, then quality. Writes as it goes."""
+"""Runs a comparison: gates, warm-up, timed clips in palindromes, separate traced clips, then quality; writes at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VariantError(StrobeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A finished comparison: where its records are, and the gates that were red."""
+    """A finished comparison: the folder of its records, and the red gates."""
 
     folder: Path
     red: tuple[Gate, ...]
@@ -122,7 +122,7 @@ def traced_window(workload: Workload, plan: Plan) -> range:
 
 
 def steady_window(workload: Workload, most: int) -> range:
-    """Return the frame blocks to trace: as many in a row as there are, up to `most`, without a switch in or right before them.
+    """Return as many consecutive frame blocks as possible, up to `most`, without a switch in or right before them.
 
     The middle of the clip comes first, where every cache is full. Empty if `most` is 0.
 
@@ -145,7 +145,7 @@ def steady_window(workload: Workload, most: int) -> range:
 
 
 class _Run:
-    """One comparison under way."""
+    """A comparison in progress."""
 
     def __init__(self, case: Case, plan: Plan, writer: RunWriter, progress: Progress) -> None:
         self._case = case
@@ -159,7 +159,7 @@ class _Run:
         self._done = 0
 
     def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
-        """Do everything in order; return the red gates."""
+        """Run all phases in order; return the red gates."""
         case, plan = self._case, self._plan
         gates = [self._check(name) for name in case.candidates]
         green = tuple(gate.variant for gate in gates if gate.passed)
@@ -204,7 +204,7 @@ class _Run:
         self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up"))
 
     def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[Region, ...]:
-        """Run one clip under the timing recorder and write it down."""
+        """Run one clip under the timing recorder and record it."""
         case, compiled = self._case, num_compiles()
         case.prepare(name)
         gc.collect()
@@ -228,14 +228,14 @@ class _Run:
         return regions
 
     def _exclude(self, clip: Clip, kind: Exclusion, cause: str) -> None:
-        """Leave a timed clip out of every average."""
+        """Exclude a timed clip from every average."""
         if clip.phase == "timed":
             self._writer.append(
                 Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), kind=kind, cause=cause)
             )
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
-        """Run one clip under the profiler: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
+        """Profile one clip: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
         if not traced:
             return
         case, whole = self._case, self._whole_clip and not capture.options
@@ -273,7 +273,7 @@ class _Run:
         return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
 
     def _trace_clip(self, name: str, path: Path) -> TraceFile:
-        """Trace a whole clip; the frame blocks before it, which warm the profiler up, are those of another."""
+        """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
         case = self._case
 
         def warm_up() -> None:
@@ -289,7 +289,7 @@ class _Run:
         return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
 
     def _launched(self, name: str) -> tuple[LaunchedPasses, ...]:
-        """Keep the passes of a variant with graphs as they are launched without, so that its kernels can be labelled."""
+        """Record a variant's graphed passes launched kernel by kernel, so that kernels of its graphs can be labelled."""
         launched = self._case.launched(name)
         if launched is None:
             return ()

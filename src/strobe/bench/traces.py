@@ -1,6 +1,6 @@
-"""Profiler traces of many ranks, each read by a process of its own: on this machine, or spread over several.
+"""Reader of the profiler traces of many ranks, each in its own process, on this machine or spread over several.
 
-That process is `python -m strobe.bench.traces FILE SHAPES DETAILS`; it leaves what it read in its folder.
+That process is `python -m strobe.bench.traces FILE SHAPES DETAILS`; it writes the trace into its folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOWEST_BYTES_PER_S: Final = 1e6
 
 
 def spread_reading(executor: Executor) -> Reading:
-    """A way to read traces: one cell for each file, as many at once as the executor takes.
+    """Return a function that reads traces: one cell per file, as many at once as the executor takes.
 
     A machine that is not this one is sent the file. What comes back is what `read_trace` gives here.
 
@@ -53,7 +53,7 @@ def _size(path: Path) -> int:
 
 
 def _job(path: Path, wanted: Wanted, sends: bool) -> Job[Trace | StrobeError]:
-    """Have a file read; what is no trace and what went wrong come back as errors."""
+    """Build the job that reads one file; errors and files that are no traces come back as values."""
     given = path.name if sends else str(path.absolute())
     files = {given: path.read_bytes()} if sends and path.is_file() else {}
     cell = Cell(
@@ -77,7 +77,7 @@ def _job(path: Path, wanted: Wanted, sends: bool) -> Job[Trace | StrobeError]:
 
 
 def main() -> None:
-    """Read one file and leave it, or why it is no trace."""
+    """Read one file and write the trace, or the reason why it is none."""
     path, shapes, details = Path(sys.argv[1]), *(flag == "1" for flag in sys.argv[2:4])
     try:
         trace = read_trace(path, ops=False, shapes=shapes, details=details)

@@ -1,4 +1,4 @@
-"""A recorder for code that waits for the device inside a pass."""
+"""Recorder that waits for the device inside a pass, as code with synchronisations does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strobe.perf.measure.timing import FINE, TimingRecorder
 class WaitingRecorder(TimingRecorder):
     """Times as `TimingRecorder` does, and waits for the device before every region inside a pass: several times in each layer.
 
-    That is what code pays which reads an index back from the device (`.item()`). On a CPU there is nothing to wait for.
+    Code that reads an index back from the device (`.item()`) pays the same. On a CPU there is nothing to wait for.
     """
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:

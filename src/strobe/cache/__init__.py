@@ -1,1 +1,1 @@
-"""Keys and values of the latent frames a stream still attends to: policies in plain ints, tensors in fixed places."""
+"""Keys and values of the latent frames that a stream still attends to: policies in plain ints, tensors at fixed addresses."""

@@ -31,11 +31,11 @@ class CacheShape:
     head_dim: int
 
     def buffer(self, slots: int) -> tuple[int, int, int, int, int]:
-        """Shape of the keys (or values) of `slots` latent frames: [L, B, slots * N, H, D]."""
+        """Return the shape of the keys (or values) of `slots` latent frames: [L, B, slots * N, H, D]."""
         return self.rows(slots * self.tokens_per_frame)
 
     def rows(self, number: int) -> tuple[int, int, int, int, int]:
-        """Shape of the keys (or values) of so many rows."""
+        """Return the shape of the keys (or values) of `number` rows."""
         return (self.num_layers, self.batch, number, self.num_heads, self.head_dim)
 
 
@@ -60,7 +60,7 @@ class CacheState:
 
 
 class CacheStep(Protocol):
-    """Where the frames of one transformer pass go. All that a model sees of a cache."""
+    """The cache as one transformer pass uses it: places for its frames, and keys and values to attend to."""
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -69,19 +69,19 @@ class CacheStep(Protocol):
 
     @property
     def reach(self) -> Reach | None:
-        """What is attended of all that `write` returns; None: everything."""
+        """Part of what `write` returns that is attended; None: everything."""
         ...
 
     @property
     def signature(self) -> Signature | None:
-        """Every Python value that a pass depends on, `positions` excepted, and whose tensors they are.
+        """All Python values that a pass depends on, `positions` excepted, and the owner of its tensors.
 
         None: a pass reads the device back or makes tensors of its own, so that it cannot be recorded.
         """
         ...
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """All that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
+        """Return all that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
         ...
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class CacheStep(Protocol):
 
 
 class KVCache(Protocol):
-    """What a stream needs of a cache: `RingCache`, `RollingCache` or `strobe.cache.quantized.QuantizedRing`."""
+    """The cache as a stream uses it: `RingCache`, `RollingCache` or `strobe.cache.quantized.QuantizedRing`."""
 
     @property
     def end(self) -> int:
@@ -110,7 +110,7 @@ class KVCache(Protocol):
         ...
 
     def snapshot(self) -> CacheState:
-        """Copy everything."""
+        """Copy the whole cache."""
         ...
 
     def restore(self, state: CacheState) -> None:
@@ -120,7 +120,7 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RingStep:
-    """One pass over a `RingCache`. Between two passes of one `signature` nothing differs but what is in its tensors.
+    """One pass over a `RingCache`. Passes of the same `signature` differ only in the contents of their tensors.
 
     Args:
         cache: the ring.
@@ -139,18 +139,18 @@ class RingStep:
 
     @property
     def reach(self) -> None:
-        """All that `write` returns is attended."""
+        """None: all that `write` returns is attended."""
 
     @property
     def signature(self) -> Signature:
         return id(self.cache), len(self.positions), self.attended, self.skipped
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer as they are kept, `[B, rows, H, D]`."""
+        """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CacheStep.write`. The result is a view; with gradients on, a copy through which k and v get gradients."""
+        """Write as `CacheStep.write`; returns a view, or with gradients on a copy through which k and v get gradients."""
         keys, values = self.buffers(layer)
         return self._write(keys, k), self._write(values, v)
 
@@ -160,7 +160,7 @@ class RingStep:
 
 
 class RingCache:
-    """Keys and values of all layers in two tensors of fixed size and address; nothing rolls, nothing is copied twice.
+    """Keys and values of all layers in two tensors of fixed size and address; frames are neither moved nor copied twice.
 
     Keys are stored after RoPE, so attention does not depend on the order of slots.
 
@@ -221,7 +221,7 @@ class RingCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys, values, the canonical sink keys and coarse keys."""
+        """Memory of keys, values, the canonical sink keys and coarse keys, bytes."""
         coarse = 0 if self._tiled is None else self._tiled.means.nbytes
         return coarse + sum(tensor.nbytes for tensor in (self.keys, self.values, self._sink_keys))
 
@@ -270,7 +270,7 @@ class RingCache:
         self._go_to(0, 0)
 
     def snapshot(self) -> CacheState:
-        """Copy everything."""
+        """Copy the whole cache."""
         return CacheState(
             keys=self._copied(self.keys),
             values=self._copied(self.values),
@@ -298,7 +298,7 @@ class RingCache:
             self._tiled.forget()
 
     def _copied(self, buffer: Tensor) -> Tensor:
-        """A copy in which nothing is staged."""
+        """Copy a buffer, with staged frames put into their tiles."""
         copy = torch.cat((buffer[:, :, : self._sink_rows], buffer[:, :, self._tiled_from :]), dim=2)
         if self._tiled is not None:
             self._tiled.settle(buffer, copy[:, :, self._sink_rows :], self._end - self._origin)
@@ -315,8 +315,10 @@ class RingCache:
         return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
 
     def _move_sink(self, end: int) -> None:
-        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned, and copied then: as
-        long as they are turned, the sink and its canonical copy are the same keys.
+        """Rotate the sink keys to the positions that belong to `end`.
+
+        Sink keys are only written while they are not rotated, and copied then: as long as they are rotated, the sink and its
+        canonical copy are the same keys.
         """
         before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
         if self._rotate is None or before == after:
@@ -341,7 +343,7 @@ def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | Non
 
 
 def check_order(end: int, first_frame: int, num_frames: int) -> None:
-    """Check that frames are the next ones or the last ones.
+    """Check that frames are the next ones or the last ones written.
 
     Raises:
         SessionError: they are neither.

@@ -1,4 +1,4 @@
-"""Which latent frame lives in which slot. Plain ints, no torch; frames are counted from the first sink frame."""
+"""The slot of each latent frame. Plain ints, no torch; frames are counted from the first sink frame."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RingPolicy:
 
     @property
     def local(self) -> int:
-        """Slots that take turns."""
+        """Number of slots behind the sink, which frames reuse in turn."""
         return self.window - self.sink
 
     def check_block(self, num_frames: int) -> None:
@@ -61,23 +61,23 @@ class RingPolicy:
         check_window(self.window, self.sink, num_frames)
 
     def slot(self, frame: int) -> int:
-        """Slot of a frame."""
+        """Return the slot of a frame."""
         return frame if frame < self.sink else self.sink + (frame - self.sink) % self.local
 
     def filled(self, end: int) -> int:
-        """Slots in use once frames ``0 .. end - 1`` were written."""
+        """Return the number of slots in use once frames ``0 .. end - 1`` were written."""
         return min(end, self.window)
 
     def frames(self, end: int) -> tuple[int, ...]:
-        """Frames kept, in slot order, once frames ``0 .. end - 1`` were written."""
+        """Return the frames kept, in slot order, once frames ``0 .. end - 1`` were written."""
         kept = [*range(min(self.sink, end)), *range(max(self.sink, end - self.local), end)]
         return tuple(sorted(kept, key=self.slot))
 
     def history(self, first: int, end: int) -> range:
-        """Frames before `first` that are kept behind the sink once frames up to `end` are written."""
+        """Return the frames before `first` that are kept behind the sink once frames up to `end` are written."""
         start = max(self.sink, end - self.local)
         return range(start, max(start, first))
 
     def sink_shift(self, end: int) -> int:
-        """Frames by which sink positions move so that sink and window stay contiguous: ``max(0, end - window)``."""
+        """Return the number of frames by which sink positions move, to stay next to the window: ``max(0, end - window)``."""
         return max(0, end - self.window)

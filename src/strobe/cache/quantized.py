@@ -1,4 +1,4 @@
-"""A ring whose keys and values are eight bits wide; what a pass attends to is written out in full, one layer at a time."""
+"""A ring with keys and values in eight bits; what a pass attends to is dequantised, one layer at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class QuantizedStep:
 
     @property
     def reach(self) -> None:
-        """All that `write` returns is attended."""
+        """None: all that `write` returns is attended."""
 
     @property
     def signature(self) -> Signature:
@@ -41,7 +41,7 @@ class QuantizedStep:
         return id(self.cache), len(self.positions), self.attended, self.skipped
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """Eight-bit keys and values of a layer `[2, B, rows, H, D]` and their scales, float32 `[2, B, rows, H, 1]`."""
+        """Return eight-bit keys and values of a layer `[2, B, rows, H, D]` and their scales, float32 `[2, B, rows, H, 1]`."""
         return self.cache.values[:, layer], self.cache.scales[:, layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class QuantizedStep:
 
 
 class QuantizedRing:
-    """`RingCache` with keys and values in eight bits, one float32 scale per token and head; see there for slots and positions.
+    """A `RingCache` with keys and values in eight bits, one float32 scale per token and head; slots and positions are the same.
 
     With head size D a token and head takes ``D + 4`` bytes. A pass attends to what is stored, its own keys and values included,
     so every later pass sees the same numbers. "int8" is off by half a step of ``max |x| / 127`` at most, "fp8" by ``|x| / 16``.
@@ -114,7 +114,7 @@ class QuantizedRing:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share."""
+        """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share, bytes."""
         return self.values.nbytes + self.scales.nbytes + self._sink.num_bytes + self.full.nbytes
 
     def at(self, first_frame: int, num_frames: int) -> QuantizedStep:
@@ -142,7 +142,7 @@ class QuantizedRing:
         self._origin = self._end = 0
 
     def snapshot(self) -> CacheState:
-        """Copy everything: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
+        """Copy the whole cache: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
         return CacheState(
             keys=_packed(Quantized(self.values[0], self.scales[0])),
             values=_packed(Quantized(self.values[1], self.scales[1])),
@@ -172,7 +172,7 @@ class QuantizedRing:
         )
 
     def _move_sink(self, end: int) -> None:
-        """Turn the sink keys to the place that belongs to `end`. They are only ever written while unturned."""
+        """Rotate the sink keys to the positions that belong to `end`. They are only written while they are not rotated."""
         before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
         if self._rotate is None or before == after:
             return
@@ -188,7 +188,7 @@ class QuantizedRing:
 
 
 def ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype) -> int:
-    """What `QuantizedRing.num_bytes` will be, before anything is allocated."""
+    """Predict `QuantizedRing.num_bytes`, before anything is allocated."""
     token = shape.batch * shape.tokens_per_frame * shape.num_heads
     stored = shape.num_layers * (2 * policy.window + policy.sink) * token * (shape.head_dim + SCALE_BYTES)
     return stored + 2 * policy.window * token * shape.head_dim * dtype.itemsize

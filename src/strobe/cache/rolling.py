@@ -1,4 +1,4 @@
-"""The cache of the official code, with all that it copies: what the preset `baseline` pays."""
+"""The cache of the official code, with all of its copies, for the preset `baseline`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class RollingStep:
 
     @property
     def reach(self) -> None:
-        """All that `write` returns is attended."""
+        """None: all that `write` returns is attended."""
 
     @property
     def signature(self) -> None:
-        """A pass reads indices back from the device."""
+        """None: a pass reads indices back from the device and cannot be recorded."""
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer `[B, window * N, H, D]`."""
+        """Return keys and values of a layer `[B, window * N, H, D]`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CacheStep.write`. The result is always a fresh copy."""
+        """Write as `CacheStep.write`; the result is always a fresh copy."""
         return self.cache.write(layer, k, v, end=self.positions[-1] + 1, keep_sink=self.keep_sink)
 
 
@@ -66,7 +66,7 @@ class _Move:
 
 
 class RollingCache:
-    """Frames in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
+    """Keys and values in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
 
     As in the official code each layer of each pass reads its two end indices back from the device, works on full clones of
     keys and values, concatenates sink and window, and repeats the update on the stored tensors. Attention sees the same
@@ -104,7 +104,7 @@ class RollingCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values, and of the turned keys of the sink where there are any; without the clones of a pass."""
+        """Memory of keys and values, and of rotated sink keys if there are any, without the clones of a pass, bytes."""
         return self.keys.nbytes + self.values.nbytes + sum(turned.nbytes for _, turned in self._turned.values())
 
     def at(self, first_frame: int, num_frames: int) -> RollingStep:
@@ -156,7 +156,7 @@ class RollingCache:
         self._turned.clear()
 
     def snapshot(self) -> CacheState:
-        """Copy everything."""
+        """Copy the whole cache."""
         return CacheState(
             keys=self.keys.clone(),
             values=self.values.clone(),
@@ -180,7 +180,7 @@ class RollingCache:
         self._local_end.fill_(self.policy.filled(end - self._origin) * self.shape.tokens_per_frame)
 
     def _turned_sink(self, layer: int, shift: int) -> Tensor:
-        """Keys of the sink as they are attended once it lies `shift` frames back. Nothing is written there any more."""
+        """Return the sink keys rotated for a shift of `shift` frames, cached until the shift changes."""
         assert self._rotate is not None
         kept = self._turned.get(layer)
         if kept is None or kept[0] != shift:
@@ -192,7 +192,7 @@ class RollingCache:
 
     @staticmethod
     def _attended(buffer: Tensor, new: Tensor, move: _Move, turned: Tensor | None) -> Tensor:
-        """A fresh copy of what is attended; of keys with the sink as it is `turned`."""
+        """Copy the keys or values to attend to; the sink is replaced by `turned` if given."""
         with span(KV_CLONE):
             temporary = buffer.clone()
         with span(KV_ROLL):

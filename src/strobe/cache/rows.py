@@ -1,4 +1,4 @@
-"""Where the tokens of a pass go: rows of a ring, on the device, in tensors that keep their addresses."""
+"""Cache rows of the tokens of a pass, on the device, in tensors that keep their addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Signature = tuple[int, ...]
 
 
 class TokenRows:
-    """Rows of the tokens of a pass. A tensor per shape of pass is made once and filled again for every pass.
+    """Cache rows of the tokens of a pass. A tensor per shape of pass is made once and filled again for every pass.
 
     Args:
         policy: which slot a frame has.
@@ -31,7 +31,7 @@ class TokenRows:
         self._kept: dict[tuple[int, int], Tensor] = {}
 
     def fill(self, first: int, num_frames: int, skip: int = 0, *, staged: bool = False) -> Tensor:
-        """Rows of the frames from `first` on, counted from the sink's first: int64 `[F * N]`; -1 for the first `skip` frames.
+        """Fill in the rows of the frames from `first` on, counted from the sink's first: int64 `[F * N]`; -1 for `skip` frames.
 
         `staged` frames lie one after the other behind the frames of the sink that come before them. Worked out on the device:
         plain ints go in, nothing is copied or waited for.
@@ -55,7 +55,7 @@ class TokenRows:
 
 
 def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
-    """Write the tokens of a pass but for the first `skipped` into their rows of a buffer `[B, rows, H, D]`.
+    """Write the tokens of a pass, except the first `skipped`, into their rows of a buffer `[B, rows, H, D]`.
 
     Raises:
         ShapeError: they are not as many, or not as wide, as the cache expects.
@@ -67,7 +67,7 @@ def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
 
 
 def graded(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> Tensor:
-    """A buffer into which `new` was stored; if that wants gradients, a copy through which it gets them."""
+    """Return the buffer into which `new` was stored; if `new` wants gradients, a copy through which it gets them."""
     if not (torch.is_grad_enabled() and new.requires_grad):
         return buffer
     return buffer.index_copy(1, rows[skipped:].clone(), new[:, skipped:])

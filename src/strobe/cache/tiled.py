@@ -1,4 +1,4 @@
-"""A ring whose frames behind the sink lie in tiles, so that a pass may attend to some of them; coarse keys lie beside them.
+"""A ring with the frames behind the sink in tiles and coarse keys beside them, so that a pass may attend to some tiles.
 
 Its rows are the sink, the staging rows, and the tiles of the slots that take turns. The frames of a pass that fit are staged: in
 raster order right behind the frames of the sink, so that both are attended in one call; frames of the sink thereby lie in their
@@ -28,7 +28,7 @@ _WIDE: Final = (torch.complex128, torch.complex64)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HistoryTiles:
-    """How the tokens of one latent frame lie in a ring, and what share of past tiles a pass leaves out.
+    """The tile layout of one latent frame in a ring, and the share of past tiles that a pass skips.
 
     Args:
         grid: tokens of a frame, height and width.
@@ -52,18 +52,18 @@ class HistoryTiles:
 
     @property
     def num_tiles(self) -> int:
-        """Tiles of a frame."""
+        """Number of tiles of a frame."""
         return self.sizes.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """Rows that a frame takes, padding included."""
+        """Number of rows of a frame, padding included."""
         return self.num_tiles * self.block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reach:
-    """What a pass sees of the tensors that `TiledStep.write` returns, and whether its own keys are among it.
+    """The part of the tensors of `TiledStep.write` that a pass attends to, and whether its own keys are in it.
 
     Args:
         tiles: how frames behind the sink lie.
@@ -102,16 +102,17 @@ class TiledStep:
 
     @property
     def staged(self) -> bool:
-        """Its keys and values are attended where they are kept, and nowhere else."""
+        """Whether all keys and values of the pass are staged, so that they are attended where they are kept."""
         return self.reach.covered == self.rows.shape[0]
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer as they are kept, `[B, rows, H, D]`."""
+        """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is seen; with gradients
-        on, a copy through which k and v get gradients.
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is attended.
+
+        With gradients on the result is a copy through which k and v get gradients.
         """
         keys, values = self.buffers(layer)
         store(keys, self.rows, k.detach(), self.skipped)
@@ -120,7 +121,7 @@ class TiledStep:
 
 
 class TiledFrames:
-    """The frames behind the sink of one ring. Frames are counted from the sink's first.
+    """The frames behind the sink of one ring, in tiles. Frames are counted from the sink's first.
 
     Args:
         tiles: how they lie.
@@ -142,11 +143,11 @@ class TiledFrames:
         self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
 
     def forget(self, first: int = 0) -> None:
-        """Nothing is staged, and frames from `first` on are to be pooled again."""
+        """Forget staged frames, and pool frames from `first` on again later."""
         self._staged, self._pooled = range(0), min(self._pooled, first)
 
     def open(self, first: int, end: int, *, again: bool) -> bool:
-        """Open frames, which were written before if `again`; all before them becomes history. Returns whether they are staged."""
+        """Open frames, which were written before if `again`; all before them become history. Return whether they are staged."""
         behind = range(max(first, self._policy.sink), end)
         fits = len(behind) <= self._tiles.staged
         opened = behind if fits else range(0)
@@ -160,7 +161,7 @@ class TiledFrames:
         return fits
 
     def settle(self, buffer: Tensor, tiled: Tensor, end: int) -> None:
-        """Copy what is staged in a buffer of the ring, as far as it is kept once frames up to `end` are written.
+        """Copy staged frames of a buffer into their tiles, if they are kept once frames up to `end` are written.
 
         Args:
             tiled: takes it, `[L, B, local * T * block, H, D]`: the frames in tiles of the same buffer, or of a copy.
@@ -169,7 +170,7 @@ class TiledFrames:
             _wide(self._slot(tiled, frame)).index_copy_(2, self._tiles.rows, _wide(self._staging(buffer, frame)))
 
     def reach(self, first: int, end: int, *, skip: int, staged: bool) -> Reach:
-        """What a pass over frames sees, of which the first `skip` are not kept."""
+        """Return the reach of a pass over frames `first` to `end`, of which the first `skip` are not kept."""
         tiles, sink = self._tiles, self._policy.sink
         held, covered = self._policy.history(first, end), end - first if staged else skip
         open_slots = self._sizes.zero_().view(self._policy.local, tiles.num_tiles)
@@ -186,14 +187,14 @@ class TiledFrames:
         )
 
     def _stage(self) -> None:
-        """Copy the opened frames from their tiles: a pass may write them anew, or not."""
+        """Copy the opened frames from their tiles to the staging rows, because a pass need not write them anew."""
         for buffer in self._buffers:
             for frame in self._staged:
                 slot = self._slot(buffer[:, :, self._tiled_from :], frame)
                 _wide(self._staging(buffer, frame)).copy_(_wide(slot).index_select(2, self._tiles.rows))
 
     def _pool(self, first: int, end: int) -> None:
-        """Work out the coarse keys of the frames that became history: kept, behind the sink, before `first`."""
+        """Pool the coarse keys of the frames that became history: kept, behind the sink, before `first`."""
         held, number, keys = self._policy.history(first, end), self._tiles.num_tiles, self._buffers[0]
         for frame in range(max(held.start, self._pooled), held.stop):
             tiled = self._slot(keys[:, :, self._tiled_from :], frame)
@@ -203,17 +204,17 @@ class TiledFrames:
         self._pooled = first
 
     def _staging(self, buffer: Tensor, frame: int) -> Tensor:
-        """Rows of a staged frame."""
+        """Return the rows of a staged frame."""
         start = (self._policy.sink + frame - self._staged.start) * self._tokens
         return buffer[:, :, start : start + self._tokens]
 
     def _slot(self, tiled: Tensor, frame: int) -> Tensor:
-        """Rows of a frame among those in tiles."""
+        """Return the rows of a frame in tiles."""
         slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
         return tiled[:, :, slot * rows : (slot + 1) * rows]
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The same memory in elements as wide as its last dimension allows: torch copies rows element by element."""
+    """View memory in the widest elements that the last dimension allows, because torch copies rows element by element."""
     num_bytes = tensor.shape[-1] * tensor.element_size()
     return tensor.view(next((dtype for dtype in _WIDE if num_bytes % dtype.itemsize == 0), tensor.dtype))

@@ -1,1 +1,1 @@
-"""Roof: the command line. One file per verb; heavy imports stay inside the verbs so that `--help` is instant."""
+"""The command line: one file per verb; heavy imports stay inside the verbs so that `--help` is instant."""

@@ -1,4 +1,4 @@
-"""`strobe ablate`: what each setting and each optimisation of a stream is worth."""
+"""`strobe ablate`: effect of each setting and each optimisation of a stream."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SECTIONS = 10
 @Parameter(name="*", group="Measurement")
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What is changed, and how often each cell is measured.
+    """Flags of an ablation: base, combinations, repetitions, quality samples.
 
     Args:
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         grid: every combination of the values instead of one factor at a time.
         leave_one_out: also turn off each optimisation of the base, alone; what happens if no factor is given.
         rounds: palindromes B C C B of every cell; an interval needs two.
@@ -110,7 +110,7 @@ def ablate(
 
 
 def _report(folder: Path, outcome: Outcome | None, output: Output) -> int:
-    """Write the page, show its first tables and say what failed."""
+    """Write the page, show its first tables, and report what failed."""
     with output.progress("report"):
         from strobe.perf.report.ablation_page.build import ablation_report
         from strobe.perf.report.write import write_report
@@ -121,7 +121,7 @@ def _report(folder: Path, outcome: Outcome | None, output: Output) -> int:
 
 
 def tell(report: Report, paths: tuple[Path, ...], outcome: Outcome | None, output: Output) -> int:
-    """Show the tables of a page's first sections, say what failed, and return the exit code."""
+    """Show the tables of a page's first sections, report what failed, and return the exit code."""
     from strobe.perf.report.blocks.answer import answers_of
     from strobe.perf.report.model import Table
 

@@ -1,4 +1,4 @@
-"""`strobe bench`: what the package ships, measured."""
+"""`strobe bench`: benchmarks of the package."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cyclopts import App
 from rich.table import Table
 
 from strobe.cli.bench_attention import attention
+from strobe.cli.bench_serve import serve
 from strobe.cli.bench_soak import soak
 from strobe.cli.bench_tree import scaling, tree
 from strobe.cli.console import Output
@@ -22,6 +23,7 @@ bench.command(attention)
 bench.command(tree)
 bench.command(scaling)
 bench.command(soak)
+bench.command(serve)
 
 
 @bench.command
@@ -34,7 +36,7 @@ def shapes(
     device: str = "auto",
     output: Output = Output(),
 ) -> int:
-    """Measure how good the bundled model is: autoencoder, prompts, held-out combinations, switches, long streams.
+    """Measure the quality of the bundled model: autoencoder, prompts, held-out combinations, switches, long streams.
 
     ```
     strobe bench shapes  # gpu

@@ -1,4 +1,4 @@
-"""`strobe bench attention`: the grid of attention calls, every implementation present, and the peers."""
+"""`strobe bench attention`: a grid of attention calls with every implementation present, and the peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KERNELS: Final = 15
 @Parameter(name="*", group="Grid")
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Which cells are measured; a value that is given takes the place of the named grid's.
+    """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
         grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick; or three sizes T H W
@@ -59,7 +59,7 @@ class Grid:
 @Parameter(name="*", group="Measurement")
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How a cell is measured. A folder holds cells of one such request.
+    """Flags of how to measure a cell. All cells of a folder share them.
 
     Args:
         impls: implementations (triton, sdpa), kinds (dense, fine, tiled, raster), both (fine:triton), peers, or peer:NAME; all
@@ -93,7 +93,7 @@ def attention(
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
-    """Gate, time and weigh attention over a grid of shapes, sparsities and block sizes, cell by cell.
+    """Check and time attention, and measure its memory, over a grid of shapes, sparsities and block sizes, cell by cell.
 
     ```
     strobe bench attention --quick  # slow
@@ -102,7 +102,7 @@ def attention(
     strobe bench attention --out h200 --render --advice  # slow
     ```
 
-    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or a cell
+    Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or a cell
     could not be measured.
 
     Args:
@@ -134,14 +134,14 @@ def attention(
 
 
 def _seconds(how: How, grid: Grid) -> float:
-    """Of timed calls in a cell."""
+    """Return the time of timed calls in a cell, s."""
     if how.seconds_per_cell is not None:
         return how.seconds_per_cell
     return 0.5 if grid.quick or grid.grid == ("quick",) else 4.0
 
 
 def _cells(grid: Grid) -> tuple[Cell, ...]:
-    """What the flags ask for."""
+    """Return the cells that the flags ask for."""
     from strobe.bench.attention.grid import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
     from strobe.core.errors import unknown_choice
 
@@ -177,7 +177,7 @@ def _cells(grid: Grid) -> tuple[Cell, ...]:
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool) -> int:
-    """Write the pages, show the speed tables, and say what happened."""
+    """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
         from strobe.perf.report.attention_bench.advice import advice_report, advice_tables
         from strobe.perf.report.attention_bench.build import bench_report, shown_tables
@@ -211,7 +211,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
 
 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
-    """The kernel table of every trace (operators on a CPU), and memory before and after."""
+    """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
     from strobe.perf.report.trace_page.kernels import kernels_section
@@ -231,7 +231,7 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
 
 
 def _document(cell: CellRun) -> dict[str, Any]:
-    """The JSON twin of a cell's rows."""
+    """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 
     def row(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`strobe bench soak`: one stream for a long time; does it get slower, does it hold more and more?"""
+"""`strobe bench soak`: one long stream, to see whether it slows down or holds more and more memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def soak(
     clip: LogClip = _CLIP,
     output: Output = Output(),
 ) -> int:
-    """Stream for a long time; hold the last frame blocks against the first: their times, and the memory held.
+    """Run one stream for a long time, and compare its last frame blocks with the first: times and memory held.
 
     ```
     strobe bench soak --preset balanced --blocks 1000  # slow
@@ -39,7 +39,7 @@ def soak(
     strobe bench soak --model wan-1.3b --random-weights --preset turbo_fp8  # gpu
     ```
 
-    Every frame block is on the disk at once: `strobe report` makes the page of a soak that was killed, too.
+    Every frame block is written to disk at once, so that `strobe report` also makes the page of a soak that was killed.
 
     Args:
         preset: what runs.

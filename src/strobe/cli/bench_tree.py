@@ -1,4 +1,4 @@
-"""`strobe bench tree` and `strobe bench scaling`: tree attention on ranks of its own, strategies side by side."""
+"""`strobe bench tree` and `strobe bench scaling`: strategies of tree attention side by side, on their own ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN: Final = 200
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What is computed.
+    """Flags of the attention call: sizes, device, and placement of the queries.
 
     Args:
         heads: of the queries.
@@ -50,7 +50,7 @@ class Call:
 @Parameter(name="*", group="Measurement")
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """How a cell is measured. A folder holds cells of one such request.
+    """Flags of how to measure a cell. All cells of a folder share them.
 
     Args:
         strategies: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
@@ -95,7 +95,7 @@ def tree(
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
-    """Run every strategy of tree attention on ranks of its own: gate on all ranks, times, where they go, verdicts.
+    """Check and time every strategy of tree attention on its own ranks, and show parts of the time and verdicts.
 
     ```
     strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling  # slow
@@ -103,7 +103,7 @@ def tree(
     strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch  # slow
     ```
 
-    The ranks are started here, in processes of their own, and none is left. Exit code 1 if a gate is red or the cell failed.
+    The command starts each rank as a process of its own and ends all of them. Exit code 1 if a gate is red or the cell failed.
 
     Args:
         world_size: ranks.
@@ -137,7 +137,7 @@ def scaling(
     strobe bench scaling --out tree-scaling --render  # slow
     ```
 
-    Every finished cell is on the disk; the same command again goes on where it stopped. Exit code 1 if a gate is red or
+    Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or
     a cell failed.
 
     Args:
@@ -211,7 +211,7 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
-    """Write the pages, show the tables, and say what happened."""
+    """Write the pages, show the tables, and report what happened."""
     with output.progress("report"):
         from strobe.perf.report.tree_bench.build import shown_tables, tree_report
         from strobe.perf.report.tree_bench.cells import read_cells
@@ -237,7 +237,7 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
 
 
 def _verdicts(cell: CellRun) -> Iterator[str]:
-    """Too long for the columns of a terminal."""
+    """Yield the verdicts as lines, since they are too long for the columns of a terminal."""
     from strobe.perf.report.tree_bench.verdicts import bound
 
     for entry in cell.measured:
@@ -247,7 +247,7 @@ def _verdicts(cell: CellRun) -> Iterator[str]:
 
 
 def _document(cell: CellRun) -> dict[str, Any]:
-    """The JSON twin of a cell's rows."""
+    """Return the JSON document of one cell."""
     from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
 
     def row(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`strobe compare`: presets measured against each other."""
+"""`strobe compare`: presets measured against a baseline."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SWITCHES: Final = (
     "3.5s:a yellow star moving down slowly on a black background",
     "6.5s:a white square moving left slowly on a forest background",
 )
-"""What a clip switches to by default, as far as it is long enough. With the default seed the object keeps inside the frame."""
+"""Default prompt switches, used as far as a clip is long enough. With the default seed the object keeps inside the frame."""
 
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
 class ClipFlags(ModelFlags):
-    """What every clip shows, and where it is made.
+    """Flags of the clip: prompts, length, model and device.
 
     Args:
         prompt: what to show first.
@@ -70,7 +70,7 @@ class ClipFlags(ModelFlags):
     device: DeviceName = "auto"
 
     def script(self, defaults: ModelDefaults) -> Script:
-        """The clip in frame blocks of a model."""
+        """Return the clip's prompts and switches in frame blocks of a model."""
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
@@ -94,7 +94,7 @@ def compare(
     """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
 
     A preset that cannot run on this machine is left out, and the report says so; exit code 3 if none of the candidates can. A
-    preset against itself (A/A) shows what the instrument makes of no difference.
+    preset against itself (A/A) shows the error of the measurement.
 
     ```
     strobe compare baseline balanced turbo  # slow
@@ -138,7 +138,7 @@ def compare(
 
 
 def tell_absent(case: StreamCase, output: Output) -> None:
-    """Say which presets cannot run here and are left out."""
+    """Report the presets that cannot run here and are left out."""
     for each in case.absent:
         output.note(f"{each.variant}: not on this machine: {each.reason}")
 

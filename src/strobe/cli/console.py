@@ -1,7 +1,7 @@
-"""What a verb says and where: data on stdout, everything else on stderr. Nothing reaches the terminal by another way.
+"""Terminal output: data on stdout, everything else on stderr. All terminal output goes through here.
 
-A string is shown as it is, and no mark in it is obeyed: control and direction characters become escapes, square brackets stay.
-Style is given apart from the text, as a `rich.text.Text`, see `styled`.
+Strings are shown literally, without markup: control and direction characters become escapes, square brackets stay. Style is given
+separately from the text, as a `rich.text.Text`, see `styled`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strobe.core.printable import clean, clean_lines
 
 
 class Advance(Protocol):
-    """Told after each piece of work: pieces done, pieces in all, what comes next."""
+    """Callback after each piece of work: pieces done, pieces in all, name of the next."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None: ...
 
@@ -32,7 +32,7 @@ class Advance(Protocol):
 @Parameter(name="*", group="Output")
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Flags every verb has.
+    """Flags of every verb.
 
     Args:
         json: print one JSON document on stdout instead of tables.
@@ -47,7 +47,7 @@ class Output:
     config: Path | None = None
 
     def note(self, text: str) -> None:
-        """Say something on stderr."""
+        """Print a note on stderr, unless quiet."""
         if not self.quiet:
             terminal(stderr=True).print(text)
 
@@ -64,7 +64,7 @@ class Output:
             sys.stdout.write(clean_lines(text))
 
     def emit(self, document: dict[str, Any]) -> None:
-        """Print the JSON document with its version, if it was asked for. Numbers that JSON has no word for are an error."""
+        """Print the JSON document with its version, if it was asked for. Infinite and NaN numbers are an error."""
         if self.json:
             from strobe.perf.report.documents.value import SCHEMA_VERSION
 
@@ -74,7 +74,7 @@ class Output:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Advance]:
-        """Show on stderr how far the body is; the body calls what it gets with `(done, total, what)`.
+        """Show the progress of the body on stderr; the body gets a callback for `(done, total, what)`.
 
         A terminal gets a bar that goes away at the end, a log file a line now and then.
         """
@@ -101,28 +101,28 @@ class Output:
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
-    """Put texts from anywhere together on one line; a pair is text and style."""
+    """Join texts from anywhere on one line; a pair is text and style."""
     return Text.assemble(*(clean(part) if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts))
 
 
 def joined_lines(lines: Iterable[Text | str]) -> Text:
-    """Put lines below each other."""
+    """Join lines below each other."""
     return Text("\n").join(line if isinstance(line, Text) else Text(clean(line)) for line in lines)
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Open the way to stdout or stderr."""
+    """Open stdout or stderr as a terminal that cleans every text."""
     return _Terminal(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class _Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Clean every text on its way out, whatever it was part of."""
+        """Yield the segments of a renderable with every text cleaned."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean_lines(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """What reads stdout has gone: for `main` to say, not for a library to exit on."""
+        """Raise BrokenPipeError when the reader of stdout has gone, so that `main` handles it and the library does not exit."""
         raise BrokenPipeError
 
 

@@ -19,7 +19,7 @@ SHOWN: Final = ("baseline", "quality", "balanced", "turbo")
 
 
 def why_fast(found: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence on what made the fastest candidate fast, from the document of a comparison; none without an account."""
+    """Yield one sentence on the main savings of the fastest candidate; none without an account."""
     clips = [row for row in found["speedups"] if row["level"] == "e2e" and (row["low"] or 0) > 1]
     if not clips:
         return
@@ -35,7 +35,7 @@ def why_fast(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def what_next(run: Path) -> Iterator[str]:
-    """Three commands to go on with."""
+    """Yield three commands to try next."""
     yield "Next:"
     yield '  strobe generate "a green star moving up" --switch 5s:"a blue square moving left" -o mine.mp4'
     yield f"  strobe trace {next(iter(sorted(run.glob('traces/*.json.gz'))), run)}"

@@ -1,4 +1,4 @@
-"""`strobe doctor`: what this machine has, what would run on it, and what is missing."""
+"""`strobe doctor`: the machine, the implementations that would run on it, and what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MISSING: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that every stream needs.
+    """One requirement of every stream, and whether it is met.
 
     Args:
         fix: what to do about it; empty if all is well.
@@ -53,7 +53,7 @@ def doctor(
     gate: bool = False,
     output: Output = Output(),
 ) -> int:
-    """Say what this machine has, which implementation would run and why the others would not.
+    """Show what this machine has, which attention implementation would run, and why the others would not.
 
     ```
     strobe doctor
@@ -63,7 +63,7 @@ def doctor(
     strobe doctor --gate  # gpu
     ```
 
-    Exit code 3 if something that every stream needs is missing, or a GPU to run the gates on; 1 if a gate failed.
+    Exit code 3 if something that every stream needs is missing, or if there is no GPU for --gate; 1 if a gate failed.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -73,7 +73,7 @@ def doctor(
         samples: streams in lockstep.
         devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
             why they cannot.
-        gate: first hold every implementation of attention on this GPU against the reference (minutes), and record in your data
+        gate: first check every implementation of attention on this GPU against the reference (minutes), and record in your data
             folder which passed: `auto` reads it.
     """
     if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
@@ -118,7 +118,7 @@ def read_plugins() -> list[dict[str, str]]:
 
 
 def check_torch() -> Check:
-    """Look for a torch that can be imported."""
+    """Check that torch can be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -127,7 +127,7 @@ def check_torch() -> Check:
 
 
 def check_weights() -> Check:
-    """Read the weights of the bundled model."""
+    """Check that the weights of the bundled model can be read."""
     from strobe.engine.load import load
 
     try:
@@ -138,7 +138,7 @@ def check_weights() -> Check:
 
 
 def check_video() -> Check:
-    """Ask the encoder library for every format a clip can be written in."""
+    """Check that the encoder library can write every format of a clip."""
     from strobe.engine.video import FORMATS, missing_encoders
 
     try:
@@ -151,7 +151,7 @@ def check_video() -> Check:
 
 
 def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, ...]]:
-    """Run the gates of a GPU and record each as it ends; or say why none can be run."""
+    """Run the gates of a GPU and record each as it ends, or report why none can be run."""
     from strobe.attention.gates.run import record, run_gates
     from strobe.attention.impls import gate_file
     from strobe.core.device import resolve_device
@@ -186,7 +186,7 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, .
 
 
 def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
-    """Describe the machine, and what attention, the presets' optimisations and the quality metrics are on it.
+    """Describe the machine, and the attention, optimisations and quality metrics available on it.
 
     Args:
         gates: that were run just now.
@@ -242,7 +242,7 @@ def _asked(preset: str, model: str, size: str | None, samples: int, device: str)
 
 
 def predict_memory(stream: Asked) -> dict[str, Any]:
-    """Bytes that a stream will hold, part by part."""
+    """Predict the memory of a stream, part by part, bytes."""
     from strobe.engine import memory
 
     where = stream.config.device
@@ -259,8 +259,9 @@ def predict_memory(stream: Asked) -> dict[str, Any]:
 
 
 def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
-    """Each number of devices from 1 to `most`: their grid and what rank 0, which decodes, and rank 1, the fullest of the others,
-    will hold; or why they cannot share the stream.
+    """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
+
+    Rank 0 decodes; of the others, rank 1 holds most.
     """
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
@@ -298,7 +299,7 @@ def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
 
 
 def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...], driver: str | None) -> dict[str, Any]:
-    """Ask which implementation would run the bundled model's self-attention with a full window, and what the others are here."""
+    """Return the implementation that would run the bundled model's full-window self-attention, and the state of the others."""
     import torch
 
     from strobe.attention.explain import explain, survey
@@ -321,7 +322,7 @@ def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...]
 
 
 def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """The document for a reader."""
+    """Yield the document as text and tables for a terminal."""
     for check in document["checks"]:
         yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
@@ -360,7 +361,7 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
-    """What came of each gate, and where it is recorded."""
+    """Yield the result of each gate and the file it is recorded in."""
     yield from ("", styled(("gates", "bold"), f"  not run: {gate['reason']}" if gate["reason"] else ""))
     for each in gate["gates"]:
         what = f"{each['tests']} cases passed, {each['refused']}" if each["ran"] else f"not run: {each['refused']}"
@@ -371,7 +372,7 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
-    """Parts of a stream's memory, and whether they fit."""
+    """Yield the table of a stream's memory by part, and whether it fits."""
     height, width = memory["frame_size"]
     yield ""
     what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
@@ -391,7 +392,7 @@ def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Numbers of devices, and what the fullest ranks of each hold."""
+    """Yield the table of numbers of devices and the memory of their fullest ranks."""
     yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
     numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
     table = Table(*numbers, "", box=None, header_style="")
@@ -403,7 +404,7 @@ def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
 
 
 def _impl_table(impls: list[dict[str, str]]) -> Table:
-    """Every implementation: gated and where, or untested or missing and why."""
+    """Return the table of every implementation: gated and where, or untested or missing and why."""
     table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
     for impl in impls:
         table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], impl["detail"])
@@ -411,7 +412,7 @@ def _impl_table(impls: list[dict[str, str]]) -> Table:
 
 
 def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> SideBySide:
-    """Knobs down, presets across; a knob that was asked for and does nothing here is said to be off."""
+    """Return the table of knobs by preset; a knob that was asked for and has no effect here is "off here"."""
     rows = {}
     for knob in next(iter(presets.values())):
         states = [knobs[knob] for knobs in presets.values()]

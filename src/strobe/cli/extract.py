@@ -1,4 +1,4 @@
-"""`strobe extract`: what logs and traces say, each file for itself: rounds of a stage, attention timers, focal kernels."""
+"""`strobe extract`: figures from logs and traces, file by file: rounds of a stage, attention timers, focal kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ extract = App(
 @Parameter(name="*", group="Logs")
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """How the lines of a log are read.
+    """Flags of how to read the lines of a log.
 
     Args:
         patterns: a TOML file that says what a timing line looks like, tried before the shipped patterns; see docs/logs.md.
@@ -46,7 +46,7 @@ class LogFlags:
 @Parameter(name="*", group="Evidence")
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What proves or refutes a unit.
+    """Flags of the traces that prove or refute a unit.
 
     Args:
         baseline_trace: traces of the baseline (files or folders); their focal kernels bound its timer.
@@ -66,7 +66,7 @@ class Evidence:
 
     @property
     def calls(self) -> int | None:
-        """Calls per stage, if they are given.
+        """Calls per stage; None if they are not given.
 
         Raises:
             ConfigError: fewer than one.
@@ -81,7 +81,7 @@ class Evidence:
 @Parameter(name="*", group="Windows (instead of the search for the steady state)")
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Durations that a value must lie between to count.
+    """Flags of the shortest and longest duration that counts.
 
     Args:
         baseline_min: e.g. 5ms.
@@ -99,7 +99,7 @@ class Windows:
 @Parameter(name="*", group="Sides")
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """The two logs; one alone will do.
+    """Flags of the two logs; one alone is enough.
 
     Args:
         baseline_log: log of the baseline, text or .gz, or our records.jsonl.
@@ -251,7 +251,7 @@ def kernels(
 
 
 class _Asked(NamedTuple):
-    """What the flags ask of one side."""
+    """Flags of one side."""
 
     label: str
     log: Path | None
@@ -262,7 +262,7 @@ class _Asked(NamedTuple):
     focal: str | None
 
     def window(self) -> tuple[int | None, int | None]:
-        """Bounds in nanoseconds."""
+        """Return the shortest and longest duration that counts, ns; None where not given."""
         from strobe.core.errors import ConfigError
         from strobe.perf.logs import parse_duration
 
@@ -283,7 +283,7 @@ def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:
 
 
 def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
-    """Read a log and say on stderr what may have been missed in it."""
+    """Read a log and warn on stderr of what may have been missed in it."""
     from strobe.perf.logs import read_log
 
     with output.progress("read") as advance:
@@ -299,7 +299,7 @@ def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
 
 
 def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
-    """Every trace that is named or lies in a folder; another file of a folder is left out with a note."""
+    """Read every trace that is named or lies in a folder; other files of a folder are left out with a note."""
     from strobe.core.errors import TraceFormatError
     from strobe.perf.trace import find_traces, read_trace
 
@@ -325,7 +325,7 @@ def _megabytes(advance: Advance) -> Callable[[int, int, str], None]:
 
 
 def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:
-    """What a side's traces prove, and the files."""
+    """Return what a side's traces prove, and their files."""
     from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
 
@@ -340,7 +340,7 @@ def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvi
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """File names, or whole paths where two files have the same name."""
+    """Return the file names, or whole paths for files of the same name."""
     names = Counter(path.name for path in paths)
     return [path.name if names[path.name] == 1 else str(path) for path in paths]
 
@@ -359,7 +359,7 @@ def _finish(
     document: dict[str, Any],
     output: Output,
 ) -> None:
-    """Write the Markdown, print the tables, emit the JSON."""
+    """Write the Markdown, print the tables, and emit the JSON."""
     from strobe.core.files import write_whole
     from strobe.perf.report.blocks.logs import inputs_section
     from strobe.perf.report.documents.logs import log_document

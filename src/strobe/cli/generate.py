@@ -1,4 +1,4 @@
-"""`strobe generate`: prompts to a clip."""
+"""`strobe generate`: a clip from prompts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Engine(ModelFlags):
-    """What makes the frames.
+    """Flags of the engine: preset, model, seed and start image.
 
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
@@ -72,7 +72,7 @@ class Engine(ModelFlags):
     image: Path | None = None
 
     def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> Chosen:
-        """What the flags name; of preset realtime, what is measured to hold the model's frame rate.
+        """Return the model and the preset of the flags; for preset realtime, the one measured to hold the model's frame rate.
 
         Raises:
             ConfigError: no such preset, or realtime on several devices.
@@ -97,7 +97,7 @@ class Engine(ModelFlags):
         return Chosen(model=model, config=picked.config, why=picked.why)
 
     def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, image: bytes | None = None) -> Session:
-        """A session as the flags say, on the device of the flags or several; begins with a picture if there is one.
+        """Open a session by the flags, on one device or several, with a start picture if there is one.
 
         Args:
             image: bytes of a picture to begin with, in place of the one that the flags name.
@@ -114,7 +114,7 @@ class Engine(ModelFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What will run; of preset realtime, `why` says how it was found."""
+    """Model and configuration that will run; for preset realtime, `why` gives the reason for the choice."""
 
     model: Model
     config: EngineConfig
@@ -124,7 +124,7 @@ class Chosen:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ClipFile:
-    """Where the clip goes.
+    """Flags of the clip's file.
 
     Args:
         out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
@@ -150,7 +150,7 @@ class ClipFile:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long the clip is.
+    """Flags of the clip's length.
 
     Args:
         seconds: length of the clip, 10 unless --blocks is given or a recipe says it.
@@ -162,11 +162,11 @@ class Length:
 
     @property
     def given(self) -> bool:
-        """One of them was given."""
+        """Whether one of them was given."""
         return self.seconds is not None or self.blocks is not None
 
     def check(self) -> None:
-        """Refuse both, and what is no length.
+        """Refuse two lengths, and a length that is not positive and finite.
 
         Raises:
             ConfigError: it is so.
@@ -249,7 +249,7 @@ def generate(
 
 
 def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine) -> tuple[str, Engine, Recipe]:
-    """First prompt, engine and recipe of a stream that is made again.
+    """Return the first prompt, engine and recipe of a stream to make again.
 
     Raises:
         ConfigError: a prompt, switch or picture beside it.
@@ -263,7 +263,7 @@ def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine
 
 @dataclass(kw_only=True)
 class Clip:
-    """A clip on its way to a file, and what is known about it so far.
+    """A clip that is being written to a file, and its figures so far.
 
     Args:
         picked: why its preset, if it was asked for realtime.
@@ -279,7 +279,7 @@ class Clip:
     prompts: list[dict[str, Any]] = field(default_factory=list)
 
     def record(self, session: Session, total: int, switches: Sequence[Switch], advance: Advance) -> None:
-        """Make `total` frame blocks and write them as they come; whatever happens, those that were made are in a file."""
+        """Make `total` frame blocks and write them as they come; on failure or interruption the file keeps those made."""
         from strobe.engine.video import VideoFile
 
         video = VideoFile(self.path, fps=session.model.defaults.fps)
@@ -300,7 +300,7 @@ class Clip:
             self.prompts.append({"frame_block": block.index, "text": block.prompt})
 
     def document(self, session: Session) -> dict[str, Any]:
-        """What was made. Frames per second count the work from noise to pixel frames, without loading and file writing."""
+        """Return the clip's document. Frames per second count the work from noise to pixels, without loading and file writing."""
         return {
             "path": str(self.path) if self.frames else None,
             "frames": self.frames,
@@ -317,7 +317,7 @@ class Clip:
         }
 
     def lines(self, session: Session) -> Iterator[str]:
-        """The same in a line, if anything was made."""
+        """Yield the same figures as one line, if anything was made."""
         if self.frames:
             made = self.document(session)
             where = f"{made['devices']} x {session.config.device.type}" if made["devices"] > 1 else made["device"]

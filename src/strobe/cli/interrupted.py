@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM leave, and which command goes on from there."""
+"""Handling of Ctrl-C and SIGTERM: what is kept, and the command that goes on from there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def terminates_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def tells_what_is_kept(output: Output, kept: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """If the body is interrupted, say what it finished; nothing if it finished nothing."""
+    """Print what is kept if the body is interrupted; nothing if it finished nothing."""
     try:
         yield
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def tells_what_is_kept(output: Output, kept: Callable[[], Iterable[str]]) -> Ite
 
 
 def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
-    """What can be reported of runs: clips, or the frame blocks of a soak."""
+    """Yield a line for each run that has finished clips, or frame blocks of a soak."""
     from strobe.core.errors import DataError
     from strobe.perf.records.store import read_run
 
@@ -62,7 +62,7 @@ def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def kept_cells(folder: Path, show: str) -> Iterator[str]:
-    """What is there of a folder of cells.
+    """Yield a line with the number of finished cells in a folder; none if there are none.
 
     Args:
         show: the command that makes a page of them.

@@ -1,4 +1,4 @@
-"""`strobe lint`: the numbers of a document held to each other, to arithmetic and to the hardware."""
+"""`strobe lint`: a check of a document's numbers against each other, arithmetic and the hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOUND = 1
 @Parameter(name="*", group="What was measured")
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a document does not say, for the rules that need it.
+    """Flags of facts that a document does not state, for rules that need them.
 
     Args:
         model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
@@ -43,7 +43,7 @@ class Measured:
     device: str | None = None
 
     def options(self) -> Options:
-        """The options that the rules take.
+        """Return the options of the rules.
 
         Raises:
             ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.

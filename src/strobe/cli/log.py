@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", group="Measurement")
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is measured before the log is written; nothing without --quick or --full.
+    """Flags of what to measure before the log is written; without --quick or --full nothing is.
 
     Args:
         quick: clips of 100 latent frames and then 10 prompt switches.
@@ -32,7 +32,7 @@ class Measured:
         switches: another number of prompt switches.
         presets: presets to measure; all of them if neither these nor --knobs are given.
         knobs: measure every optimisation alone on top of the base.
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         rounds: palindromes B C C B of every run; an interval needs two.
         samples: clips, each with noise of its own, that quality is judged on.
     """
@@ -48,7 +48,7 @@ class Measured:
     samples: int = 2
 
     def length(self) -> Length | None:
-        """How long a clip is; None if nothing is measured.
+        """Return the length of a clip; None if nothing is to be measured.
 
         Raises:
             ConfigError: both lengths, or a flag of a measurement without one.
@@ -69,7 +69,7 @@ class Measured:
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
 class LogClip(ModelFlags):
-    """What every clip shows, and where it is made.
+    """Flags of the clip: prompts, model and device.
 
     Args:
         prompt: what to show first.
@@ -146,7 +146,7 @@ def log(
 
 
 def _measure(measured: Measured, length: Length, out: Path, clip: LogClip, output: Output) -> Outcome:
-    """Measure what was asked for into the folder of the log."""
+    """Measure the requested runs into the folder of the log."""
     with output.progress("log") as progress:
         from strobe.bench.case import Plan
         from strobe.bench.cases.ablate.factors import Setup

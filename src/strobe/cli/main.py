@@ -1,4 +1,4 @@
-"""`strobe VERB ...`: the verbs, one-line errors and exit codes."""
+"""Entry point of `strobe VERB ...`: the verbs, one-line errors and exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def _whole(hint: object) -> bool:
-    """A flag of that type takes whole numbers and no others."""
+    """Whether a flag of that type takes whole numbers only."""
     inside = [each for each in get_args(hint) if each not in (None, NoneType, Ellipsis)]
     return hint is int or (bool(inside) and all(map(_whole, inside)))
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """Exit code and message of whatever ended a command."""
+    """Return the exit code and the message for whatever ended a command."""
     match error:
         case CycloptsError():
             verb = " ".join(("strobe", *(error.command_chain or ())))

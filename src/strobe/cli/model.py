@@ -1,7 +1,7 @@
 """Flags of every verb that loads a model. Their types are no strings: classes in other files inherit them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Which model runs.
+    """Flags of the model: weights, text encoder, autoencoder, size, cache and schedule.
 
     Args:
         model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
@@ -62,7 +62,7 @@ class ModelFlags:
     simulate: bool = False
 
     def config(self, name: str) -> "EngineConfig":
-        """The preset of that name as the flags want it."""
+        """Return the configuration of a preset with the flags applied."""
         from strobe.engine.presets import preset
 
         said: dict[str, Any] = {
@@ -74,8 +74,22 @@ class ModelFlags:
         }
         return replace(preset(name), simulate=self.simulate, **{key: value for key, value in said.items() if value is not None})
 
+    def arguments(self) -> list[str]:
+        """The flags as words of a command line, those that say something else than their default."""
+        words: list[str] = []
+        for each in fields(self):
+            value, flag = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+            if value == each.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag)
+            else:
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [flag, str(one)]
+        return words
+
     def load(self) -> "Model":
-        """The model that was asked for."""
+        """Load the model of the flags."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
@@ -100,7 +114,7 @@ class ModelFlags:
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Check counts that flags give, by the flags' names, before anything slow is loaded.
+    """Check counts given by flags, by the flags' names, before anything slow is loaded.
 
     Raises:
         ConfigError: one is below `least`.
@@ -111,7 +125,7 @@ def at_least(least: int, **given: int | None) -> None:
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
-    """A LoRA file and its strength, of `style.safetensors=0.8` or, at 1, of the file alone.
+    """Parse a LoRA file and its strength from `style.safetensors=0.8`, or the file alone at strength 1.
 
     Raises:
         ConfigError: the strength is no number.
@@ -129,7 +143,7 @@ def parse_lora(text: str) -> tuple[Path, float]:
 
 
 def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
-    """Nominal timesteps of a text such as 1000,500.
+    """Parse nominal timesteps such as `1000,500`.
 
     Raises:
         ConfigError: they are no numbers.
@@ -143,7 +157,7 @@ def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Height and width of a size such as 320x576.
+    """Parse height and width of a size such as `320x576`.
 
     Raises:
         ConfigError: it does not read like that.

@@ -1,4 +1,4 @@
-"""`strobe presets pick`: which preset `realtime` is on this machine."""
+"""`strobe presets pick`: the choice of a preset for `realtime` on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pick(
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),
 ) -> int:
-    """Find the preset of the best quality that holds the model's frame rate on this machine, by measuring.
+    """Measure presets on this machine to find the one of best quality that holds the model's frame rate.
 
     ```
     strobe presets pick  # slow
@@ -33,8 +33,8 @@ def pick(
     strobe presets pick --model wan-1.3b --random-weights --vae tiny --size 320x576  # gpu
     ```
 
-    Presets are tried from the best quality down until one holds; the table says what was measured and why the others were passed
-    over. Exit code 1 if none holds: the fastest is named then.
+    Presets are tried from the best quality down until one holds the rate; the table shows what was measured and why the others
+    were skipped. Exit code 1 if none holds it; the fastest is named then.
 
     Args:
         fps: pixel frames per second as delivered; the model's own by default.
@@ -53,7 +53,7 @@ def pick(
 def picked_for(
     flags: ModelFlags, prompt: str, fps: float | None, devices: tuple[str, str | None], advance: Advance
 ) -> tuple[Model, Pick]:
-    """The model of the flags, and the choice for it.
+    """Load the model of the flags, and choose a preset for it.
 
     Args:
         devices: where the transformer runs, and where the autoencoder does; see `strobe.engine.config.EngineConfig`.

@@ -1,4 +1,4 @@
-"""`strobe presets`: what each preset turns on."""
+"""`strobe presets`: the settings of each preset."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ELSEWHERE: Final = {
     "overlap_decode": "async_vae",
     "compile": "torch_compile",
 }
-"""What others call a setting."""
+"""Names of the settings in other projects."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """Settings down, presets across, as many at a time as the terminal is wide for."""
+    """Table of settings by preset, split so that each part fits the terminal."""
 
     names: list[str]
     rows: dict[str, list[str]]

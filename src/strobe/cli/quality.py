@@ -1,4 +1,4 @@
-"""`strobe quality`: clips judged against a reference."""
+"""`strobe quality`: scores of clips against a reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS: Final = (".html", ".md", ".json")
 @Parameter(name="*", group="Metrics")
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is measured. Nothing is downloaded: what cannot be measured says what to put where.
+    """Flags of the metrics. Nothing is downloaded: a metric that cannot be measured names the file it needs and its place.
 
     Args:
         metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
@@ -48,7 +48,7 @@ class Measured:
 @Parameter(name="*", group="VBench, which runs in an environment of its own")
 @dataclass(frozen=True, kw_only=True)
 class VBench:
-    """Clips out to it, results back.
+    """Flags of VBench: export clips to it, import its results.
 
     Args:
         export_vbench: a new folder for clips and prompts; says the command that judges them.
@@ -127,7 +127,7 @@ def _write(report: Report, out: Path) -> str:
 
 
 def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Figure | None]]:
-    """Everything a requirement may name, by clip. Equal pictures have an infinite PSNR."""
+    """Return every figure that a requirement may name, by clip. Equal pictures have an infinite PSNR."""
     found: dict[str, dict[str, Figure | None]] = {}
     for line in lines:
         if line.variant != reference:

@@ -1,4 +1,4 @@
-"""Verbs that torchrun may start: all processes do the work, rank 0 writes files and talks."""
+"""Verbs under torchrun: all processes do the work, rank 0 writes files and prints."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 
 def follows() -> bool:
-    """Another process leads: this one writes and says nothing."""
+    """Whether another process leads, so that this one writes and prints nothing."""
     return read_settings().rank > 0
 
 
 def said_by_rank_0(output: Output) -> Output:
-    """Where a verb speaks: nowhere in a process that follows."""
+    """Return the output of a verb, silent in a process that follows."""
     return replace(output, quiet=True, json=False) if follows() else output
 
 
 def says(code: int, error: BaseException) -> bool:
-    """Whether this process prints an error: rank 0 says what all know, one of each machine what it lacks, any what only it can.
+    """Whether this process prints the error, so that each is printed once.
+
+    Rank 0 prints every error. On the other ranks, local rank 0 of each machine prints what is missing there, and any rank prints
+    an error, other than of the command line, that rank 0 may not know.
 
     Args:
         code: exit code of the error; 2: the same command line fails on every rank.
@@ -41,7 +44,7 @@ def says(code: int, error: BaseException) -> bool:
 
 @contextmanager
 def joined(device: str, ulysses: int | None = None) -> Iterator[str | DeviceGroup]:
-    """`device`, or under torchrun the processes that it has started, each with a device of that kind.
+    """Yield `device`, or under torchrun the group of all its processes, each with a device of that kind.
 
     Args:
         device: of this process, or of each.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe.
+    """Read and check the recipe of a stream.
 
     Raises:
         DataError: no such file, or it is no recipe of this version.
@@ -41,7 +41,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def start_image(recipe: Recipe) -> bytes:
-    """The picture that the stream began with; empty without one.
+    """Return the bytes of the picture that the stream began with; empty without one.
 
     Raises:
         DataError: it is not the one that was used.
@@ -56,7 +56,7 @@ def start_image(recipe: Recipe) -> bytes:
 
 
 def switches(recipe: Recipe, blocks: int) -> list[Switch]:
-    """The prompt switches of the first `blocks` frame blocks, each at its own."""
+    """Return the prompt switches of the first `blocks` frame blocks."""
     from strobe.engine.prompts import Switch
 
     return [
@@ -67,7 +67,7 @@ def switches(recipe: Recipe, blocks: int) -> list[Switch]:
 
 
 def mismatches(recipe: Recipe, session: Session) -> Iterator[str]:
-    """What differs from where the stream was made: its frames may then differ too.
+    """Yield what differs from the machine and versions that made the stream, whose frames may then differ too.
 
     Raises:
         ConfigError: the model is another, so that nothing of the stream would come back.

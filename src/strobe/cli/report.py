@@ -1,4 +1,4 @@
-"""`strobe report`: run folders to a page, and the gate that scripts put on it."""
+"""`strobe report`: the page of run folders, and the requirements that scripts put on it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any]]:
-    """Write the report of some runs (of two variants only, if a pair is given), say what it found, hold it to the requirements.
+    """Write the report of some runs (of two variants only, if a pair is given), print its findings, and check the requirements.
 
     Returns:
         exit code, and what was found.
@@ -112,7 +112,7 @@ def write(
 
 
 def _warn(run: RunRecords, output: Output) -> None:
-    """Say what is missing from a run."""
+    """Warn of what is missing from a run."""
     if run.end is None or run.end.status != "complete":
         status = run.end.status if run.end else "cut short"
         done = f"{len(run.memory)} finished frame blocks" if run.memory else f"{len(run.clips)} finished clips"
@@ -122,7 +122,7 @@ def _warn(run: RunRecords, output: Output) -> None:
 
 
 def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, Figure | None]]:
-    """Everything a requirement may name: speedups by level, then quality by metric. Equal pictures have an infinite PSNR.
+    """Return every figure that a requirement may name: speedups by level, then quality by metric.
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
     """
@@ -149,7 +149,7 @@ def _ratio_figure(each: Speedup) -> Figure:
 
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:
-    """Variants down: what a clip takes end to end, the pixel frames that it makes in a second, the speedup."""
+    """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
     columns = (Column(name, no_wrap=True, justify="right") for name in ("clip ms", "FPS", "speedup"))
     table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown: set[str] = set()
@@ -172,7 +172,7 @@ def _one_line(found: Comparison) -> str:
 
 
 def _table(speedups: Sequence[Speedup]) -> Table:
-    """Candidates down, levels across, each ratio with its interval."""
+    """Return the table of speedups by candidate and level, each with its interval."""
     levels = list(dict.fromkeys(each.level for each in speedups))
     columns = (Column(level, no_wrap=True, justify="right") for level in levels)
     table = Table("speedup", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))

@@ -50,7 +50,7 @@ Figures = Mapping[str, Mapping[str, Figure | None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirement:
-    """`[VARIANT:]NAME OP NUMBER`; without a variant it holds for every candidate.
+    """A requirement `[VARIANT:]NAME OP NUMBER`; without a variant it applies to every candidate.
 
     Args:
         text: as the user wrote it.
@@ -66,10 +66,10 @@ class Requirement:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read `e2e>=1.5`, `turbo:psnr>30`, `e2e~>=1.5`.
+    """Parse a requirement such as `e2e>=1.5`, `turbo:psnr>30` or `e2e~>=1.5`.
 
-    A speedup holds only if its whole interval does. `~` asks for the point estimate alone: for a smoke test of one round, which
-    has no interval. It proves nothing.
+    A speedup holds only if its whole interval does. `~` checks the point estimate alone, for a smoke test of one round,
+    which has no interval; it proves nothing.
 
     Raises:
         ConfigError: the text is not a condition.
@@ -106,7 +106,7 @@ def failures(
     obstacles: Mapping[str, str] = MappingProxyType({}),
     absent: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Say which candidates do not hold the requirement; nothing if all do. A figure that could not be measured does not hold.
+    """Return the candidates that fail the requirement, with reasons; empty if all meet it. A missing figure fails.
 
     Args:
         requirement: the condition.
@@ -136,7 +136,7 @@ def failures(
 
 
 def _failure(requirement: Requirement, figure: Figure | None) -> str:
-    """Why a figure does not hold a requirement; empty if it does."""
+    """Return why a figure fails a requirement; empty if it meets it."""
     op, bound = requirement.op, requirement.bound
     required = f"{op}{bound:g} required"
     if figure is None:

@@ -1,4 +1,4 @@
-"""`strobe serve`: a stream in a browser."""
+"""`strobe serve`: streams in a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where the server listens, whom it lets in and what it holds.
+    """Flags of the server: address, access, and limits.
 
     Args:
         host: address to listen on.
@@ -54,7 +54,7 @@ class Where:
     resume: float = 300.0
 
     def settings(self) -> ServeSettings:
-        """The settings that they come to."""
+        """Return the server's settings from the flags."""
         from strobe.serve.settings import ServeSettings
 
         return ServeSettings(
@@ -94,9 +94,7 @@ def serve(
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
         device: auto, cpu, cuda or cuda:N.
     """
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+    check_installed()
     settings = where.settings()
     listening = _listen(settings)
     from strobe.core.device import resolve_device
@@ -132,8 +130,19 @@ def serve(
     output.note("strobe serve: ended; every viewer was told")
 
 
+def check_installed() -> None:
+    """Check that what the extra `serve` installs is there.
+
+    Raises:
+        ImplUnavailableError: it is not; says what to run.
+    """
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+
+
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Take the port before anything slow is loaded.
+    """Bind the port before anything slow is loaded.
 
     Raises:
         ConfigError: it is taken, or the address is not this machine's.

@@ -1,4 +1,4 @@
-"""`strobe speedup`: how much faster, at which level, and where the rest went, from logs and traces of any framework."""
+"""`strobe speedup`: speedup at every level and the ledger of the difference, from logs and traces of any framework."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MB: Final = 1_000_000
 @Parameter(name="*", group="Comparison")
 @dataclass(frozen=True, kw_only=True)
 class Comparing:
-    """What is compared, and what is known of it.
+    """Flags of the comparison: sections, steps, and facts known of each side.
 
     Args:
         section: device time around the focal kernel, such as "memcpy:end -> gather:end", the same for both sides.
@@ -63,7 +63,7 @@ class Comparing:
 @Parameter(name="*", group="Result")
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What becomes of the result.
+    """Flags of the result: files and requirements.
 
     Args:
         out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
@@ -96,7 +96,7 @@ def speedup(
     result: Result = _RESULT,
     output: Output = Output(),
 ) -> int:
-    """Say how much faster a candidate is at every level, and where the rest of the kernel's speedup went.
+    """Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.
 
     ```
     strobe speedup --baseline-log fa.log --candidate-log vsa.log --baseline-trace fa/ --candidate-trace vsa/ \\
@@ -105,7 +105,7 @@ def speedup(
     strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
     ```
 
-    Every input may be missing; a level that cannot be computed is said to be missing, with the reason.
+    Every input is optional; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
         run: a folder that `strobe compare` made, instead of logs and traces.
@@ -146,7 +146,7 @@ def speedup(
 
 
 def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
-    """Two variants of one run folder: the report of our own runs."""
+    """Write and print the report on two variants of one run folder."""
     from strobe.core.errors import ConfigError
 
     pair = comparing.baseline, comparing.candidate
@@ -162,7 +162,7 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
-    """The flags as one request."""
+    """Return the flags as one request."""
     from strobe.perf.analysis.comparable.checks import given_facts
     from strobe.perf.analysis.ledger.cut import PRIORITY
     from strobe.perf.analysis.runs.log_rounds import STAGE
@@ -235,7 +235,7 @@ def _side(
 
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
-    """Write the page, its twins, the exact figures and what they were made from."""
+    """Write the page, its twins, the exact figures and the list of input files."""
     from strobe.core.files import write_whole
     from strobe.core.printable import clean_lines
     from strobe.perf.report.speedup_page.inputs import write_inputs
@@ -251,7 +251,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
 
 
 def _figures(report: Report) -> dict[str, Figure | None]:
-    """What a requirement may name: every level; one that is missing is None."""
+    """Return every level that a requirement may name; None for one that is missing."""
     from strobe.perf.analysis.ledger.speedup import LEVELS
 
     found = {
@@ -264,7 +264,7 @@ def _figures(report: Report) -> dict[str, Figure | None]:
 
 
 def _show(report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
-    """What fits a terminal: the levels, the accounts and the notes; then the banners, and the answer last."""
+    """Print what fits a terminal: the levels, the accounts and the notes; then the banners, and the answer last."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER
 
@@ -286,7 +286,7 @@ def _show(report: Report, failed: Sequence[str], written: Sequence[str], output:
 
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:
-    """Paragraphs and notes, one line each."""
+    """Print paragraphs and notes, one line each."""
     from strobe.perf.report import model
 
     said = [block.text for block in blocks if isinstance(block, model.Paragraph)]

@@ -1,4 +1,4 @@
-"""A report's tables and banners as lines for a terminal."""
+"""Tables and banners of a report as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME: Final = 64
 
 
 def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
-    """Caption, head, rows and notes; a terminal narrower than the table wraps it, only long names are cut."""
+    """Return a table as text: caption, head, rows and notes. A narrow terminal wraps it; only long names are cut."""
     from strobe.perf.report.text import cell_text
 
     heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
@@ -40,7 +40,7 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
 
 
 def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "caution")) -> Iterator[Text]:
-    """What the reader must know before the numbers, or what voids some of them: the banners of some levels."""
+    """Yield the banners of some levels as text."""
     for banner in banners:
         if banner.level in levels:
             title = styled((banner.title, "bold red" if banner.level == "stop" else "bold yellow"))

@@ -1,4 +1,4 @@
-"""`strobe trace`: profiler traces of any framework to tables, a page and a Perfetto file."""
+"""`strobe trace`: tables, a page and a Perfetto file from profiler traces of any framework."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SHOWN: Final = {
     "overview": (0,), "activity": (1,), "kernels": (0,), "operator-times": (0,), "roofline": (0,), "operators": (0, 1),
     "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0, 1),
 }  # fmt: skip
-"""Which tables of a section are printed: devices, causes of idle time, kernels and operators of the first device, operators
-against its peaks, threads and operators, steps, sections, pieces of a frame block, exposed communication and, across ranks, who
-waits for whom, queue length, the critical path and its what-if."""
+"""Positions of the printed tables of each section: devices, causes of idle time, kernels and operators of the first device,
+roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
+length, critical path and what-if."""
 _NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path")
-"""Sections whose remarks are printed too: they say what could not be found."""
+"""Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15
 _LONG: Final = {"breakdown": 60}
-"""Tables that are printed whole."""
+"""Most printed rows of a table by section, where it is not `_ROWS`."""
 
 
 @Parameter(name="*", group="Analysis")
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What is analysed, and how it is grouped.
+    """Flags of the analysis: window, steps, sections, grouping.
 
     Args:
         top: rows of a long table.
@@ -64,7 +64,7 @@ _DEFAULTS: Final = Analysis()
 @Parameter(name="*", group="Reading")
 @dataclass(frozen=True, kw_only=True)
 class Readers:
-    """Who reads the files; by default this process does, one after another.
+    """Flags of the processes that read the files; by default this process reads them one after another.
 
     Args:
         executor: local: processes of this machine, a file each, as many at once as it has cores; ray: those of the machines of
@@ -76,7 +76,7 @@ class Readers:
     address: str | None = None
 
     def reading(self) -> Reading:
-        """As the flags say."""
+        """Return the function that reads the files."""
         from strobe.core.errors import ConfigError
         from strobe.perf.report.trace_study import read_in_turn
 
@@ -102,7 +102,7 @@ def trace(
     readers: Readers = _HERE,
     output: Output = Output(),
 ) -> None:
-    """Say where the time of profiler traces went: kernels, busy and idle time, launches, gaps, steps, regions, communication.
+    """Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.
 
     ```
     strobe trace trace.json.gz
@@ -147,7 +147,7 @@ def trace(
 
 
 def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: Output) -> TraceStudy:
-    """Read the files and say on stderr what was wrong with them."""
+    """Read the files and warn on stderr of what was wrong with them."""
     from strobe.core.errors import ConfigError
 
     if analysis.top < 1:
@@ -175,7 +175,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
 
 
 def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Sequence[Format], output: Output) -> dict[str, str]:
-    """Write the report and every event beside it; return the paths by what they are."""
+    """Write the report and the CSV of every event; return the paths by kind."""
     with output.progress("write"):
         from strobe.core.files import write_whole
         from strobe.perf.report.events_csv import write_events
@@ -193,7 +193,7 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
 
 
 def _data(study: TraceStudy) -> dict[str, Any]:
-    """Every row of every table."""
+    """Return every row of every table as the JSON document."""
     from strobe.perf.report.documents.trace_tables import trace_document
     from strobe.perf.report.documents.value import to_json
 
@@ -201,7 +201,7 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 
 
 def _summary(report: model.Report) -> Iterator[Text | str]:
-    """What fits a terminal: the banners and the tables one looks at first."""
+    """Yield what fits a terminal: the banners and the main tables."""
     from strobe.perf.report.model import Notes, Table
 
     yield from banner_texts(report.banners)

@@ -1,4 +1,4 @@
-"""`strobe train-shapes`: the bundled model again, from nothing."""
+"""`strobe train-shapes`: training of the bundled model from random weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train_shapes(
     strobe generate "a red circle moving left" --model my-shapes  # needs-files
     ```
 
-    Run the same command again to go on where it was interrupted.
+    Run the same command again to continue where it was interrupted.
 
     Args:
         out: the folder for weights, checkpoints and training log; made if absent.

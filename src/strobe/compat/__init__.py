@@ -1,4 +1,4 @@
-"""Documented names of other packages, with their argument order and tensor layout, on top of this package's operators."""
+"""Functions under the names, argument orders and layouts that other packages document, on this package's operators."""
 
 from strobe.compat.tree_attn import tree_attn_decode
 from strobe.compat.video_sparse import video_sparse_attn

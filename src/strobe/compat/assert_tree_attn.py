@@ -34,7 +34,7 @@ TOTAL = "total_tree_attn"
 
 
 class Timer:
-    """Times named blocks, which may lie in each other.
+    """Timer of named blocks, which may be nested.
 
     Args:
         use_cuda: blocks are pairs of events on the current stream, read only when the times are; else the wall clock.
@@ -51,7 +51,7 @@ class Timer:
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Time what is inside. A block with others inside is their parent, and never summed with them."""
+        """Time the block. A block with others inside is their parent, and is not summed with them."""
         self._parents.update(self._open)
         self._open.append(name)
         try:
@@ -77,7 +77,7 @@ class Timer:
 
     @property
     def times(self) -> dict[str, list[float]]:
-        """Milliseconds of every block, in the order it ran; waits for the device."""
+        """Milliseconds of every block, in the order it ran; reading them waits for the device."""
         for name, first, last in self._pending:
             last.synchronize()
             self._times.setdefault(name, []).append(first.elapsed_time(last))
@@ -86,11 +86,11 @@ class Timer:
 
     @property
     def parents(self) -> frozenset[str]:
-        """Blocks that others lie in."""
+        """Names of blocks that contain others."""
         return frozenset(self._parents)
 
     def get_stats(self) -> dict[str, dict[str, float]]:
-        """Of every block, in ms: mean, min, max, total, count, p50, p90, spread (max - min), tail (p99; the largest of few)."""
+        """Return statistics of every block, ms: mean, min, max, total, count, p50, p90, spread (max - min), tail (p99 or max)."""
         return {
             name: {
                 "mean": sum(times) / len(times),
@@ -112,12 +112,12 @@ class Timer:
 
 
 def kind_of(name: str) -> str:
-    """`communication`, `waiting` or `computation`, by the start of a name."""
+    """Return `communication`, `waiting` or `computation`, by the start of a name."""
     return {"comm": "communication", "wait": "waiting"}.get(name.partition("_")[0], "computation")
 
 
 def shares(stats: Mapping[str, Mapping[str, float]], parents: frozenset[str]) -> dict[str, float]:
-    """Total ms of each kind, leaves only."""
+    """Return the total ms of each kind, without parents."""
     totals: dict[str, float] = {}
     for name, each in stats.items():
         if name not in parents:
@@ -126,7 +126,7 @@ def shares(stats: Mapping[str, Mapping[str, float]], parents: frozenset[str]) ->
 
 
 def render(stats: Mapping[str, Mapping[str, float]], parents: frozenset[str], rank: int | None, serialised: bool) -> str:
-    """The table that `print_stats` writes."""
+    """Format the table that `print_stats` writes."""
     mode = "serialised" if serialised else "free-running"
     lines = [f"{'' if rank is None else f'[Rank {rank}] '}Profiling Results (all times in ms; {mode}; ± is max - min):", "=" * 60]
     for kind in ("computation", "communication", "waiting"):
@@ -153,13 +153,13 @@ def _line(name: str, stats: Mapping[str, float]) -> str:
 
 
 def perturbation(free: Timer, serialised: Timer, block: str = TOTAL) -> float:
-    """How much longer the median call takes serialised than free: 0.25 is a quarter longer."""
+    """Compute the extra time of the median call when serialised, as a share: 0.25 is a quarter longer."""
     return percentile(serialised.times[block], 0.5) / percentile(free.times[block], 0.5) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skew:
-    """One collective over all ranks, in ms.
+    """Transfer and waiting time of one collective over all ranks, ms.
 
     Args:
         transfer_ms: the mean over the calls of the shortest time of any rank: the last to come waits for nobody.
@@ -196,14 +196,14 @@ def skew(times: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Skew]:
 
 
 def gather_times(timer: Timer) -> list[dict[str, list[float]]]:
-    """Every rank's times, on every rank, in rank order."""
+    """Gather every rank's times on every rank, in rank order."""
     times: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(times, timer.times)
     return times
 
 
 def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, warmup: bool = False) -> Tensor:
-    """`tree_attn_decode` by the paper's three all-reduces, block by block. All ranks call it; a single process may.
+    """Run `tree_attn_decode` by the paper's three all-reduces, block by block. All ranks call it; a single process may.
 
     Blocks: `comp_shard_kv`, `comp_local_attention` (`comp_edge_case` without keys), `comm_max_lse`, `comp_num_den`,
     `comm_sum_den`, `comm_sum_num`, `comp_final_output`, all inside `total_tree_attn`; serialised also `wait_max_lse`,
@@ -258,7 +258,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, call: Call) -> Tensor
 
 
 def _reduced(timer: Timer, call: Call, name: str, reduce: Callable[[], Tensor]) -> Tensor:
-    """One collective; serialised, the ranks meet first, and what that takes is the wait for the last of them."""
+    """Run one collective; if serialised, the ranks meet first, and that time is the wait for the last rank."""
     if timer.serialised:
         with timer.time_block(f"wait_{name}"):
             device = torch.device("cuda", torch.cuda.current_device()) if timer.use_cuda else torch.device("cpu")

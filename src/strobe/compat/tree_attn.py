@@ -24,7 +24,7 @@ def tree_attn_decode(
     shard_kv_seq: bool = True,
     use_triton: bool | None = None,
 ) -> Tensor:
-    """Attention of every query over keys that are spread across all ranks; in one process without a group, plain attention.
+    """Attend from every query to keys that are spread across all ranks; in one process without a group, plain attention.
 
     Args:
         q: `[B, H, S_q, D]`, the same on every rank.
@@ -66,7 +66,7 @@ def tree_attn_decode(
 
 
 def shard_keys(k: Tensor, v: Tensor, rank: int, num_ranks: int) -> tuple[Tensor, Tensor]:
-    """This rank's `torch.chunk` of `[B, H_kv, S, D]`; there may be fewer chunks than ranks, and the last ranks then have none."""
+    """Return this rank's `torch.chunk` of `[B, H_kv, S, D]`; with fewer chunks than ranks the last ranks have no keys."""
     step = max(1, -(-k.shape[2] // num_ranks))
     start, stop = min(rank * step, k.shape[2]), min((rank + 1) * step, k.shape[2])
     return k[:, :, start:stop], v[:, :, start:stop]

@@ -33,7 +33,7 @@ def video_sparse_attn(
     *,
     impl: str = "auto",
 ) -> Tensor:
-    """Video sparse attention over tokens in tile order: `coarse * compress_attn_weight + fine`, without a weight `coarse + fine`.
+    """Attend over tokens in tile order by video sparse attention: `coarse * compress_attn_weight + fine`, or `coarse + fine`.
 
     Args:
         q: `[B, H, S_q, D]`, `S_q` a multiple of the block. Padding rows hold finite numbers, such as zeros; those of the result
@@ -90,7 +90,7 @@ def video_sparse_attn(
 def _worked_out(
     faces: tuple[Face, Face, Face], tiles: Tiles, selected: int, impl: str, grad: bool, deterministic: bool
 ) -> tuple[SparseSpec, Choice[SparseSpec]]:
-    """The fine stage of a call and its impl. `grad`: gradients are recorded."""
+    """Plan the fine stage of a call and choose its impl. `grad`: gradients are recorded."""
     spec = check(*faces, None, False)
     fine = fine_spec(
         spec, tiles, budget(selected, None, 1, tiles.num_kv), needs_grad=spec.needs_grad, deterministic=deterministic
@@ -107,7 +107,7 @@ def _fuses(q: Tensor, spec: SparseSpec) -> bool:
 
 
 def _rows_first(name: str, tensor: Tensor) -> Tensor:
-    """`[B, H, S, D]` as `[B, S, H, D]`."""
+    """Transpose `[B, H, S, D]` to `[B, S, H, D]`."""
     expect(name, tensor, Tensor, "a tensor [B, H, S, D]")
     if tensor.dim() != 4:
         raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, H, S, D]")
@@ -122,7 +122,7 @@ def _block(block_size: int | Sequence[int]) -> int:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
-    """Check what must fit together, and say it in the layout of the caller."""
+    """Check that the shapes fit together; errors name them in the caller's layout."""
     if q.shape[2] % block or k.shape[2] % block:
         raise ShapeError(f"q and k: got {q.shape[2]} and {k.shape[2]} rows, expected multiples of the block's {block}")
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape != v.shape:
@@ -134,7 +134,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
 
 
 def _gate(weight: Tensor, q: Tensor) -> Tensor:
-    """The weight of every element of q, `[B, S, H, D]`."""
+    """Expand the weight to every element of q, `[B, S, H, D]`."""
     expect("compress_attn_weight", weight, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
     try:
         return weight.expand(q.shape).transpose(1, 2)
@@ -144,7 +144,7 @@ def _gate(weight: Tensor, q: Tensor) -> Tensor:
 
 
 def _grid(sizes: Tensor | None, number: int, block: int, name: str, device: torch.device) -> Grid:
-    """Tiles given in tile order, with the tokens of each."""
+    """Return the grid of tiles that are given in tile order, with the tokens of each."""
     if sizes is not None:
         expect(name, sizes, Tensor, f"a tensor of shape ({number},)")
         if tuple(sizes.shape) != (number,):

@@ -1,1 +1,1 @@
-"""Ground floor: errors, shapes, spans, settings, device. Imports nothing of ours."""
+"""Errors, shapes, spans, settings and device, for all other rooms; imports none of them."""

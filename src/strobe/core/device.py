@@ -1,4 +1,4 @@
-"""Which device runs, and what it can do. The only place that asks torch for a device."""
+"""The choice of the device, and the properties of GPUs. The only module that asks torch for a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """A GPU, as far as it decides what runs on it. Plain values: every card can be made up on a machine that has none.
+    """Properties of a GPU that decide what runs on it; plain values, so that a test can make up any GPU.
 
     Args:
         vendor: who made it; empty for a device that is no GPU.
@@ -110,13 +110,15 @@ def gpus_in_use() -> tuple[torch.device, ...]:
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from the CPU to a device. Nobody waits: it goes to a GPU from pinned memory, which torch does not hand out
-    again before it has arrived."""
+    """Copy a tensor from the CPU to a device without waiting; to a GPU it goes from pinned memory.
+
+    Torch does not reuse that memory before the copy has arrived.
+    """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on the device; nothing on a CPU."""
+    """Wait for all work on the device; does nothing on a CPU."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The error tree. Every message says what was given, what is allowed and what to do next."""
+"""The tree of errors. Every message says what was given, what is allowed and what to do next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLOSE: Final = 0.65
 
 
 class StrobeError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class ShapeError(StrobeError, ValueError):
@@ -65,7 +65,7 @@ class UnitError(DataError):
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM; whatever ends well at Ctrl-C ends well at this."""
+    """The process was asked to end by SIGTERM; it ends in the same way as after Ctrl-C."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and files of a folder that nobody trusts."""
+"""Files written whole or not at all, and safe access to the files of an untrusted folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, data: bytes | str) -> Path:
-    """Write a file beside and rename it, so that there is the old one or the new one at any moment; text as UTF-8.
+    """Write a file beside and rename it, so that the old or the new one exists at any moment; text as UTF-8.
 
     Returns:
         path.
@@ -33,7 +33,7 @@ def write_whole(path: Path, data: bytes | str) -> Path:
 
 
 def write_together(contents: Mapping[Path, bytes | str]) -> tuple[Path, ...]:
-    """Write files that belong together: all of them are on the disk before the first one takes its place.
+    """Write files that belong together: all are on the disk before the first one is renamed to its place.
 
     Returns:
         the paths.
@@ -92,7 +92,7 @@ def writing_whole(path: Path, size_bytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def not_written(path: Path, error: OSError, size_bytes: int = 0, then: str = "") -> StrobeError:
-    """Say why a file could not be written; of a full disk, what it needs and what there is.
+    """Say why a file could not be written; for a full disk, the bytes needed and free.
 
     Args:
         size_bytes: what it takes at least; 0: not known.
@@ -136,7 +136,7 @@ def found_inside(folder: Path, name: str) -> Path | None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether bytes go through it, so that nothing can take its place: a device or pipe, and all of /dev and /proc."""
+    """Whether a path is a device, a pipe or below /dev or /proc, so that no other file can be renamed to it."""
     parent = path.parent.resolve()
     if parent == Path("/dev") or parent.is_relative_to("/proc"):
         return True
@@ -151,7 +151,7 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A name beside a file that nobody else uses; what is left of it is removed."""
+    """Give an unused name beside a file, and remove what is left there at the end."""
     partial = path.with_name(f".{path.name[:80]}.{secrets.token_hex(4)}.tmp")
     try:
         yield partial

@@ -1,4 +1,4 @@
-"""Main memory of this machine, as Linux tells it. Nothing here fails: elsewhere everything is None."""
+"""Size and free part of the main memory, as Linux reports them; None on other systems."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TOLD: Final = Path("/proc/meminfo")
 
 
 def total_bytes() -> int | None:
-    """Size of the main memory."""
+    """Return the size of the main memory, bytes."""
     return _field("MemTotal")
 
 
 def available_bytes() -> int | None:
-    """What can be had of it without swapping."""
+    """Return the bytes that can be allocated without swapping."""
     return _field("MemAvailable")
 
 

@@ -1,4 +1,4 @@
-"""Tables as a notebook shows them: plain HTML, every text escaped, nothing loaded."""
+"""HTML tables for notebooks: plain, with every text escaped and nothing loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def html_table(caption: str, rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _text(value: object) -> str:
-    """A value in a cell: six digits of a fraction, nothing for None."""
+    """Format a value for a cell: six digits of a float, empty for None."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Text from outside as text that a terminal or a page can show without obeying it."""
+"""Escaping of untrusted text, so that terminals and pages show it and do not obey it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only user of `os.environ`."""
+"""Settings from the environment; the only module that reads `os.environ`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the environment may set.
+    """Values of the environment variables that strobe reads.
 
     Args:
         config: `STROBE_CONFIG`: file of defaults of flags; empty if not set: it is looked for.
@@ -91,12 +91,12 @@ def config_folder() -> Path | None:
 
 
 def data_folder() -> Path | None:
-    """Where programs keep what belongs to a user and no cache: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
+    """Return the user's data folder: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
     return _user_folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder() -> Path | None:
-    """Where programs keep what they could work out again: `XDG_CACHE_HOME`, or `~/.cache`; None without a home."""
+    """Return the user's cache folder: `XDG_CACHE_HOME`, or `~/.cache`; None without a home."""
     return _user_folder("XDG_CACHE_HOME", ".cache")
 
 

@@ -1,4 +1,4 @@
-"""Every conversion between pixels, latents and tokens, and between latent frames and frames."""
+"""Conversions between pixels, latents and tokens, and between latent frames and frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LatentShape:
     width: int
 
     def token_grid(self, patch: tuple[int, int]) -> TokenGrid:
-        """Patchify: each token covers `patch` latent cells of one latent frame."""
+        """Return the token grid, in which each token covers `patch` latent cells of one latent frame."""
         if self.height % patch[0] or self.width % patch[1]:
             raise ShapeError(
                 f"latent size {self.height}x{self.width} is not a multiple of the patch {patch[0]}x{patch[1]}; "
@@ -51,15 +51,15 @@ class VaeStride:
     space: int = 8
 
     def frames(self, first_latent: int, num_latents: int) -> int:
-        """Frames decoded from latent frames `first_latent .. first_latent + num_latents - 1`."""
+        """Return the number of frames decoded from latent frames `first_latent .. first_latent + num_latents - 1`."""
         return num_latents * self.time - (self.time - 1 if first_latent == 0 and num_latents > 0 else 0)
 
     def latents_for(self, frames: int) -> int:
-        """Fewest latent frames that decode to at least `frames` frames."""
+        """Return the fewest latent frames that decode to at least `frames` frames."""
         return 1 + max(0, -(-(frames - 1) // self.time))
 
     def latent_size(self, height: int, width: int) -> tuple[int, int]:
-        """Latent height and width of a frame of `height` x `width` pixels."""
+        """Return latent height and width of a frame of `height` x `width` pixels."""
         if height % self.space or width % self.space or height <= 0 or width <= 0:
             raise ShapeError(f"frame size {height}x{width} is not a positive multiple of {self.space} pixels")
         return height // self.space, width // self.space

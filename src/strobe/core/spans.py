@@ -1,4 +1,4 @@
-"""Named regions of time. Free when nothing records: one global read and a shared null context.
+"""Named regions of time; without a recorder a region costs one read of a global and a shared null context.
 
 A span has a name from `NAMES` (our own code) or any other text (a user's code) and an optional index, e.g. the number of the
 frame block. What a span means is decided by the recorder in the slot: `perf/measure` puts a timing recorder there for a timed
@@ -128,7 +128,7 @@ def check_regions(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Recorder(Protocol):
-    """What `perf/measure` puts into the slot."""
+    """A recorder of regions, which `perf/measure` installs."""
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that marks the region."""
@@ -147,7 +147,7 @@ def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
 
 
 def set_recorder(recorder: Recorder | None) -> Recorder | None:
-    """Put a recorder into the slot and return the previous one. Called by `perf/measure` alone."""
+    """Install a recorder, or None, and return the previous one. Called by `perf/measure` alone."""
     global _recorder
     previous, _recorder = _recorder, recorder
     return previous
@@ -155,7 +155,7 @@ def set_recorder(recorder: Recorder | None) -> Recorder | None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Record nothing meanwhile: what is recorded to be replayed later would name regions of no time."""
+    """Switch recording off inside this context, because regions inside work that is recorded for replay have no time."""
     previous = set_recorder(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How far a found value may be from the expected one: the one table, by what is measured and by dtype."""
+"""Allowed errors of found values, by measure and dtype, in one table."""
 
 from __future__ import annotations
 

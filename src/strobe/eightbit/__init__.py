@@ -1,1 +1,1 @@
-"""Rows of numbers in eight bits, with one scale per row, and back."""
+"""Rows of numbers in eight bits, with one scale per row, and the way back."""

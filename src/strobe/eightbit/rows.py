@@ -26,7 +26,7 @@ FP8_CAPABILITY: Final = (8, 9)
 
 
 class Quantized(NamedTuple):
-    """Numbers in eight bits. A named tuple, because compilers and graphs take those apart.
+    """Numbers in eight bits with their scales. A named tuple, because compilers and graphs take those apart.
 
     Args:
         values: `[..., K]`, float8_e4m3fn or int8.
@@ -37,12 +37,12 @@ class Quantized(NamedTuple):
     scale: Tensor
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """``values * scale``, worked out in float32, then rounded to `dtype`."""
+        """Return ``values * scale``, computed in float32 and rounded to `dtype`."""
         return (self.values.float() * self.scale).to(dtype)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of both."""
+        """Memory of values and scales, bytes."""
         return self.values.nbytes + self.scale.nbytes
 
 
@@ -61,7 +61,7 @@ def quantize_rows(x: Tensor, to: EightBit = "fp8") -> Quantized:
 
 
 def quantize_tensor(x: Tensor) -> Quantized:
-    """Quantise x to FP8 with one scale for all of it, shape `[1, ..., 1]`: two readings of x instead of one."""
+    """Quantise x to FP8 with one scale for all of it, shape `[1, ..., 1]`; x is read twice, not once."""
     values, scale = _impl(x, "fp8").quantize_tensor(x)
     return Quantized(values=values, scale=scale)
 
@@ -88,7 +88,7 @@ def expand_rows(kept: Quantized, out: Tensor) -> None:
 
 
 def _impl(x: Tensor, to: EightBit) -> Any:
-    """The module that does it: Triton on a GPU with the instructions it needs, else the reference, which a compiler can trace."""
+    """Return the module to use: Triton on a GPU with the needed instructions, else the reference, which a compiler can trace."""
     if not x.is_cuda or torch.compiler.is_compiling() or not _has_kernels(x.device, to):
         return reference
     from strobe.eightbit.impl import triton

@@ -1,4 +1,4 @@
-"""One pool for what a session keeps on its GPU: sized when it opens, given back when it closes.
+"""One memory pool for what a session keeps on its GPU: sized when the session opens, given back when it closes.
 
 All of it is one pool of torch's caching allocator, but the allocator never hands a freed block of one stream to another. So
 every stream that takes from an arena has its own part of it reserved: recorded passes where they are captured, the decoder
@@ -37,12 +37,12 @@ POOLS: Final = threading.RLock()
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where passes are captured, of all sessions of a device: libraries keep a workspace for every stream they were called on."""
+    """Return the stream for captures of all sessions of a device: libraries keep a workspace for every stream that calls them."""
     return torch.cuda.Stream(device)
 
 
 def decode_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for a decoder, never one of captures: torch has 32 a device and hands them out in turn."""
+    """Create a stream for a decoder that is not one for captures: torch has 32 a device and hands them out in turn."""
     while (stream := torch.cuda.Stream(device)) in (capture_stream(device), side_stream(device)):
         pass
     return stream
@@ -50,7 +50,7 @@ def decode_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArenaPlan:
-    """Bytes of an arena, predicted.
+    """Predicted sizes of an arena, bytes.
 
     Args:
         kept_bytes: keys and values, and what recorded passes read; allocated at once, for good.
@@ -64,49 +64,49 @@ class ArenaPlan:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Size of the whole arena, bytes."""
         return self.kept_bytes + self.passes_bytes + self.decoder_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArenaUse:
-    """Bytes that an arena holds on its GPU, and those of them that tensors and recorded passes have now."""
+    """Bytes that an arena holds on its GPU, and those of them that tensors and recorded passes use now."""
 
     reserved_bytes: int
     used_bytes: int
 
 
 class Arena(Protocol):
-    """Where a session allocates what it keeps."""
+    """The allocator of what a session keeps."""
 
     @property
     def plan(self) -> ArenaPlan:
-        """What it was sized for."""
+        """Predicted sizes that it was made for."""
         ...
 
     @property
     def pool_id(self) -> Any:
-        """What `torch.cuda.graph` takes as its pool; None: one of its own."""
+        """Pool for `torch.cuda.graph`; None: each graph has its own."""
         ...
 
     @property
     def use(self) -> ArenaUse | None:
-        """What it holds now; None: there is no arena."""
+        """Bytes that it holds now; None: there is no arena."""
         ...
 
     def open(self) -> AbstractContextManager[None]:
-        """Within it, this thread allocates from the arena. Not to be entered twice at a time, nor around a capture.
+        """Return a context in which this thread allocates from the arena; not to be nested, nor entered around a capture.
 
         One thread at a time is in any arena; others wait.
         """
         ...
 
     def make_room(self) -> None:
-        """Have torch give back what it keeps and nobody uses: within an arena it does not look for it. Not within one."""
+        """Make torch release unused cached memory, because an arena does not trigger this. Not to be called inside `open`."""
         ...
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
-        """Take so many bytes from the device now, for allocations on a stream; None: the current one.
+        """Reserve `num_bytes` of the device for allocations on a stream; None: the current one.
 
         Raises:
             torch.OutOfMemoryError: the device has not so many.
@@ -123,7 +123,7 @@ class Arena(Protocol):
 
 
 class Anywhere:
-    """No arena: torch allocates where it likes."""
+    """No arena: torch's caching allocator is used as it is."""
 
     plan = ArenaPlan()
     pool_id = None
@@ -134,21 +134,21 @@ class Anywhere:
         return nullcontext()
 
     def make_room(self) -> None:
-        """Torch looks by itself."""
+        """Do nothing: torch gives back unused memory by itself."""
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
-        """Nothing is reserved."""
+        """Reserve nothing."""
 
     def fresh(self) -> Self:
         """See `Arena.fresh`."""
         return self
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class CudaArena:
-    """A private pool of torch's caching allocator, held in use from here until it is closed or nobody knows it any more.
+    """A private pool of torch's caching allocator, in use from its creation until it is closed or garbage.
 
     No `torch.cuda.MemPool`: one that is collected as garbage while any thread captures a graph or has a pool open ends the
     process (an assertion in its destructor). Here the use is counted down, which is always allowed.
@@ -200,7 +200,7 @@ class CudaArena:
             torch.cuda.empty_cache()
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
-        """See `Arena.reserve`: a block taken and let go, which a pool in use keeps for the stream it was taken on."""
+        """Reserve as `Arena.reserve`, by a block allocated and freed at once, which the pool keeps for the stream."""
         if not num_bytes:
             return
         with POOLS, torch.cuda.stream(stream):
@@ -213,7 +213,7 @@ class CudaArena:
         return type(self)(self._device, self.plan)
 
     def close(self) -> None:
-        """See `Arena.close`. What a tensor still holds goes back with `torch.cuda.empty_cache()` after the tensor."""
+        """Close as `Arena.close`; memory of living tensors returns with `torch.cuda.empty_cache()` after they are gone."""
         with POOLS:
             if self._release.alive:
                 torch.cuda.synchronize(self._device)
@@ -222,7 +222,7 @@ class CudaArena:
 
 
 def end_capture(device: torch.device, pool_id: Any) -> None:
-    """After a capture that failed: let the pool go that torch before 2.12 leaves in use, with all that was to come from it.
+    """Release a pool after a failed capture; torch before 2.12 leaves it in use, with all later allocations of the thread.
 
     Under the same `POOLS` as the capture: until then torch takes it to be under way.
     """
@@ -232,5 +232,5 @@ def end_capture(device: torch.device, pool_id: Any) -> None:
 
 
 def new_arena(config: ResolvedConfig, plan: ArenaPlan) -> Arena:
-    """The arena that a configuration asks for."""
+    """Create the arena that a configuration asks for."""
     return CudaArena(config.device, plan) if config.knobs.memory_pool else Anywhere()

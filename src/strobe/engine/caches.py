@@ -1,4 +1,4 @@
-"""The cache that a configuration asks for."""
+"""Caches of keys and values as a configuration asks for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strobe.models.wan.rope import rotate_temporal, temporal_turns
 
 
 def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
-    """Size of the cache of `batch` streams with these tokens in a latent frame."""
+    """Return the shape of the cache of `batch` streams for a token grid."""
     return CacheShape(
         num_layers=dit.num_layers,
         batch=batch,
@@ -31,14 +31,14 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
 
 
 def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None) -> KVCache:
-    """An empty cache for `batch` streams, or this process's share of one."""
+    """Create an empty cache for `batch` streams, or this process's share of one."""
     return prepare_cache(dit, latents, config, batch, share)()
 
 
 def prepare_cache(
     dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None
 ) -> Callable[[], KVCache]:
-    """Get ready what a cache needs that outlives it (tables of tiles are kept for good); the result makes the cache.
+    """Prepare what outlives a cache, such as tables of tiles, and return a function that makes the cache.
 
     Args, and what is made: see `new_cache`.
     """
@@ -67,5 +67,5 @@ def prepare_cache(
 
 
 def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:
-    """As `rotate_temporal`, in one launch."""
+    """Rotate keys in time as `rotate_temporal`, in one launch."""
     turn_keys(keys, temporal_turns(dit, frames, keys.device), out, impl="triton")

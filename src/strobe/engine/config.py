@@ -1,4 +1,4 @@
-"""What a stream may be told, and what it will really do on a device."""
+"""Configurations of a stream: as the user gives them, and resolved for one model on one device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _knob(meaning: str, *, on: bool = True) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """Optimisations, each on or off. Off costs what the official code pays. What a device cannot use is off there."""
+    """Optimisations, each on or off. Off costs what the official code pays; a knob that the device cannot use is turned off."""
 
     ring_cache: bool = _knob("keys and values stay in fixed slots; off: rolled, cloned and concatenated in every layer and pass")
     rope_table: bool = _knob("rotations built once per frame block in float32; off: built in every pass, applied in float64")
@@ -63,7 +63,7 @@ class Knobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDefaults:
-    """What a model was trained for; fills in what a configuration leaves open.
+    """Settings that a model was trained for; they fill in what a configuration leaves open.
 
     Args:
         frame_size: height and width in pixels.
@@ -92,7 +92,7 @@ class ModelDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """How to stream. Presets are functions that return one (`strobe.engine.presets`).
+    """Settings of a stream, as given. Presets are functions that return one (`strobe.engine.presets`).
 
     Args:
         name: shown in tables.
@@ -217,13 +217,13 @@ class ResolvedConfig:
         return self.asked.name
 
     def latents_of(self, frame_block: int) -> range:
-        """Numbers of the latent frames of a frame block."""
+        """Return the numbers of the latent frames of a frame block."""
         first = 0 if frame_block == 0 else self.first_block + (frame_block - 1) * self.frame_block
         return range(first, first + (self.frame_block if frame_block else self.first_block))
 
     @property
     def simulated(self) -> bool:
-        """Linear layers compute what FP8 would give, in `dtype`."""
+        """Whether linear layers compute in `dtype` what FP8 would give."""
         return self.simulate and self.linear_format == "fp8"
 
     @property
@@ -233,7 +233,7 @@ class ResolvedConfig:
 
 
 def filled(config: EngineConfig, defaults: ModelDefaults) -> ModelDefaults:
-    """What a model was trained for, but for what a configuration asks for."""
+    """Replace a model's trained settings by those that a configuration gives."""
     names = ("window", "sink", "positions", "timesteps", "shift")
     return replace(defaults, **{name: value for name in names if (value := getattr(config, name)) is not None})
 
@@ -276,7 +276,7 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
 
 
 def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:
-    """What becomes of each knob of a configuration for a model on a device.
+    """Resolve each knob of a configuration for a model on a device: on, or off with the reason.
 
     Raises: as `resolve` does for `decode_device`.
     """
@@ -305,7 +305,7 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
 
 
 def lacking(config: EngineConfig, device: torch.device) -> str:
-    """Say what a device lacks for a configuration; empty if nothing."""
+    """Say what a configuration needs and a device lacks; empty if nothing."""
     if config.linear_format != "fp8" or config.simulate:
         return ""
     if card_of(device).capability >= FP8_CAPABILITY:
@@ -316,8 +316,13 @@ def lacking(config: EngineConfig, device: torch.device) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """What decides which knobs do something: the device, whether another one decodes, whether a LoRA belongs to the model,
-    whether the compiler makes graphs of its own."""
+    """Device and model as far as they decide which knobs have an effect.
+
+    Args:
+        elsewhere: another device decodes.
+        lora: a LoRA belongs to the model.
+        own_graphs: the compiler makes graphs of its own.
+    """
 
     device: torch.device
     elsewhere: bool

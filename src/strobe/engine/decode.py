@@ -1,4 +1,4 @@
-"""Latents to pixel frames, at once or beside other work."""
+"""Decoding of latents to pixel frames, at once or in parallel to other work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DecoderState = tuple[bool, Memories]
 
 
 class Decoded(NamedTuple):
-    """Frames uint8 [B, F', Y, X, 3] on the CPU, of how many latent frames they are, and the state after them."""
+    """Decoded frames uint8 [B, F', Y, X, 3] on the CPU, the number of their latent frames, and the decoder state after them."""
 
     frames: Tensor
     num_latents: int
@@ -36,12 +36,12 @@ class Decoded(NamedTuple):
 
 
 def levels(frames: Tensor) -> Tensor:
-    """Frames [B, F, 3, Y, X] in [0, 1] to uint8 [B, F, Y, X, 3], where they are."""
+    """Convert frames [B, F, 3, Y, X] in [0, 1] to uint8 [B, F, Y, X, 3] on the same device."""
     return (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
 
 
 def to_host(made: Tensor, *, beside: bool = False) -> Tensor:
-    """A copy on the CPU: an ordinary tensor, also in inference mode.
+    """Copy a tensor to the CPU, as an ordinary tensor also in inference mode.
 
     With `beside` it is pinned, and the copy from a GPU may still be under way.
     """
@@ -51,7 +51,7 @@ def to_host(made: Tensor, *, beside: bool = False) -> Tensor:
 
 
 class FrameDecoder:
-    """Decodes frame blocks of latents. Holds no stream: what a stream remembers goes in and comes out as a value.
+    """A decoder of frame blocks of latents. It holds no stream state: that goes in and comes out as a value.
 
     With knob `overlap_decode`, or on a device of its own, the work runs beside the caller's: in a worker thread on a CPU, on a
     side stream on a GPU.
@@ -83,8 +83,9 @@ class FrameDecoder:
 
     @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Decode zeros, so that what would be compiled, tuned or kept for good amid a stream is now; nothing with knobs `compile`
-        and `memory_pool` off.
+        """Decode zeros, so that compiling, tuning and lasting allocations happen before the stream.
+
+        Does nothing with knobs `compile` and `memory_pool` off.
 
         Args:
             pieces: shapes [B, F, C, Y, X] of the latents of a stream's first frame blocks, in order.
@@ -95,13 +96,13 @@ class FrameDecoder:
                 state = decoded.state
 
     def place(self, arena: Arena) -> None:
-        """Take memory for decoding from an arena, after `warm_up`; nothing if another device decodes."""
+        """Reserve memory for decoding in an arena, after `warm_up`; does nothing if another device decodes."""
         if self._device == self._config.device:
             self._arena = arena
             arena.reserve(arena.plan.decoder_bytes, self._side)
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
-        """Begin to decode latents [B, F, C, Y, X] beside other work; what runs beside nothing is begun when it is waited for.
+        """Start to decode latents [B, F, C, Y, X] in parallel to other work, or, where that is off, at the time of the wait.
 
         Args:
             latents: float32, on the device of the configuration; kept until the last piece is there.
@@ -125,22 +126,22 @@ class FrameDecoder:
                 yield decoded
 
     def _calls(self, latents: Tensor) -> Sequence[Tensor]:
-        """The latents of each decoder call."""
+        """Split latents into those of each decoder call."""
         return [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
 
     def state(self) -> DecoderState:
-        """State at the start of a stream."""
+        """Return the decoder state at the start of a stream."""
         return StreamingDecoder(self._vae).state()
 
     @torch.inference_mode()
     def copied(self, state: DecoderState) -> DecoderState:
-        """A copy that lies in no arena."""
+        """Copy a state to memory outside the arena."""
         started, memories = state
         return started, tuple(memory if memory is None else memory.clone() for memory in memories)
 
     @torch.inference_mode()
     def adopt(self, state: DecoderState) -> DecoderState:
-        """A state that a decoder on another device or in another dtype, or a file may have left, made ready for this one.
+        """Convert a state from another device or dtype, or from a file, for this decoder.
 
         Memories get the layout that this decoder leaves them in, so that nothing is compiled again.
 
@@ -164,7 +165,7 @@ class FrameDecoder:
         return other
 
     def close(self) -> None:
-        """Let the worker go."""
+        """Shut down the worker thread."""
         if self._worker is not None:
             self._worker.shutdown()
 

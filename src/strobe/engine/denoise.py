@@ -1,4 +1,4 @@
-"""The two things that happen to a frame block: it is denoised, then committed to the cache."""
+"""The two steps of a frame block in the transformer: denoise, and commit to the cache."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Family:
 
 
 def registered() -> tuple[Plugin, ...]:
-    """Families that other installed packages register; one that is broken, or has a model that another has, says so."""
+    """Return the families that other packages register; one that is broken, or has a model that another has, says so."""
     found: list[Plugin] = []
     taken: dict[str, Plugin] = {}
     for plugin in plugins(FAMILIES, _fault):
@@ -64,7 +64,7 @@ def broken() -> str:
 
 
 def find(name: str | Path) -> Family | None:
-    """The registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
+    """Return the registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
     families: list[Family] = [plugin.found for plugin in registered() if plugin.found]
     named = next((family for family in families if str(name) in family.models), None)
     if named is not None or not Path(name).is_dir():

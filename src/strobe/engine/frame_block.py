@@ -1,4 +1,4 @@
-"""What a stream yields."""
+"""The frame block, the value that a stream yields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strobe.core.errors import ShapeError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class FrameBlock:
-    """Pixel frames of every sample, the latents they were decoded from, and what was asked for.
+    """Pixel frames of every sample with their latents and prompts.
 
     Args:
         index: number of the frame block, from 0.

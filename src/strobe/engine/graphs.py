@@ -1,4 +1,4 @@
-"""Passes recorded once and replayed: the same kernels on the same addresses, without Python between them.
+"""Recording and replay of transformer passes: the same kernels on the same addresses, without Python between them.
 
 A recorded pass reads its inputs from static tensors, into which the inputs of every replay are copied. Whatever else it depends
 on is a weight, a tensor of the cache, or a Python value of the step's `signature`; where its frames stand is in the rotations.
@@ -57,25 +57,25 @@ Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
 
 
 class Runner(Protocol):
-    """How the passes of one stream are run."""
+    """A way to run the passes of one stream."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory of static inputs."""
+        """Memory of static inputs, bytes."""
         ...
 
     def run(
         self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
     ) -> Tensor | None:
-        """Run a pass, and every replay within `replaying()`. The result may be overwritten by the next pass of the same mode."""
+        """Run a pass, and every replay inside `replaying()`. The result may be overwritten by the next pass of the same mode."""
         ...
 
     def place(self, arena: Arena) -> None:
-        """Take what is kept from an arena; before the first pass."""
+        """Allocate what is kept from an arena; to be called before the first pass."""
         ...
 
     def reset(self) -> None:
-        """Forget what was recorded, because weights moved or the stream ends."""
+        """Forget recorded passes, because weights moved or the stream ends."""
         ...
 
     def fresh(self) -> Self:
@@ -84,7 +84,7 @@ class Runner(Protocol):
 
 
 class Eager:
-    """Every pass anew, launch by launch."""
+    """Passes run anew each time, launch by launch."""
 
     num_bytes = 0
 
@@ -95,10 +95,10 @@ class Eager:
         return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
 
     def place(self, arena: Arena) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def fresh(self) -> Self:
         """See `Runner.fresh`."""
@@ -107,14 +107,14 @@ class Eager:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """A recorded pass: `again` repeats it on what the static inputs hold then, and `out` holds the result."""
+    """A recorded pass: `again` repeats it with the present static inputs, and `out` holds the result."""
 
     again: Callable[[], None]
     out: Tensor | None
 
 
 class Recorded:
-    """Passes recorded at their first run and replayed from then on, in Python: all a CUDA graph does, but for the speed.
+    """Passes recorded at their first run and replayed in Python after that: a CUDA graph's behaviour without its speed.
 
     A replay calls what was called when the pass was recorded, with the step of that time and with static inputs: every Python
     value is that of the recording. So a stream of recorded passes shows on any device whether a pass may be a graph.
@@ -130,12 +130,12 @@ class Recorded:
         self._arena: Arena = Anywhere()
 
     def __len__(self) -> int:
-        """Passes kept."""
+        """Return the number of kept passes."""
         return len(self._replays)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of static inputs; results and what a pass works with belong to the passes."""
+        """Memory of static inputs, bytes; results and work space belong to the passes."""
         return sum(tensor.nbytes for held in self._inputs.values() for tensor in held.tensors)
 
     def run(
@@ -175,7 +175,7 @@ class Recorded:
         return type(self)(self._limit)
 
     def _groups(self, inputs: PassInputs) -> tuple[_Static, ...]:
-        """The static inputs of these shapes, with these contents."""
+        """Return static inputs of these shapes, filled with these contents."""
         mod, text = inputs.modulation, inputs.text
         pairs = (
             (inputs.latents, (inputs.latents,)),
@@ -220,7 +220,7 @@ class Recorded:
         return replay
 
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
-        """Record a pass. Overridden where a device can."""
+        """Record a pass; a subclass replaces this where the device can do more."""
         first = call()
         out = None if first is None else first.clone()
 
@@ -232,12 +232,11 @@ class Recorded:
         return Replay(again=again, out=out)
 
     def _forget(self, replay: Replay) -> None:
-        """Let a pass go. Overridden where a device may still be at it."""
+        """Delete a pass; a subclass first waits where the device may still run it."""
 
 
 class CudaGraphs(Recorded):
-    """Every pass as one CUDA graph. All graphs of a stream share one memory pool, its arena if it has one: they run one after
-    the other.
+    """Passes recorded as one CUDA graph each; they run in turn and share one memory pool (the arena, if there is one).
 
     Args:
         device: where the passes run.
@@ -272,8 +271,11 @@ class CudaGraphs(Recorded):
         return Replay(again=again, out=out)
 
     def _captured(self, call: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
-        """Warm up and capture. What another thread launched on the side stream meanwhile would become part of the graph; nor may
-        it wait for the device, empty torch's caches or have a pool open."""
+        """Warm up, then capture a pass as a CUDA graph.
+
+        During the capture no other thread may use the side stream, whose work would become part of the graph, nor wait for the
+        device, empty torch's caches or have a pool open.
+        """
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
         with torch.cuda.stream(self._side):
@@ -298,7 +300,7 @@ class CudaGraphs(Recorded):
 
 
 class _Static:
-    """Tensors at fixed addresses that take the contents of others of their shapes."""
+    """Tensors at fixed addresses, filled with the contents of others of the same shapes."""
 
     def __init__(self, like: Sequence[Tensor]) -> None:
         with torch.inference_mode(False):  # filled in whatever mode
@@ -307,7 +309,7 @@ class _Static:
         self.source: object = None
 
     def fill(self, tensors: Sequence[Tensor], source: object) -> None:
-        """Take contents; nothing if they came from the same source before. None is never the same."""
+        """Copy contents in, unless they came from the same source before; a source None always counts as new."""
         if source is not None and source is self.source:
             return
         for own, tensor in zip(self.tensors, tensors, strict=True):
@@ -315,7 +317,7 @@ class _Static:
         self.source = source
 
     def halve(self) -> None:
-        """Other contents than before, and finite ones; a number of rows stays."""
+        """Halve all floating-point contents, to have other, finite values; row counts stay."""
         for own in self.tensors:
             if own.is_floating_point():
                 own.mul_(0.5)
@@ -323,6 +325,6 @@ class _Static:
 
 
 def _bits(out: Tensor | None, buffers: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors, byte by byte, so that equal means the same bits."""
+    """Copy tensors as bytes, for a comparison bit by bit."""
     tensors = (*buffers,) if out is None else (out, *buffers)
     return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Models by name or folder."""
+"""Loading of models by name or folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RANDOM: Final = "random weights"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """Everything that turns a prompt into frames.
+    """A model: everything that turns a prompt into frames.
 
     Args:
         name: "shapes", a size of Wan or the folder it was read from; says so if weights are random.
@@ -71,13 +71,13 @@ class Model:
 
     @property
     def parts(self) -> Parts:
-        """What decides how much memory a stream takes."""
+        """Sizes that decide how much memory a stream takes."""
         return Parts(dit=self.dit.config, vae=self.vae, defaults=self.defaults, loras=self.loras)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Sizes of what runs; nothing of it needs to be loaded.
+    """Sizes of a model's parts, from which its memory follows; nothing needs to be loaded.
 
     Args:
         dit: sizes of the transformer.
@@ -93,7 +93,7 @@ class Parts:
 
 
 def shapes_defaults() -> ModelDefaults:
-    """What the bundled model was trained for, without reading its weights."""
+    """Return the settings that the bundled model was trained for, without reading its weights."""
     return ModelDefaults(
         frame_size=shapes.FRAME_SIZE,
         fps=shapes.FPS,
@@ -105,7 +105,9 @@ def shapes_defaults() -> ModelDefaults:
 
 
 def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -> ModelDefaults:
-    """What causal Wan2.1 was distilled for: frame blocks of 3 latent frames, four steps, shift 5, 480x832 at 16 frames a second.
+    """Return the settings that causal Wan2.1 was distilled for.
+
+    They are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second.
 
     Raises:
         ShapeError: a frame size that is not a multiple of stride and patch; names the nearest.
@@ -132,18 +134,18 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
 
 
 def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
-    """Defaults of a size of Wan with what a recipe says of window and schedule."""
+    """Replace window and schedule in the defaults of a size of Wan by those of a recipe."""
     own = {name: getattr(recipe, name) for name in ("window", "sink", "positions", "timesteps", "shift")}
     return replace(defaults, **own)
 
 
 def names() -> tuple[str, ...]:
-    """Names of all models, those that other packages register included."""
+    """List the names of all models, including those that other packages register."""
     return (*MODELS, *(model for plugin in registered() if plugin.found for model in plugin.found.models))
 
 
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
-    """Sizes of "shapes", of a size of Wan with its own autoencoder or of a registered model; nothing is read or allocated.
+    """Return the sizes of "shapes", a size of Wan with its autoencoder or a registered model, without reading or allocating.
 
     Raises:
         ConfigError: a frame size for "shapes", which has one of its own.
@@ -271,7 +273,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
 
 
 def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
-    """Refuse what a Wan model needs beside its transformer and is not there or not whole; no tensor is read.
+    """Check that text encoder, autoencoder and LoRAs of a Wan model are present and whole; no tensor is read.
 
     Args:
         folder: of text encoder and autoencoder.
@@ -289,7 +291,7 @@ def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
 
 
 def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
-    """Check that a transformer and its autoencoder speak of the same latents.
+    """Check that a transformer and its autoencoder have the same number of latent channels.
 
     Raises:
         WeightsError: they do not.
@@ -303,7 +305,7 @@ def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
 
 
 def check_memory(where: str, num_bytes: int, dtype: torch.dtype) -> None:
-    """Check that what is put together of a transformer fits the main memory.
+    """Check that a transformer that is assembled in main memory fits there.
 
     Raises:
         WeightsError: it does not.

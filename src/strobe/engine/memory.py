@@ -1,4 +1,4 @@
-"""What a stream will hold in memory, worked out before anything is allocated."""
+"""Prediction of a stream's memory, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST: Final = "largest pass"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPart:
-    """Something held. `exact`: counted from its shapes; else estimated from the largest tensors that live at once."""
+    """One part of the memory. `exact`: counted from shapes; else estimated from the largest tensors that live at once."""
 
     name: str
     num_bytes: int
@@ -44,7 +44,7 @@ class MemoryPart:
 
 
 def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
-    """Memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
+    """Predict the memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
 
     An autoencoder on a device of its own takes nothing here.
     """
@@ -80,7 +80,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
 
 
 def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
-    """Sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
+    """Return the sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
 
     An autoencoder on a device of its own decodes outside of it.
     """
@@ -97,7 +97,7 @@ def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPla
 
 
 def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:
-    """Check that a prediction fits; None: nobody knows.
+    """Check that a prediction fits into `free_bytes`; None: unknown, and not checked.
 
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
@@ -115,7 +115,7 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What one of several sessions on a device takes of it.
+    """Memory that one of several sessions on a device needs.
 
     Args:
         held_bytes: for as long as it is open.
@@ -128,14 +128,14 @@ class Claim:
 
 
 def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
-    """Divide a prediction: all is held but the largest pass, and that too by graphs without a memory pool."""
+    """Split a prediction: the largest pass is passing, the rest held; graphs without a memory pool hold that too."""
     num_bytes = {part.name: part.num_bytes for part in parts}
     passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
     return Claim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
 
 
 def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
-    """Check that sessions fit that are open at a time and work one after the other; None: nobody knows.
+    """Check that sessions fit that are open together and work in turn; `free_bytes` None: unknown, and not checked.
 
     Raises:
         StrobeError: they do not; says what each takes, how many would fit and what to lower.
@@ -159,7 +159,7 @@ def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that a stream could take.
+    """Return the bytes that a stream could take.
 
     Of a GPU those that are free, and those that torch keeps and does not use. What a memory pool of another session or a recorded
     graph keeps is theirs; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
@@ -175,7 +175,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
-    """Bytes of the transformer; of linear layers in eight bits, a byte per weight and a float32 scale per output."""
+    """Return the bytes of the transformer; eight-bit linear layers take a byte per weight and a float32 scale per output."""
     with torch.device("meta"):
         bare = CausalWan(dit)
     num_bytes = sum(parameter.numel() for parameter in bare.parameters()) * config.dtype.itemsize
@@ -187,13 +187,13 @@ def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
 
 
 def _conditions(dit: WanConfig, config: ResolvedConfig, batch: int) -> tuple[int, int]:
-    """Bytes of a prompt's keys, values and number of rows, and of the modulation of a timestep."""
+    """Return the bytes of a prompt's keys, values and row counts, and of the modulation of a timestep."""
     size = config.dtype.itemsize
     return batch * (2 * dit.text_len * dit.dim * dit.num_layers * size + 4), (6 * dit.num_layers + 2) * dit.dim * size
 
 
 def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int) -> int:
-    """Bytes of what recorded passes read: of their text and timestep, and for each number of frames latents and rotations."""
+    """Return the bytes of recorded passes' static inputs: text, timestep, and per number of frames latents and rotations."""
     if not config.knobs.cuda_graphs:
         return 0
     frames = sum({config.first_block, config.frame_block, config.policy.window})
@@ -203,9 +203,7 @@ def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch:
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Bytes of the cache's keys and values, staged frames among them, of the ring's copy of the sink keys, and of coarse keys, in
-    float32.
-    """
+    """Return the bytes of the cache: keys and values with staged frames, the ring's copy of the sink, float32 coarse keys."""
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
@@ -219,20 +217,22 @@ def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
 
 
 def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Bytes of the turned sink keys that a rolling cache keeps beside the others, in no arena, once the window has moved."""
+    """Return the bytes of the rotated sink keys that a rolling cache keeps outside the arena, once the window has moved."""
     if config.knobs.ring_cache or config.positions == "absolute":
         return 0
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
 def _made_anew(config: ResolvedConfig) -> int:
-    """How often a decoder's memories are held besides those before a frame block: beside other work the stream keeps these until
-    the whole frame block is decoded."""
+    """Return how many further copies of a decoder's memories are held while a frame block is decoded.
+
+    In parallel to other work the stream keeps those before the frame block until all of it is decoded.
+    """
     return 2 if config.knobs.overlap_decode and not config.knobs.block_decode else 1
 
 
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
-    """Bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
+    """Return the bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
     weights = sum(tensor.numel() for tensor in (*vae.parameters(), *vae.buffers())) * dtype.itemsize
     with torch.device("meta"):
         copy: nn.Module = type(vae)(vae.config)  # type: ignore[arg-type]
@@ -242,8 +242,10 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 
 
 def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int, int]:
-    """Of the transformer the feed-forward or attention of a recache over the window, and of the decoder its last resolution: in
-    the Wan VAE what enters a residual block and what was made on the way to its last convolution, which reads two frames more.
+    """Estimate the bytes of the largest activations of transformer and decoder.
+
+    Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:
+    in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more.
     """
     dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
     tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame

@@ -1,4 +1,4 @@
-"""Noise as a pure function of what it is for, so that devices, presets and resumed streams agree."""
+"""Noise as a pure function of seed, sample, frame block and step, so that devices, presets and resumed streams agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`realtime`: the preset of the best quality that holds a frame rate on this machine, found by measuring.
+"""Search for the preset of the best quality that holds a frame rate on this machine, by measuring (`realtime`).
 
 Every preset streams until its window is full and its passes are recorded, and `BLOCKS` frame blocks more, which are timed from
 one delivery to the next, decoding included. A preset holds a rate if its slowest frame block does with `MARGIN` to spare:
@@ -36,7 +36,7 @@ times as long as the slowest of any eight of one clip (benchmarks/presets-h200).
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How fast a preset delivers.
+    """Measured speed of a preset.
 
     Args:
         frames: pixel frames of a frame block.
@@ -70,7 +70,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What became of a preset: `rate` is None if it was not measured, `reason` says why it was not taken, if it was not."""
+    """The result of trying a preset: `rate` is None if it was not measured, `reason` says why it was not taken, if so."""
 
     config: EngineConfig
     rate: Rate | None
@@ -79,7 +79,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pick:
-    """The choice.
+    """The chosen preset, with all trials.
 
     Args:
         config: the preset that was taken.
@@ -97,7 +97,7 @@ class Pick:
 
     @property
     def why(self) -> str:
-        """The choice in a sentence."""
+        """The reason for the choice, one sentence."""
         name, wanted = self.config.name, f"{self.fps:g} FPS with {MARGIN:.0%} to spare"
         found = f"its slowest of {len(self.rate.blocks_ns)} frame blocks came at {self.rate.slowest_fps:.1f} FPS"
         if self.holds:
@@ -106,7 +106,7 @@ class Pick:
 
 
 def needed_fps(fps: float) -> float:
-    """Pixel frames per second that the slowest frame block must reach to hold a rate."""
+    """Return the pixel frames per second that the slowest frame block must reach to hold a rate."""
     return fps * (1 + MARGIN)
 
 
@@ -171,7 +171,7 @@ def _try(
     seen: dict[ResolvedConfig, str],
     clock: Callable[[], int],
 ) -> Trial:
-    """Measure one configuration, unless the device lacks something for it or it is one of `seen` there."""
+    """Measure one configuration, unless the device lacks something for it or it runs there like one of `seen`."""
     if reason := lacking(config, device):
         return Trial(config=config, rate=None, reason=reason)
     resolved = resolve(config, model.defaults, device)
@@ -201,12 +201,12 @@ def _measure(config: EngineConfig, model: Model, prompt: str, device: torch.devi
 
 
 def _first_steady(config: ResolvedConfig) -> int:
-    """Number of the first frame block that is timed: the second of those that find the window full."""
+    """Return the number of the first timed frame block: the second that finds the window full."""
     return next(index for index in count(1) if config.latents_of(index - 1).start >= config.policy.window)
 
 
 def _told(trials: Sequence[Trial], taken: EngineConfig, fps: float) -> tuple[Trial, ...]:
-    """The trials, each that was measured and not taken with its reason."""
+    """Add to each trial that was measured and not taken its reason."""
     return tuple(
         each
         if each.rate is None or each.config is taken

@@ -1,4 +1,4 @@
-"""One model made ready for a configuration and a device, for any number of streams."""
+"""A model prepared for one configuration and device, shared by any number of streams."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Prepared:
 
     @property
     def changed(self) -> bool:
-        """The weights are no longer those of the model: their one user has other LoRAs."""
+        """Whether the weights are no longer those of the model, because their one user has other LoRAs."""
         return self._changed
 
     def parts(self) -> tuple[Transformer, FrameDecoder]:
-        """Transformer and decoder of one more stream."""
+        """Return transformer and decoder for one more stream."""
         transformer = self._transformer.share()
         self.joined(transformer)
         return transformer, self._decoder.share()
 
     def joined(self, user: Transformer) -> Prepared:
-        """This, after a transformer that shares its weights was noted."""
+        """Note a transformer that shares the weights, and return this object."""
         with self._lock:
             self._users.add(user)
         return self
@@ -57,8 +57,10 @@ class Prepared:
             self._users.discard(user)
 
     def alone(self, user: Transformer) -> Transformer:
-        """A transformer whose weights a stream may change: its own if nobody else uses them, else a copy with the same runner,
-        which has to record its passes anew."""
+        """Return a transformer whose weights the stream may change: its own, or a copy if others use the weights too.
+
+        The copy has the same runner, which has to record its passes anew.
+        """
         with self._lock:
             if {*self._users} <= {user}:
                 self._changed = True
@@ -75,7 +77,7 @@ class Prepared:
 
 
 class Shelf:
-    """What was prepared of one model, as long as a stream or a caller holds it."""
+    """Prepared parts of one model, kept for as long as a stream or a caller holds them."""
 
     def __init__(self) -> None:
         self._held: WeakValueDictionary[ResolvedConfig, Prepared] = WeakValueDictionary()
@@ -87,7 +89,7 @@ class Shelf:
         return found is not None and not found.changed
 
     def take(self, model: Model, config: ResolvedConfig) -> Prepared:
-        """What was prepared for a configuration, or is now."""
+        """Return what was prepared for a configuration; prepare it if there is none."""
         with self._lock:
             found = self._held.get(_key(config))
             if found is None or found.changed:
@@ -96,11 +98,11 @@ class Shelf:
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:
-    """A configuration but for its name."""
+    """Return a configuration without its name."""
     return replace(config, asked=replace(config.asked, name=""))
 
 
 def latent_shape(defaults: ModelDefaults, config: WanConfig) -> LatentShape:
-    """Latents of one frame block of a model, the first of a stream perhaps excepted."""
+    """Return the latent shape of one frame block of a model, the first of a stream perhaps excepted."""
     height, width = defaults.stride.latent_size(*defaults.frame_size)
     return LatentShape(frames=defaults.frame_block, channels=config.latent_channels, height=height, width=width)

@@ -11,7 +11,7 @@ from strobe.engine.config import EngineConfig, Knobs
 
 
 def baseline() -> EngineConfig:
-    """Eager, every knob off: it pays what the official code pays."""
+    """Every knob off, passes run eagerly: it costs what the official code costs."""
     return EngineConfig(
         name="baseline",
         knobs=Knobs(
@@ -32,7 +32,7 @@ def baseline() -> EngineConfig:
 
 
 def quality() -> EngineConfig:
-    """The full schedule and window without the waste: nothing is moved or worked out twice. The reference for quality."""
+    """The full schedule and window without waste: nothing is copied or computed twice. The reference for quality."""
     knobs = Knobs(commit_kv_only=False, fused_qkv=False, overlap_decode=False, cuda_graphs=False, compile=False)
     return EngineConfig(name="quality", knobs=knobs)
 
@@ -43,12 +43,12 @@ def balanced() -> EngineConfig:
 
 
 def sparse() -> EngineConfig:
-    """As `balanced`, but queries leave out four fifths of the past between the sink and the frame block."""
+    """`balanced`, with queries that leave out four fifths of the past between the sink and the frame block."""
     return EngineConfig(name="sparse", sparsity=0.8)
 
 
 def low_memory() -> EngineConfig:
-    """As `balanced`, but matrices and cached keys and values are int8; decoding goes frame by frame, beside nothing."""
+    """`balanced`, with int8 matrices and cached keys and values; decoding goes frame by frame, with nothing in parallel."""
     knobs = Knobs(overlap_decode=False, block_decode=False)
     return EngineConfig(name="low_memory", linear_format="int8", kv_format="int8", knobs=knobs)
 
@@ -64,7 +64,7 @@ def turbo() -> EngineConfig:
 
 
 def turbo_fp8() -> EngineConfig:
-    """As `turbo`, with the linear layers in FP8."""
+    """`turbo`, with the linear layers in FP8."""
     return replace(turbo(), name="turbo_fp8", linear_format="fp8")
 
 

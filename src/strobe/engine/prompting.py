@@ -1,4 +1,4 @@
-"""What a session was told to show, and from which frame block on: texts are encoded beside the stream."""
+"""The prompts of a session, and the frame block at which each takes effect; texts are encoded in parallel to the stream."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class PromptAck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """A change that waits for its frame block, and the text of it where that is encoded already."""
+    """A change that waits for its frame block, with its text if that is encoded already."""
 
     change: Change
     text: Tensor | None = None
 
 
 class Prompting:
-    """The prompts of one session. The last one that was asked for is the one that counts.
+    """The prompts of one session; the last one asked for counts.
 
     Args:
         encoder: of the model.
@@ -74,18 +74,18 @@ class Prompting:
 
     @property
     def told(self) -> Told | None:
-        """The change that waits for its frame block."""
+        """Change that waits for its frame block, with its text if encoded; None: there is none."""
         with self._lock:
             return self._told
 
     @property
     def pending(self) -> Change | None:
-        """The same without its text."""
+        """Change that waits for its frame block, without its text; None: there is none."""
         told = self.told
         return None if told is None else told.change
 
     def ask(self, change: Change, *, wait: bool) -> PromptAck:
-        """Take a change in: at once if its text needs no time, or else when it is encoded.
+        """Accept a change: at once if its text needs no time, else when it is encoded.
 
         Args:
             change: the prompts were checked.
@@ -103,7 +103,7 @@ class Prompting:
         return PromptAck(prompts=change.prompts, mode=change.mode, found=found)
 
     def encode_ahead(self, prompts: Sequence[str]) -> None:
-        """Have texts encoded beside the stream that will be asked for later."""
+        """Encode texts that will be asked for later, in parallel to the stream."""
         with self._lock:
             for prompt in prompts:
                 if not self._encoder.ready([prompt]):
@@ -119,7 +119,7 @@ class Prompting:
                     self._coming = None if self._coming is coming else self._coming
 
     def open(self, frame_block: int, *, first: bool) -> Told | None:
-        """What a frame block that is about to be made follows.
+        """Return the change that a frame block about to be made has to follow.
 
         Args:
             frame_block: its number.
@@ -132,21 +132,21 @@ class Prompting:
             return self._told
 
     def made(self, told: Told | None, next_block: int, frame_block: int) -> None:
-        """Note how far the stream is; what a finished frame block followed waits no longer."""
+        """Note how far the stream is; a change that a finished frame block followed no longer waits."""
         with self._lock:
             self._open_block = next_block
             if next_block > frame_block and self._told is told:
                 self._told = None
 
     def reset(self, change: Change | None, open_block: int) -> None:
-        """Start anew with a change that waits; what is being encoded is of no more use."""
+        """Start anew with a change that waits; texts still being encoded are dropped."""
         with self._lock:
             self._number += 1
             self._told = None if change is None else Told(change=change)
             self._open_block, self._coming = open_block, None
 
     def close(self) -> None:
-        """Let the worker go when it has finished what it is at."""
+        """Let the worker thread end after its present text."""
         with self._lock:
             self._number += 1
             workers, self._workers = self._workers, None

@@ -1,4 +1,4 @@
-"""Prompts over time: what a switch says, when it takes effect, and how."""
+"""Prompts over time: switches, when they take effect, and how."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_mode(mode: str, over: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """New prompts, one per sample, and how they take over. See `Switch`."""
+    """New prompts, one per sample, and how they replace the old ones. See `Switch`."""
 
     prompts: tuple[str, ...]
     mode: Mode
@@ -100,7 +100,7 @@ def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0, first
 
 
 def read_switch(text: str) -> re.Match[str]:
-    """Take a switch apart into `seconds` or `block`, and `prompt`; needs no model.
+    """Split a switch into `seconds` or `block`, and `prompt`; needs no model.
 
     Raises:
         ConfigError: it does not read like one.
@@ -129,7 +129,7 @@ def parse_switch(
 
 
 def check_switches(switches: Sequence[Switch]) -> tuple[Switch, ...]:
-    """Return switches in the order of time.
+    """Sort switches by frame block.
 
     Raises:
         ConfigError: two of them want the same frame block.
@@ -145,7 +145,7 @@ def check_switches(switches: Sequence[Switch]) -> tuple[Switch, ...]:
 
 
 def check_reached(switches: Iterable[Switch], made: int, blocks: Iterable[int]) -> None:
-    """Check that a stream comes to its switches.
+    """Check that a stream reaches the frame block of every switch.
 
     Args:
         switches: at their frame blocks.
@@ -166,7 +166,7 @@ def check_reached(switches: Iterable[Switch], made: int, blocks: Iterable[int]) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blend:
-    """Text on its way from one prompt to another: after `done` of `total` frame blocks.
+    """An interpolation from one prompt's text to another's: after `done` of `total` frame blocks.
 
     Args:
         start: text encoder's output for the old prompts [B, L, text_dim].
@@ -184,13 +184,13 @@ class Blend:
 
     @property
     def text(self) -> Tensor:
-        """Text at this point: ``lerp(start, target, done / total)``."""
+        """Interpolated text: ``lerp(start, target, done / total)``."""
         return self.target if self.finished else torch.lerp(self.start, self.target, self.done / self.total)
 
     def to(self, device: torch.device) -> Blend:
-        """The same on another device."""
+        """Copy the blend to another device."""
         return replace(self, start=self.start.to(device), target=self.target.to(device))
 
     def advance(self) -> Blend:
-        """One frame block further."""
+        """Return the blend one frame block further."""
         return replace(self, done=min(self.done + 1, self.total))

@@ -1,4 +1,4 @@
-"""Which linear layers of a transformer run in eight bits.
+"""Choice and replacement of the linear layers of a transformer that run in eight bits.
 
 `Transformer` quantises once, after a LoRA was merged and Q, K and V were fused and before layers are compiled. Another LoRA then
 goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses stay, so recorded passes stay valid.
@@ -26,7 +26,7 @@ or run once per prompt."""
 
 
 def check_lora(config: ResolvedConfig) -> None:
-    """Check that a LoRA can run with a configuration: beside eight-bit weights it cannot.
+    """Check that a configuration does not keep a LoRA beside eight-bit weights.
 
     Raises:
         ConfigError: names what to change.
@@ -91,7 +91,7 @@ def requantize_linears(dit: CausalWan, base: CausalWan, loras: Sequence[Lora]) -
 
 
 def _chosen(dit: CausalWan, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:
-    """Linear layers to quantise, by name; fused Q, K and V once."""
+    """List the linear layers to quantise, by name; fused Q, K and V count as one."""
     for index, layer in enumerate(dit.layers):
         fused = layer.self_attn.fused is not None
         names = ("self_attn.fused", *LINEARS[len(QKV) :]) if fused else LINEARS
@@ -117,7 +117,7 @@ def _place(dit: CausalWan, name: str, layer: EightBitLinear) -> None:
 
 
 def _held(dit: CausalWan) -> Iterator[tuple[str, EightBitLinear]]:
-    """Eight-bit layers that are no part of another."""
+    """List the eight-bit layers that are not part of another one."""
     found = {name: module for name, module in dit.named_modules() if isinstance(module, EightBitLinear)}
     homes = {name.removesuffix(".fused") for name in found if name.endswith(".fused")}
     parts = {f"{home}.{part}" for home in homes for part in (*QKV, "fused_kv")}
@@ -125,6 +125,6 @@ def _held(dit: CausalWan) -> Iterator[tuple[str, EightBitLinear]]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Names in the original of what a layer was made from."""
+    """Return the names of the original layers that a layer was made from."""
     home, _, own = name.rpartition(".")
     return tuple(f"{home}.{part}" for part in QKV) if own == "fused" else (name,)

@@ -1,4 +1,4 @@
-"""What one rank of a session on several devices will hold, worked out before anything is allocated."""
+"""Prediction of the memory of one rank of a session on several devices, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEADERS = ("autoencoder weights", "decoder memories")
 
 
 def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batch: int, *, there: bool = False) -> None:
-    """Check that what a session of `batch` samples will hold fits its device.
+    """Check that the memory that a session of `batch` samples needs is free on its device.
 
     Args: as of `strobe.engine.memory.predict`, and
         layout: of this rank; None: the session has one device.
@@ -31,7 +31,7 @@ def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batc
 
 
 def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:
-    """Memory of one rank of a session of `batch` samples: whole weights and text, its share of the cache, rank 0's decoder.
+    """Predict the memory of one rank of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder.
 
     Args: as of `strobe.engine.memory.predict`, and
         layout: of the rank.
@@ -42,7 +42,7 @@ def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: in
 def predict_ranks(
     parts: Parts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
 ) -> list[tuple[MemoryPart, ...]]:
-    """The same of several, with one look at the model."""
+    """Predict the memory of several ranks, as `predict_rank` does, from one look at the model."""
     bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
     together = replace(config, knobs=replace(config.knobs, late_frames=True))
     whole, alone, both = ({part.name: part for part in predict(parts, each, batch)} for each in (config, bare, together))
@@ -60,7 +60,7 @@ def predict_ranks(
 
 
 def _pass(num_bytes: int, layout: Layout) -> int:
-    """Of one device's largest pass: this rank's tokens, and queries, results and messages of all tokens for its heads."""
+    """Return a rank's share of one device's largest pass: its tokens, and messages of all tokens for its heads."""
     mine = num_bytes * layout.counts[layout.rank] / layout.tokens_per_frame
     messages = num_bytes / 4 / layout.degrees.ulysses if layout.degrees.num_ranks > 1 else 0
     return int(mine + messages)

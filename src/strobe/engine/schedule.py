@@ -1,4 +1,4 @@
-"""Which noise levels the few-step sampler visits."""
+"""Noise levels of the few-step sampler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NoiseSchedule:
 
     @property
     def warped(self) -> tuple[float, ...]:
-        """Timesteps after the shift, as the transformer is told: ``1000 * sigma`` with the official rounding."""
+        """Timesteps after the shift, as the transformer takes them: ``1000 * sigma`` with the official rounding."""
         return tuple(warped_timestep(timestep, self.shift) for timestep in self.timesteps)
 
 

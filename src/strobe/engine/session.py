@@ -117,7 +117,7 @@ class Session:
 
     @property
     def config(self) -> ResolvedConfig:
-        """What really runs, with nothing left to fill in."""
+        """Configuration that runs, resolved for this model and device."""
         return self._stream.config
 
     @property
@@ -142,8 +142,9 @@ class Session:
         return self._stream.state.prompts
 
     def prompt(self, text: str | Sequence[str], *, mode: Mode = "recache", over: int = 4, wait: bool = False) -> PromptAck:
-        """Steer the stream, at any time and from any thread. The prompt takes effect at the next frame block for which its text
-        is ready: a text that takes time is encoded beside the stream, which goes on under the old prompt meanwhile.
+        """Steer the stream, at any time and from any thread, from the next frame block on for which the text is ready.
+
+        A text that takes time is encoded in parallel to the stream, which goes on under the old prompt meanwhile.
 
         Args:
             text: one prompt for all samples, or one for each.
@@ -170,7 +171,7 @@ class Session:
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
     def prepare(self) -> None:
-        """Do now what a prompt that has not taken effect needs before its frame block, while frames made before are shown.
+        """Do the work of a waiting prompt before its frame block, while earlier frames are shown.
 
         A hard switch then stalls nothing. What is streamed is the same, bit by bit, whether this was called or not and whatever
         prompt comes after. Keys and values are held twice until that frame block.
@@ -215,7 +216,7 @@ class Session:
         return self._stream.loras
 
     def use_lora(self, lora: Lora | Sequence[Lora] | None, *, strength: float = 1.0) -> None:
-        """Put one or several LoRAs in the place of those that this method put there before; those of the model stay.
+        """Replace the LoRAs that this method set before by one or several others; the model's own LoRAs stay.
 
         It takes effect at the next frame block, which derives the window again as in a hard prompt switch.
 
@@ -248,7 +249,7 @@ class Session:
             return Snapshot(identity=self._identity, state=state, cache=cache, pending=self._prompting.pending)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot of this or a like session. What follows is bit-equal to what followed then.
+        """Return to a snapshot of this session or one like it; what follows is bit-equal to what followed then.
 
         Raises:
             SessionError: the snapshot has other weights, configuration, seed or samples, or contradicts itself; names what.
@@ -259,11 +260,11 @@ class Session:
             self._prompting.reset(snapshot.pending, snapshot.state.next_block)
 
     def launched(self) -> AbstractContextManager[None]:
-        """Launch passes kernel by kernel meanwhile, not as graphs, inside which a profiler sees no regions: the same frames."""
+        """Run passes kernel by kernel inside this context, because a profiler sees no regions inside graphs: the same frames."""
         return self._stream.launched()
 
     def fork(self) -> Session:
-        """Return a second session that goes on from here on its own, with the same weights; raises what `snapshot` does."""
+        """Return a second session that goes on from here independently, with the same weights; raises what `snapshot` does."""
         self._prompting.settle()
         with self._exclusive():
             other = Session.__new__(Session)
@@ -345,7 +346,7 @@ class Session:
             yield self._next(timeline, start=None if count else index, ahead=late and not last)
 
     def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool) -> FrameBlock:
-        """Hand out a frame block; if `ahead`, make the one after it before."""
+        """Hand out a frame block; with `ahead` make the next one first."""
         with self._exclusive():
             self._take_turn(timeline, start)
             index, cancellations = self.next_block, self._cancellations
@@ -367,7 +368,7 @@ class Session:
             self._prompting.made(told, self._stream.state.next_block, index)  # made, if maybe not decoded
 
     def _take_turn(self, timeline: dict[int, Switch], start: int | None) -> None:
-        """Let a stream go on, or begin at frame block `start`; two that alternate would miss each other's switches."""
+        """Check that this stream's turn has come; two streams that alternate would miss each other's switches."""
         if start == self.next_block:
             self._running = timeline
         if self._running is not timeline:

@@ -52,7 +52,7 @@ class Snapshot:
         return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
 
     def check(self, identity: Identity) -> None:
-        """Check that a session of this identity can be restored from it, as far as tensors are not concerned.
+        """Check that a session of this identity can restore it; tensors are checked elsewhere.
 
         Raises:
             SessionError: it cannot; names what differs.
@@ -85,8 +85,9 @@ class Snapshot:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write to a safetensors file. The file is whole and on the disk when this returns; before, and if it fails, a file that
-        had this name is left as it was.
+        """Write to a safetensors file, which is whole and on the disk when this returns.
+
+        Until then, and if it fails, an existing file of this name stays as it was.
 
         Raises:
             DataError: the file cannot be written.
@@ -145,7 +146,10 @@ class _Version:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Header(_Version):
-    """All that is no tensor; `decoder_memories`: whether each is there; `digests`: of every tensor, by name."""
+    """The header of a snapshot file: all but the tensors.
+
+    `decoder_memories`: whether each is in the file; `digests`: sha256 of every tensor, by name.
+    """
 
     identity: Identity
     next_block: Number
@@ -199,7 +203,7 @@ def _read_header(text: str) -> _Header:
 
 
 def _check_names(header: _Header, names: set[str]) -> None:
-    """Check that the tensors of a file are those that its header speaks of."""
+    """Check that a file has the tensors that its header names."""
     expected = {"cache.keys", "cache.values", "cache.sink_keys", "history"}
     expected |= {f"decoder.{index}" for index, there in enumerate(header.decoder_memories) if there}
     expected |= {"text.start", "text.target"} if header.blend is not None else set()
@@ -209,7 +213,7 @@ def _check_names(header: _Header, names: set[str]) -> None:
 
 
 def _check_tensors(header: _Header, tensors: Mapping[str, Tensor]) -> None:
-    """Check the digests, and that no number of the header asks for more than the tensors hold."""
+    """Check the digests, and that the tensors are as large as the numbers of the header say."""
     damaged = [name for name, tensor in tensors.items() if _digest(tensor) != header.digests[name]]
     if damaged:
         raise SessionError(f"tensor {damaged[0]!r} was damaged; use another copy")
@@ -253,7 +257,7 @@ def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
 
 
 def _digest(tensor: Tensor) -> str:
-    """sha256 of a tensor on the CPU: dtype, shape and bytes."""
+    """Compute the sha256 of a tensor on the CPU: dtype, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""How the past of a stream is cut into tiles, where queries leave some of it out."""
+"""Tiles of a stream's past frames, for queries that skip some of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK: Final = 64
 
 
 def frame_tiles(grid: TokenGrid) -> TileLayout:
-    """Tiles of one latent frame: those with the fewest rows of padding.
+    """Return the tile layout of one latent frame with the fewest padding rows.
 
     Raises:
         ConfigError: a frame has so few tokens that most of a tile would be padding.
@@ -31,7 +31,7 @@ def frame_tiles(grid: TokenGrid) -> TileLayout:
 
 
 def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | None:
-    """How a cache keeps frames of a grid; None where everything that is kept is attended.
+    """Return the tiles in which a cache keeps frames of a grid; None without sparsity.
 
     Raises: see `frame_tiles`.
     """
@@ -52,7 +52,7 @@ def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | Non
 
 
 def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | None = None) -> int:
-    """Keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
+    """Count the keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
 
     Args:
         grid: of a latent frame.

@@ -15,7 +15,7 @@ from strobe.models.vae.taew import Taew
 
 @torch.inference_mode()
 def start_latents(start: Tensor, model: Model, batch: int) -> Tensor:
-    """Clean latents [B, F, C, Y, X], float32 on the CPU, of what a stream begins with.
+    """Return the clean latents [B, F, C, Y, X], float32 on the CPU, that a stream begins with.
 
     Args:
         start: frames uint8 [1 + stride * n, Y, X, 3] of the model's size, or clean latents [F, C, Y, X].
@@ -48,7 +48,7 @@ def start_latents(start: Tensor, model: Model, batch: int) -> Tensor:
 
 
 def with_first_block(config: EngineConfig, latents: int, defaults: ModelDefaults) -> EngineConfig:
-    """A configuration whose first frame blocks `latents` given latent frames fill.
+    """Return a configuration whose first frame blocks are filled by `latents` given latent frames.
 
     Raises:
         ConfigError: its own `first_block` does not fit them.

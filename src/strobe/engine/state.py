@@ -1,4 +1,4 @@
-"""All that a stream is between two frame blocks."""
+"""The state of a stream between two frame blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strobe.engine.prompts import Blend
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamState:
-    """A stream between two frame blocks, but for its cache. Replaced as a whole; its tensors are never written again.
+    """The state of a stream between two frame blocks, except its cache. Replaced as a whole; its tensors are never written again.
 
     Args:
         next_block: number of the frame block that comes next.
@@ -42,7 +42,7 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What makes two streams of the same prompts bit-equal on one machine."""
+    """Model, weights, configuration and seed: streams of equal identity and prompts are bit-equal on one machine."""
 
     model: str
     weights_hash: str
@@ -51,7 +51,7 @@ class Identity:
     samples: tuple[int, ...]
 
     def check(self, other: Identity) -> None:
-        """Check that a snapshot of `other` fits here.
+        """Check that a snapshot of identity `other` fits a session of this one.
 
         Raises:
             SessionError: it does not; names what differs.
@@ -69,13 +69,13 @@ class Identity:
                 )
 
     def _settings(self, other: Identity) -> dict[str, object]:
-        """Settings in which `other` differs; a name is none."""
+        """Return the settings of this identity, the name excepted, that differ in `other`."""
         own = {each.name: getattr(self.config, each.name) for each in fields(EngineConfig) if each.name != "name"}
         return {name: value for name, value in own.items() if value != getattr(other.config, name)}
 
 
 def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, latents: tuple[int, ...], text_dim: int) -> None:
-    """Check that a state goes with its cache and with a stream, but for the shapes that the cache itself checks.
+    """Check that a state fits its cache and a stream; shapes that the cache checks are left to it.
 
     Args:
         state, cache: as a snapshot holds them.
@@ -118,7 +118,7 @@ def _is_text(text: Tensor, like: Tensor, batch: int, width: int) -> bool:
 
 
 def _are_latents(tensor: Tensor, latents: tuple[int, ...], frames: range) -> bool:
-    """`tensor` is float32 [B, F, C, Y, X] with so many frames."""
+    """Whether `tensor` is float32 [B, F, C, Y, X] with a number of frames in `frames`."""
     if tensor.dtype != torch.float32 or tensor.dim() != 5:
         return False
     return tensor.shape[1] in frames and (tensor.shape[0], *tensor.shape[2:]) == latents

@@ -1,4 +1,4 @@
-"""The loop body: a frame block from prompt to pixels."""
+"""The loop of a stream: a frame block from prompt to pixels."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class Stream:
 
     @property
     def next_block(self) -> int:
-        """Number of the frame block that is handed out next; `state.next_block` is that which is made next."""
+        """Number of the next frame block to hand out; `state.next_block` is the next one to make."""
         return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Record now what would be recorded amid a stream: its passes until the window is full, and the recache of a full one.
+        """Record all passes before the stream starts: those until the window is full, and the recache of a full one.
 
         Only before the first frame block.
         """
@@ -180,7 +180,7 @@ class Stream:
 
     @torch.inference_mode()
     def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
-        """Do now what the next frame block does for a change before anything else: read the text, derive the window again.
+        """Do the next frame block's first work for a change ahead of it: read the text, recompute the window.
 
         `advance` with the same change then begins with its first denoise step, and the stream goes on bit-equal to one that was
         not prepared; so it does with another change. Until then the cache is held twice: as it was, and under the new prompt.
@@ -203,7 +203,7 @@ class Stream:
         self._worked_ns += perf_counter_ns() - began
 
     def _put_back(self) -> None:
-        """Undo what `prepare` did."""
+        """Restore the cache as it was before `prepare`."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.kept is not None:
             self._cache.restore(ahead.kept)
@@ -220,7 +220,7 @@ class Stream:
         return replace(block, elapsed_ns=worked)
 
     def _settle(self) -> None:
-        """Wait for what is being decoded: its frames are ready, and what the decoder remembers goes into `state`."""
+        """Wait for the frames being decoded, and put the decoder's memories into `state`."""
         waiting = self._decoding
         if waiting is None:
             return
@@ -284,7 +284,7 @@ class Stream:
         return self._dit.loras
 
     def use_loras(self, loras: Sequence[Lora]) -> None:
-        """Go on with these LoRAs from the next frame block on, which derives the window again.
+        """Use these LoRAs from the next frame block on, which recomputes the window.
 
         Raises:
             SessionError: a fork shares the weights.
@@ -305,7 +305,7 @@ class Stream:
 
     @contextmanager
     def launched(self) -> Iterator[None]:
-        """Launch passes kernel by kernel meanwhile; recorded passes are kept for afterwards."""
+        """Run passes kernel by kernel inside this context; recorded passes are kept for afterwards."""
         runner, self._dit.runner = self._dit.runner, Eager()
         try:
             yield
@@ -313,7 +313,7 @@ class Stream:
             self._dit.runner = runner
 
     def fork(self) -> Stream:
-        """Return a second stream that goes on from here on its own; weights are shared.
+        """Return a second stream that goes on from here independently; weights are shared.
 
         Raises: see `snapshot`.
         """
@@ -328,7 +328,7 @@ class Stream:
         return other
 
     def close(self) -> None:
-        """Let the decoder's worker go, and what the stream alone holds: recorded passes, keys and values, decoder memories."""
+        """Shut down the decoder's worker, and free what only this stream holds: recorded passes, cache, decoder memories."""
         self._decoder.close()
         self._dit.runner.reset()
         if self._prepared is not None:
@@ -339,7 +339,7 @@ class Stream:
         self.arena.close()
 
     def _undelivered(self, state: StreamState) -> FrameBlock | None:
-        """The frame block of a snapshot that was made and not handed out."""
+        """Return the frame block of a snapshot that was made but not handed out."""
         if state.undelivered is None:
             return None
         index = state.next_block - 1
@@ -363,7 +363,7 @@ class Stream:
             return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
 
     def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
-        """What `prepare` did for this change, or else what this does now."""
+        """Return the text that `prepare` derived for this change, or derive it now."""
         ahead = self._ahead
         if ahead is not None and ahead.ready is not None and ahead.change is change:
             self._ahead = None
@@ -372,7 +372,7 @@ class Stream:
         return self._derive(change, encoded)
 
     def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
-        """Work out this frame block's text; after a hard switch, the past under it too."""
+        """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""
         with span(TEXT):
             blend = self._blend(change, encoded)
             if self._text is None or self._text[0] is not blend:

@@ -1,4 +1,4 @@
-"""Text encoders: what a stream asks of one, and the one of a Wan model."""
+"""The protocol of text encoders, and the encoder of a Wan model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TextEncoder(Protocol):
-    """Prompts to what cross-attention attends to."""
+    """An encoder of prompts into the text that cross-attention attends to."""
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Check prompts before a stream depends on them.
+        """Check that the encoder can encode prompts, before a stream depends on them.
 
         Raises:
             ConfigError: a prompt that it cannot encode.
@@ -33,21 +33,20 @@ class TextEncoder(Protocol):
         ...
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text `[B, L, text_dim]`; padding rows are zeros. Any thread may call it."""
+        """Encode prompts to text `[B, L, text_dim]`; padding rows are zeros. Any thread may call it."""
         ...
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Whether `encode` takes no time worth speaking of: the texts are known, or the encoder is small."""
+        """Whether `encode` takes almost no time: the texts are known, or the encoder is small."""
         ...
 
     def place(self, device: torch.device) -> None:
-        """Be told where frames are made, after all that a stream holds there was allocated; an encoder that is free to choose
-        its device chooses now."""
+        """Tell the encoder which device makes frames, after the stream's allocations there; it may choose its own device now."""
         ...
 
 
 def text_encoder(folder: Path, given: Weights) -> TextEncoder:
-    """The umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
+    """Return the umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
 
     Raises:
         WeightsError: it is not there; says what was looked for.
@@ -57,7 +56,7 @@ def text_encoder(folder: Path, given: Weights) -> TextEncoder:
 
 
 def random_text(config: WanConfig, given: Weights) -> TextEncoder:
-    """Noise for prompts, or an encoder of umT5's size whose weights are drawn when the first prompt comes."""
+    """Return noise for prompts, or an encoder of umT5's size whose weights are drawn when the first prompt comes."""
     if not given.random_text:
         return PromptNoise(config)
     check_installed()

@@ -1,4 +1,4 @@
-"""The transformer made ready for one configuration: everything that does not depend on the latents is worked out once."""
+"""The transformer prepared for one configuration: everything that does not depend on the latents is computed once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLEAN = 0.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextContext:
-    """A prompt as the transformer uses it.
+    """A prompt as the transformer's passes take it.
 
     Args:
         text: text encoder's output [B, L, text_dim].
@@ -90,8 +90,10 @@ class Transformer:
 
     @torch.no_grad()
     def use_loras(self, loras: Sequence[Lora]) -> None:
-        """Run with LoRAs, with others or with none; merged weights are worked out from the originals and keep their addresses,
-        so that recorded passes go on with them. With a LoRA beside the weights passes are recorded again.
+        """Run with these LoRAs, or with none, from now on.
+
+        Merged weights are computed from the originals and keep their addresses, so that recorded passes go on with them. With a
+        LoRA beside the weights passes are recorded again.
 
         What was made under other weights is stale afterwards: texts read and frames in a cache.
 
@@ -160,7 +162,7 @@ class Transformer:
     def conditions(
         self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep
     ) -> tuple[Modulation, TextKV, Tensor]:
-        """All that a pass is told besides its latents: modulation, text keys and values, rotations."""
+        """Return the inputs of a pass besides its latents: modulation, text keys and values, rotations."""
         with span(CONDITIONS):
             modulation = self._rows.get(timestep) or self._modulation(timestep, latents.shape[1])
             if not self.knobs.text_once:
@@ -184,7 +186,7 @@ class Transformer:
 
 
 def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:
-    """A copy on a device and in a dtype, tensor by tensor: no second copy of the original is ever held."""
+    """Copy a transformer to a device and dtype, tensor by tensor, so that no second copy of the original is ever held."""
     with torch.device("meta"):
         copy = CausalWan(dit.config)
     tensors = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in dit.state_dict().items()}

@@ -1,4 +1,4 @@
-"""What a stream has under way between two frame blocks."""
+"""Work of a stream that spans two frame blocks: decoding, and changes prepared ahead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.engine.transformer import TextContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """A frame block whose frames are not all there yet.
+    """A frame block that is still being decoded.
 
     Args:
         latents: all of its.
@@ -34,7 +34,7 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
-    """A change made ready before its frame block.
+    """A change prepared ahead of its frame block.
 
     Args:
         change: as it was asked for.

@@ -1,4 +1,4 @@
-"""Frames to a file: H.264 through a real encoder, or an animated image; a picture to a frame."""
+"""Frames written to a file, as H.264 or as an animated image, and a picture read as a frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_PIXELS: Final = 64_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """How a file suffix is encoded.
+    """The encoding of a file suffix.
 
     Args:
         codec: encoder.
@@ -76,7 +76,7 @@ FORMATS: dict[str, Format] = {
 
 
 class _File(io.FileIO):
-    """A file that fails once: PyAV goes on writing after an error, and prints the second one by itself."""
+    """A file that raises on its first error and ignores later writes, which PyAV would otherwise report once more."""
 
     failed = False
 
@@ -119,7 +119,7 @@ def check_video_path(path: Path) -> Format:
 
 
 def missing_encoders() -> tuple[str, ...]:
-    """Suffixes of `FORMATS` whose encoder this machine's PyAV lacks."""
+    """List the suffixes of `FORMATS` whose encoder this machine's PyAV lacks."""
     import av
 
     return tuple(suffix for suffix, each in FORMATS.items() if each.codec not in av.codecs_available)
@@ -164,7 +164,7 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
 
 
 class VideoFile:
-    """Writes frames to a file as they come. Use as a context manager: whatever happens inside, what was written is playable.
+    """A writer of frames to a file as they come. Used as a context manager it leaves a playable file even after an error.
 
     A clip grows beside its place, as `clip.partial.mp4`, and takes the place of an earlier one when it is complete: a killed
     process leaves both. An mp4 or mkv grows in fragments, so that all but the newest frames play at any moment; `close` puts the
@@ -231,7 +231,7 @@ class VideoFile:
                 self._encode(self._output, self._av.VideoFrame.from_ndarray(pixels, format="rgb24"))
 
     def close(self) -> None:
-        """Finish the clip, which takes its place. Closing twice does nothing; without a single frame there is no file."""
+        """Finish the clip and move it to its place. Closing twice does nothing; without a single frame there is no file."""
         self._close(complete=True)
 
     def __enter__(self) -> Self:
@@ -250,7 +250,7 @@ class VideoFile:
                 self._settle(complete=complete)
 
     def _begin(self) -> _File:
-        """Make a file of its own beside the clip's place, which no earlier one has."""
+        """Create a new file with an unused name beside the clip's place."""
         if self._is_stream:
             return _File(self.path, "wb")
         for number in itertools.count(1):
@@ -261,7 +261,7 @@ class VideoFile:
         raise AssertionError("numbers do not end")
 
     def _settle(self, *, complete: bool) -> None:
-        """Take the clip's place: a complete one always, another if nothing stands there."""
+        """Move the clip to its place: a complete one always, a partial one if nothing stands there."""
         if not self._is_stream and (complete or not self._place.exists()):
             self.written.replace(self._place)
             self.written = self.path
@@ -346,7 +346,7 @@ class VideoFile:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn what the disk or the encoder refuses into one clear error."""
+        """Turn errors of the disk or the encoder into one clear error."""
         try:
             yield
         except (OSError, self._av.FFmpegError) as error:
@@ -356,7 +356,7 @@ class VideoFile:
             raise not_written(self.path, cause if isinstance(cause, OSError) else OSError(str(cause)), then=left) from error
 
     def _left(self) -> str:
-        """After a failed write: close the file, remove it if nothing of it plays, and say what is left."""
+        """Close the file after a failed write, remove it if nothing of it plays, and describe what is left."""
         if self._file is None:
             return ""
         for close in (self._output.container.close, self._file.close) if self._output else (self._file.close,):
@@ -373,7 +373,7 @@ class VideoFile:
         return f"the first {playable} of its frames are kept{own}; "
 
     def _playable(self) -> int:
-        """Frames of the file that can be read: those before its last key frame are counted, the others decoded."""
+        """Count the readable frames of the file: those before its last key frame by their packets, the others by decoding."""
         packets: list[Packet[VideoStream]] = []
         count = 0
         with suppress(OSError, self._av.FFmpegError), self._av.open(str(self.written)) as source:

@@ -17,8 +17,8 @@ TINY: Final = "tiny"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Where the weights of a Wan model are. Each file or folder may be on the hub: `hf:owner/name@revision/inside`
-    (`strobe.models.hub`).
+    """Locations of the weights of a Wan model, and options of loading them. A file or folder may be on the hub:
+    `hf:owner/name@revision/inside`, see `strobe.models.hub`.
 
     Args:
         path: checkpoint file or folder; None: there are none.

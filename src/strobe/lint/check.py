@@ -1,4 +1,4 @@
-"""A file in, findings out."""
+"""Entry points of the linter: check a text or a file and return its findings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _printed(text: str, path: str) -> Document:
 
 
 def _recorded(path: Path, options: Options) -> Study:
-    """Records with their lines, after the reader of runs has checked that this is one."""
+    """Read records with their line numbers, once the reader of runs has accepted the file."""
     run = read_run(path)
     lines = enumerate(read_bytes(path)[0].split(b"\n")[:-1], 1)
     decoder = msgspec.json.Decoder(Record)
@@ -85,7 +85,7 @@ def _recorded(path: Path, options: Options) -> Study:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The file, or of a run folder its records and reports.
+    """Return the file itself, or the records and reports of a run folder.
 
     Raises:
         DataError: a folder without any of them.
@@ -100,7 +100,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def chosen_rules(ignore: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
-    """Rules by id.
+    """Return the rules left after `only` and `ignore`, both lists of rule ids.
 
     Raises:
         ConfigError: no rule of that id.

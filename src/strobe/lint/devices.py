@@ -1,4 +1,4 @@
-"""Which device a text is about. Only an upper bound is asked for, so of several siblings the fastest stands for the family."""
+"""Finds the GPU that a text names. Only an upper bound is needed: the fastest variant stands for its family."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def only_device(texts: Iterable[str]) -> DevicePeaks | None:
 
 
 def several_devices(text: str) -> bool:
-    """The text speaks of more than one device, so that its rates may be sums."""
+    """Return True if the text speaks of more than one device, so that its rates may be sums."""
     return _SEVERAL.search(text) is not None

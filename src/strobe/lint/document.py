@@ -1,4 +1,4 @@
-"""A document as the rules see it: tables of typed cells, sentences, and lines of code, each with its place."""
+"""A document as tables of typed cells, sentences and lines of code, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strobe.lint.quantity import Quantity, Unit, head_unit, quantities
 Origin = Literal["table", "list", "lines"]
 
 EMPTY: Final = frozenset({"", "-", "--", "---", "–", "—", "n/a", "na", "none", "."})
-"""Cells that say that there is nothing here."""
+"""Texts of cells without a figure."""
 
 _AFTER: Final = re.compile(r"\s*(?:$|[(\[±,;/|*†‡→]|\+/-)")
 _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[\]]*\]")
@@ -20,7 +20,7 @@ _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where something stands. A line is counted from 1; 0 where the file has no lines to count."""
+    """Place of a claim in a file. Lines count from 1; 0 in files without lines, such as JSON."""
 
     path: str
     line: int
@@ -30,7 +30,7 @@ class Place:
 
     @property
     def short(self) -> str:
-        """`line 12`, or the table and row where there are no lines."""
+        """Short text of the place: `line 12`, or table and row where there are no lines."""
         return f"line {self.line}" if self.line else f"'{self.table}', {self.row}"
 
 
@@ -43,17 +43,17 @@ class Section:
 
     @property
     def title(self) -> str:
-        """The innermost heading."""
+        """Title of the innermost heading."""
         return self.titles[-1] if self.titles else ""
 
     def within(self, other: Section) -> bool:
-        """It is `other` or below it."""
+        """Return True if this section is `other` or lies below it."""
         return self.path[: len(other.path)] == other.path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One cell. `quantity` is the number it is about, if it is about one; `interval`: printed with its own bounds."""
+    """One table cell. `quantity` is its number, if it holds one; `interval`: it is printed with its own bounds."""
 
     text: str
     line: int
@@ -63,13 +63,13 @@ class Cell:
 
     @property
     def empty(self) -> bool:
-        """It says that there is nothing here."""
+        """Whether the cell is blank or holds a dash: no figure here."""
         return re.sub(r"\s*\(.*\)$", "", self.text.strip()).lower() in EMPTY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row; `depth` is how far its label is set in, `group` the heading line it stands under."""
+    """One table row; `depth` is the indentation of its label, `group` the heading line above it."""
 
     cells: tuple[Cell, ...]
     line: int
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table with its caption and the text under it, whatever it was written as."""
+    """One table with its caption and the notes below it, whatever it was written as."""
 
     section: Section
     caption: str
@@ -96,14 +96,14 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The heading it stands under and its caption; the caption alone if that says enough."""
+        """Heading and caption of the table; the caption alone if that is specific enough."""
         if len(self.caption.split()) > 2 or not self.section.title:
             return self.caption
         return f"{self.section.title}: {self.caption}" if self.caption else self.section.title
 
     @property
     def context(self) -> str:
-        """Everything that says what the table is about: headings, caption, heads of columns, notes."""
+        """All text around the table: headings, caption, column heads and notes."""
         return " | ".join((*self.section.titles, self.caption, *self.header, *self.notes))
 
 
@@ -112,7 +112,7 @@ class Sentence:
     """A sentence of running text.
 
     Args:
-        lead: what its paragraph or list item begins with, up to the colon.
+        lead: beginning of its paragraph or list item, up to the colon.
         parent: the item or line that its list item is under.
         paragraph: the whole paragraph or list item.
     """
@@ -126,7 +126,7 @@ class Sentence:
 
     @property
     def found(self) -> tuple[Quantity, ...]:
-        """Its numbers."""
+        """Numbers in the sentence."""
         return quantities(self.text)
 
 
@@ -159,19 +159,19 @@ class Document:
     ignored: tuple[Ignored, ...] = ()
 
     def place(self, line: int, table: Table | None = None, row: str = "", column: str = "") -> Place:
-        """A place in this document."""
+        """Return a place in this document."""
         return Place(path=self.path, line=line, table=table.name if table else "", row=row, column=column)
 
     def text_of(self, section: Section) -> str:
-        """All sentences of a section, those below it included."""
+        """Return all sentences of a section and of the sections below it as one text."""
         return "\n".join(sentence.text for sentence in self.sentences if sentence.section.within(section))
 
 
 def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
-    """Type a cell: it is about a number if it begins with one and goes on with nothing but a unit, a note or bounds.
+    """Parse a cell: it holds a number if it begins with one, followed by nothing but a unit, a note or bounds.
 
     Args:
-        unit: of numbers without one.
+        unit: unit of numbers without one.
     """
     found = quantities(text, unit)
     body = text.partition("=")[2] if "=" in text else text
@@ -184,7 +184,7 @@ def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
 
 
 def column_units(header: Iterable[str], hints: Iterable[str]) -> list[Unit | None]:
-    """Units of columns: named in the head or, for a column that measures time, by the caption (`all times in ms`)."""
+    """Return the unit of each column: from its head or, for a column of times, from the caption (`all times in ms`)."""
     hint = next((unit for text in hints if (unit := caption_unit(text))), None)
     units = [head_unit(title) for title in header]
     return [
@@ -203,7 +203,7 @@ _NOT_TIMED: Final = re.compile(
 
 
 def caption_unit(text: str) -> Unit | None:
-    """The unit of time that a caption or an introduction declares for the numbers after it."""
+    """Return the unit of time that a caption or an introduction declares for the numbers after it."""
     for found in _CAPTION_UNIT.finditer(text):
         unit = head_unit(f"({found['unit'] or found['tail']})")
         if unit and unit.dimension == "time":

@@ -1,4 +1,4 @@
-"""What a rule found: where, what is said there, what it should say, and why."""
+"""Findings, claims and rules: the place and text of a wrong claim, its correction, and the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Finding:
         severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
         place: where the claim stands.
         said: the claim as printed.
-        corrected: what it should say, or what has to be added.
+        corrected: correct value, or the information that has to be added.
         why: the numbers that show it.
         also: other places with the same claim, or the place that contradicts it.
     """
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A finding before it knows its rule."""
+    """A finding without the id and severity of its rule."""
 
     place: Place
     said: str
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A rule: its id, what it holds claims to in one sentence, and the function that looks.
+    """A rule: its id, its meaning in one sentence, and the function that looks for violations.
 
     Args:
         needs: options without which it finds nothing, in words; empty: none.

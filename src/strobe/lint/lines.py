@@ -51,7 +51,7 @@ def lines_table(lines: Sequence[tuple[int, str]], section: Section, intro: str =
 
 
 def _named_cells(rest: str, line: int, hint: Unit | None) -> dict[str, Cell]:
-    """Split what follows a label into cells by name: `7.95 ± 0.84 (total: 23.85)` gives value, ± and total."""
+    """Split the text after a label into cells by name: `7.95 ± 0.84 (total: 23.85)` gives value, ± and total."""
     cells: dict[str, Cell] = {}
     for each in quantities(rest):
         title = _title(each, rest)

@@ -1,4 +1,4 @@
-"""Reading Markdown: headings, tables, lists, paragraphs, code blocks, and the comments that switch rules off."""
+"""Parser of Markdown: headings, tables, lists, paragraphs, code blocks, and comments that switch rules off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.lint.quantity import Unit, readable
 
 _INLINE: Final = MarkdownIt("commonmark").enable("strikethrough")
 _BLOCKS: Final = MarkdownIt("commonmark", {"maxNesting": 100}).enable("table").disable(["code", "html_block", "inline"])
-"""Blocks alone: text stays as it is written. Indented text and text between HTML tags are paragraphs."""
+"""Parser of blocks alone: text stays as written. Indented text and text between HTML tags are paragraphs."""
 _IGNORE: Final = re.compile(r"<!--\s*strobe lint: ignore (?P<rules>[\w*, -]+?)\s*(?::.*)?-->")
 _UNSEEN: Final = re.compile(r"\A---[ \t]*\n(?:.*\n)*?---[ \t]*$|<!--[\s\S]*?-->", re.MULTILINE)
 """Front matter and comments."""
@@ -26,11 +26,11 @@ _UNREAD: Final = frozenset({"markdown", "md", "diff", "mermaid"})
 _SPLIT: Final = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)(?<!cf\.)(?<!ca\.)\s+(?=[A-Z\"'(\d])")
 _INDENT: Final = re.compile(r"^(?:(?:&nbsp;|&emsp;|&ensp;| |\u2003|\u2002|[ ]{2}|↳|└─*|├─*|│|[-*•>+](?=\s))\s*)+")
 _BREAK: Final = "\v"
-"""The end of a line inside a text that is parsed as one line, so that markup may span lines; the parser sees white space."""
+"""Stand-in for a line end in text that is parsed as one line, so that markup may span lines; it parses as white space."""
 
 
 def plain(text: str) -> str:
-    """Take Markdown's markup out of a text, leaving what a reader sees; of `4*B*H*D` the signs, which are meant as signs."""
+    """Remove Markdown's markup from a text, leaving what a reader sees; the asterisks of `4*B*H*D` stay."""
     tokens = _INLINE.parseInline(text)[0].children or []
     parts = [_shown(token) for token in tokens]
     opened: list[int] = []
@@ -67,7 +67,7 @@ def _shown(token: Token) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A paragraph or list item: its source, and its lines with their numbers as a reader sees them."""
+    """A paragraph or list item: its source, and its lines with their numbers, without markup."""
 
     source: str
     lines: tuple[tuple[int, str], ...]
@@ -96,7 +96,7 @@ def read_markdown(text: str, path: str) -> Document:
 
 
 class _Reader:
-    """One pass over the blocks, in order."""
+    """A single pass over the blocks of a document, in order."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")
@@ -113,7 +113,7 @@ class _Reader:
 
     @property
     def section(self) -> Section:
-        """The headings that the next block stands under."""
+        """Headings above the next block."""
         return Section(path=tuple(entry[2] for entry in self.headings), titles=tuple(entry[1] for entry in self.headings))
 
     def _read(self, node: SyntaxTreeNode) -> None:
@@ -144,7 +144,7 @@ class _Reader:
         self.intro_bold = re.fullmatch(r"(\*\*|__).+\1:?", text.source, re.DOTALL) is not None
 
     def _item(self, node: SyntaxTreeNode) -> None:
-        """An item is its first paragraph; what else stands in it belongs to it."""
+        """Read a list item: its first paragraph is its text, all other blocks in it are its children."""
         first, rest = None, node.children
         if rest and rest[0].type == "paragraph":
             parent = self.open_items[-1] if self.open_items else (self.intro if self.intro.endswith(":") else "")
@@ -157,7 +157,7 @@ class _Reader:
         self.open_items.pop()
 
     def _list(self, node: SyntaxTreeNode) -> None:
-        """Read a list; items that are `label: number` are a table."""
+        """Read a list; items of the form `label: number` become a table."""
         self.items = []
         for child in node.children:
             self._read(child)
@@ -195,7 +195,7 @@ class _Reader:
 
 
 def _line(node: SyntaxTreeNode) -> int:
-    """The first line of a block, counted from 1."""
+    """Return the first line of a block, counted from 1."""
     return node.map[0] + 1 if node.map else 0
 
 
@@ -219,7 +219,7 @@ def _row(sources: Sequence[str], number: int, units: Sequence[Unit | None]) -> R
 
 
 def _notes(lines: Sequence[str]) -> Iterator[str]:
-    """The lines right under a table, up to the next heading, table or code, 12 at most."""
+    """Yield the lines right under a table, 12 at most, up to the next heading, table or code."""
     for line in lines[:12]:
         if re.match(r" {0,3}#{1,6}\s|\s*(?:```|~~~)", line) or "|" in line or re.fullmatch(r"\*\*.+\*\*", line.strip()):
             return
@@ -256,7 +256,7 @@ def _lead(text: _Text) -> str:
 
 
 def _list_table(items: Sequence[_Text], section: Section, parent: str) -> Table | None:
-    """Items `label: number ...` as rows; None if there is none."""
+    """Turn items `label: number ...` into rows of a table; None if there are none."""
     rows = []
     for item in items:
         label, colon, rest = item.plain.partition(":")
@@ -271,7 +271,7 @@ def _list_table(items: Sequence[_Text], section: Section, parent: str) -> Table 
 
 
 def _ignored(text: str) -> Iterator[Ignored]:
-    """Comments `<!-- strobe lint: ignore RULE -->`: they cover their own line and the block that follows."""
+    """Yield the comments `<!-- strobe lint: ignore RULE -->`: each covers its own line and the block that follows."""
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         for found in _IGNORE.finditer(line):

@@ -1,4 +1,4 @@
-"""What the user says was measured, checked and made into options."""
+"""Options of the linter from what the user states about the measurement: frame size, model, window, device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shape:
 
 
 def options_of(shape: Shape, *, model: str | None, window: int | None, device: str | None) -> Options:
-    """Check what was given and derive tokens and frames.
+    """Validate the user's statements and derive tokens and frames from them.
 
     Raises:
         ConfigError: an unknown model or device, half a size, a size without a model, or numbers that are not positive.
@@ -64,7 +64,7 @@ def _device(name: str) -> DevicePeaks:
 
 
 def _grid(shape: Shape, model: TransformerShape | None) -> tuple[int | None, int | None]:
-    """Latent frames made at a time, and tokens of one of them."""
+    """Return the latent frames made at a time, and the tokens of one of them."""
     sizes = (shape.height, shape.width)
     if shape.grid is not None:
         parts = shape.grid.split(",")

@@ -1,4 +1,4 @@
-"""What a heading, a row or a sentence talks about: its words, the statistic it names, and the kind of figure."""
+"""Words of headings, rows and sentences: their stems, the statistic they name, and the kind of figure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _COUNT: Final = re.compile(
 
 
 def listed(text: str) -> frozenset[str]:
-    """The words of a text as a set."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -72,7 +72,7 @@ TOTAL: Final = re.compile(
 
 @functools.lru_cache(maxsize=20_000)
 def statistic(label: str) -> str:
-    """The statistic a label names: `mean`, `p50`, `p99`, `max`, `min`, `spread`, `sum`; empty if it names none."""
+    """Return the statistic that a label names: `mean`, `p50`, `p99`, `max`, `min`, `spread`, `sum`; empty if none."""
     found = _PERCENTILE.search(label)
     if found:
         digits = found[1] or found[2]
@@ -82,7 +82,7 @@ def statistic(label: str) -> str:
 
 
 def stem(word: str) -> str:
-    """A word without its plural, so that `kernels` is `kernel`."""
+    """Return a word without its plural ending, so that `kernels` is `kernel`."""
     if len(word) > 2 and word.endswith("s") and not word.endswith("ss"):
         return word[:-1]
     return word
@@ -90,37 +90,37 @@ def stem(word: str) -> str:
 
 @functools.lru_cache(maxsize=20_000)
 def words(label: str) -> tuple[str, ...]:
-    """Stems of the words that tell labels apart, in order: no articles, units or statistics."""
+    """Return the stems of the words that tell labels apart, in order: no articles, units or statistics."""
     split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", label)
     return tuple(stem(word) for word in re.findall(r"[a-zµ]+\d*[a-z]*|\d+(?:\.\d+)?", split.lower()) if word not in _STOP)
 
 
 @functools.lru_cache(maxsize=20_000)
 def key(label: str) -> str:
-    """A label as an identity: case, markup, `preset` and punctuation do not count; what is in brackets does."""
+    """Return a label as an identity, without case, markup, `preset` and punctuation; text in brackets stays."""
     text = re.sub(r"[*`_★☆✓✔]", " ", label.lower())
     text = re.sub(r"\b(?:preset|config(?:uration)?|variant)\b", " ", text)
     return re.sub(r"[^\w.()+%/<>=-]+", " ", text).strip(" -:")
 
 
 def same_word(a: str, b: str) -> bool:
-    """Equal, or one is a shortening of the other of two letters or more (`op`, `operation`)."""
+    """Return True if the words are equal, or one shortens the other to two letters or more (`op`, `operation`)."""
     return a == b or (min(len(a), len(b)) >= 2 and (a.startswith(b) or b.startswith(a)))
 
 
 def covers(longer: Iterable[str], shorter: Iterable[str]) -> bool:
-    """Every word of `shorter` occurs in `longer`."""
+    """Return True if every word of `shorter` occurs in `longer`."""
     pool = list(longer)
     return all(any(same_word(word, other) for other in pool) for word in shorter)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What a column or row of figures is.
+    """The metric of a column or row of figures.
 
     Args:
         title: as printed.
-        kind: what is measured.
+        kind: kind of the measured quantity.
         statistic: the one it names, or empty.
         quality: the metric, if `kind` is quality.
     """
@@ -132,12 +132,12 @@ class Metric:
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """The words apart from statistic and unit."""
+        """Words of the title apart from statistic and unit."""
         return words(self.title)
 
 
 def metric_of(title: str, unit: Unit | None) -> Metric:
-    """Read a column's head or a row's label, with the unit of its figures."""
+    """Parse a column's head or a row's label, together with the unit of its figures, as a metric."""
     quality = _QUALITY.search(title)
     if quality:
         return Metric(title=title, kind="quality", quality=quality[1].lower(), statistic=statistic(title))
@@ -167,7 +167,7 @@ def _kind(title: str, unit: Unit | None) -> Kind:
 
 
 def is_metric(title: str) -> bool:
-    """A label that names a kind of figure rather than a configuration or a part."""
+    """Return True if a label names a kind of figure rather than a configuration or a part."""
     bare = title.strip()
     if _QUALITY.search(bare) or _RATE.search(bare) or statistic(bare):
         return True
@@ -175,5 +175,5 @@ def is_metric(title: str) -> bool:
 
 
 def is_total(label: str) -> bool:
-    """A row that claims to be the sum of the others."""
+    """Return True if a row's label claims the sum of the other rows."""
     return TOTAL.search(label.strip()) is not None

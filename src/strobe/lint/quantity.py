@@ -12,7 +12,7 @@ Dimension = Literal["time", "bytes", "rate", "work", "compute", "bandwidth", "pe
 Mark = Literal["", "about", "below", "above", "spread"]
 
 ABOUT: Final = Fraction(1, 20)
-"""A value printed with `~` or `about` is known to 5 %, or to half a unit of its last digit that is not 0 if that is more."""
+"""Relative tolerance of a value printed with `~` or `about`; at least half a unit of its last digit that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Bounds:
 
     @property
     def middle(self) -> Fraction:
-        """Half-way between the bounds."""
+        """Middle of the interval."""
         return (self.low + self.high) / 2
 
     @property
@@ -47,22 +47,22 @@ class Bounds:
         return self.high - self.low
 
     def overlaps(self, other: Bounds) -> bool:
-        """Some value lies in both."""
+        """Return True if some value lies in both intervals."""
         return self.low <= other.high and other.low <= self.high
 
     def wider(self, by: Fraction) -> Bounds:
-        """Moved apart by `by` on each side."""
+        """Return the interval with each bound moved outward by `by`."""
         return Bounds(self.low - by, self.high + by)
 
 
 def exactly(value: Fraction | int) -> Bounds:
-    """The interval of one value."""
+    """Return the interval that holds one value only."""
     return Bounds(Fraction(value), Fraction(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit: as it is printed, what it measures, and its size in seconds, bytes, 1/s, operations, percent or one."""
+    """A unit: printed name, dimension, and size in seconds, bytes, 1/s, operations, percent or one."""
 
     name: str
     dimension: Dimension
@@ -175,12 +175,12 @@ class Quantity:
 
     @property
     def dimension(self) -> Dimension:
-        """What it measures; `none` without a unit."""
+        """Dimension of the unit, such as time or memory; `none` without a unit."""
         return self.unit.dimension if self.unit else "none"
 
     @property
     def plain(self) -> bool:
-        """One value, neither a bound, a range nor a spread."""
+        """Whether it is one value: no bound, range or spread."""
         return self.mark in ("", "about") and not self.ranged
 
     @property
@@ -190,7 +190,7 @@ class Quantity:
         return scale * Fraction(1, 2 * 10**self.decimals) if self.decimals >= 0 else scale * Fraction(10**-self.decimals, 2)
 
     def measured_in(self, unit: Unit | None) -> Quantity:
-        """The same digits in another unit: for a column whose head has the unit."""
+        """Return the same digits in another unit, as for a column whose head names the unit."""
         if unit is None or self.unit == unit:
             return self
         given = self.unit.scale if self.unit else Fraction(1)
@@ -215,7 +215,7 @@ def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> B
 
 
 def readable(text: str) -> str:
-    """Put dots in the place of numbers that nothing measured has: over 40 digits, or a power of ten beyond 40. Positions stay."""
+    """Replace numbers that no measurement has (over 40 digits, or a power of ten beyond 40) with dots. Positions stay."""
     return _BEYOND.sub(lambda found: "…" * len(found[0]), text)
 
 
@@ -238,7 +238,7 @@ def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
     """Find every number with its unit in plain text.
 
     Args:
-        unit: of numbers that have none beside them.
+        unit: unit of numbers without one beside them.
     """
     masked = mask(text)
     return tuple(_quantity(found, masked, unit) for found in _QUANTITY.finditer(masked))
@@ -315,7 +315,7 @@ _HEAD_UNIT: Final = re.compile(
 
 
 def head_unit(title: str) -> Unit | None:
-    """The unit that a head or a caption names: `Mean (ms)`, `latency_ms`, `time [s]`, `times in ms`, `FPS`, `% of step`."""
+    """Return the unit that a head or caption names: `Mean (ms)`, `latency_ms`, `time [s]`, `times in ms`, `FPS`."""
     text = title.strip()
     if text in UNITS and UNITS[text].dimension != "count":
         return UNITS[text]

@@ -1,4 +1,4 @@
-"""Reading `report.json`: its tables and sentences, every figure with all the digits it was written with."""
+"""Reader of `report.json`: its tables and sentences, every figure with all the digits it was written with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Node = dict[str, Any]
 
 
 def read_report(data: bytes, path: str) -> Document:
-    """Read the JSON twin of a report.
+    """Parse `report.json`, the JSON form of a report.
 
     Raises:
         DataError: not JSON, or not a report.
@@ -35,7 +35,7 @@ def read_report(data: bytes, path: str) -> Document:
 
 
 def _plain(value: Any) -> Any:
-    """The same with every text made readable."""
+    """Return the same JSON value with `readable` applied to every text."""
     match value:
         case str():
             return readable(value)

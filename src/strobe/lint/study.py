@@ -1,4 +1,4 @@
-"""A document with what several rules need to know of it: its tables the right way round, and the names it uses."""
+"""A document with the facts that several rules need: its tables read by metric, and the names it uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPE: Final = re.compile(r"(?i)\b(?:bf16|bfloat16|fp16|float16|half|fp8\w*|floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a document does not say about what it measures.
+    """Facts about a measurement that the document itself does not state.
 
     Args:
         frames_per_block: latent frames made at a time; with the stride of the VAE it ties FPS to the time of a block.
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A figure of a table: whose it is, of what metric, and where."""
+    """One figure of a table: its configuration, metric and place."""
 
     view: View
     series: Series
@@ -70,7 +70,7 @@ class Study:
 
     Args:
         damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
-        broken: what is damaged in the gzip of packed records; empty if nothing is.
+        broken: description of damage in the gzip of packed records; empty if there is none.
     """
 
     document: Document
@@ -81,12 +81,12 @@ class Study:
 
     @cached_property
     def views(self) -> tuple[View, ...]:
-        """Every table the right way round."""
+        """Tables as series of figures by metric."""
         return tuple(view_of(table) for table in self.document.tables)
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        """Every figure of every table, in order."""
+        """All figures of all tables, in order."""
         return tuple(figure for view in self.views for figure in self._figures_of(view))
 
     @cached_property
@@ -102,7 +102,7 @@ class Study:
         return tuple(sorted(names.values(), key=len, reverse=True))
 
     def named(self, text: str) -> list[str]:
-        """Configurations named in a text; a name inside a longer one that is named does not count."""
+        """Return the configurations named in a text; a name inside a longer one that is named does not count."""
         rest, found = text, []
         for name in self.configs:
             pattern = rf"(?<![\w-]){re.escape(name)}(?![\w-])"
@@ -112,7 +112,7 @@ class Study:
         return found
 
     def config_of(self, section: Section) -> str:
-        """The one configuration that the nearest heading names, or empty."""
+        """Return the one configuration that the nearest heading names, or empty."""
         for title in reversed(section.titles):
             found = self.named(title)
             if found:
@@ -124,11 +124,11 @@ class Study:
 
     @cached_property
     def device(self) -> DevicePeaks | None:
-        """The device given, or the only one the document names."""
+        """The given device, or the only one that the document names."""
         return self.options.device or only_device(self._texts)
 
     def device_of(self, *texts: str) -> DevicePeaks | None:
-        """The device that a row, caption or sentence names, or that of the document."""
+        """Return the device that a row, caption or sentence names, or that of the document."""
         return next((device for text in texts if (device := device_named(text)) is not None), self.device)
 
     @cached_property
@@ -164,6 +164,6 @@ class Study:
                 )
 
     def figure_place(self, view: View, series: Series, entry: Entry) -> Place:
-        """The place of one figure."""
+        """Return the place of one figure."""
         row, column = view.where(series, entry)
         return self.document.place(entry.cell.line, view.table, row, column)

@@ -1,4 +1,4 @@
-"""Tables the right way round: series of figures of one metric, whether the metrics are the columns or the rows."""
+"""Tables as series of figures of one metric, whether the metrics are the columns or the rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "de
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One figure of a series: what it belongs to (a configuration or a part), and its cell.
+    """One figure of a series: the name of its configuration or part, and its cell.
 
     Args:
         row: its row in the table.
-        position: of what it belongs to: entries of two series with the same position belong to the same.
+        position: number of the configuration or part; entries of two series with the same number belong together.
     """
 
     key: str
@@ -30,13 +30,13 @@ class Entry:
 
     @property
     def quantity(self) -> Quantity | None:
-        """The figure, if the cell is one."""
+        """The figure in the cell; None if the cell holds none."""
         return self.cell.quantity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Figures of one metric. `index` is the column (or row) it stands in."""
+    """Figures of one metric. `index` is its column, or its row where metrics are rows."""
 
     metric: Metric
     index: int
@@ -44,11 +44,11 @@ class Series:
 
     @property
     def figures(self) -> tuple[tuple[Entry, Quantity], ...]:
-        """Entries that are figures."""
+        """Entries whose cell holds a figure."""
         return tuple((entry, entry.quantity) for entry in self.entries if entry.quantity is not None)
 
     def of(self, position: int) -> Quantity | None:
-        """The figure of what stands at a position."""
+        """Return the figure of the configuration or part at a position."""
         return next((entry.quantity for entry in self.entries if entry.position == position), None)
 
 
@@ -69,16 +69,16 @@ class View:
     derived: tuple[Series, ...] = ()
 
     def where(self, series: Series, entry: Entry) -> tuple[str, str]:
-        """Row and column of a figure, as printed."""
+        """Return the printed row and column of a figure."""
         return (entry.key, series.metric.title) if self.by_columns else (series.metric.title, entry.key)
 
     def of_kind(self, *kinds: str) -> list[Series]:
-        """Series that measure something."""
+        """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
 
 
 def view_of(table: Table) -> View:
-    """Decide which way round a table is and read it so."""
+    """Decide whether columns or rows are the metrics, and read the table as series."""
     return _by_columns(table) if _metrics_are_columns(table) else _by_rows(table)
 
 
@@ -105,7 +105,7 @@ def _common_unit(cells: Sequence[Cell]) -> str:
 
 
 def row_name(table: Table, row: Row) -> str:
-    """A row's label: its leading cells that are not figures, up to the first figure."""
+    """Return a row's label: its leading cells up to the first figure."""
     parts: list[str] = []
     for cell, title in zip(row.cells, table.header, strict=False):
         if cell.quantity is not None and parts:
@@ -121,7 +121,7 @@ def row_name(table: Table, row: Row) -> str:
 
 
 def _label_columns(table: Table) -> int:
-    """How many leading columns hold labels: those with no figure in most rows, before the first that has one."""
+    """Count the leading columns of labels: those before the first that has a figure in most rows."""
     count = 0
     for index, title in enumerate(table.header):
         figures = sum(index < len(row.cells) and row.cells[index].quantity is not None for row in table.rows)

@@ -1,4 +1,4 @@
-"""Reading weight files strictly: tensors and nothing else, and every one of them accounted for."""
+"""Strict reading of weight files: tensors and nothing else, every one of them accounted for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DAMAGED: Final = (
 
 
 class _Entry(msgspec.Struct):
-    """What a `.safetensors` says of a tensor."""
+    """One tensor in the header of a `.safetensors`."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -54,7 +54,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyTable:
-    """How a checkpoint differs from a model, in the checkpoint's own spelling.
+    """The difference between the tensors of a checkpoint and those of a model, in the checkpoint's own names.
 
     Args:
         missing: tensors of the model that the file does not hold.
@@ -82,8 +82,9 @@ def _row(what: str, names: tuple[str, ...]) -> str:
 
 
 def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
-    """Read what a `.safetensors`, `.pth` or `.pt` file holds by name to the CPU: tensors, and in a pickle maybe more. No code
-    in it is run.
+    """Read a `.safetensors`, `.pth` or `.pt` file to the CPU by name, without running code in it.
+
+    A pickle may hold more than tensors.
 
     Args:
         path: the file.
@@ -124,7 +125,7 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
-    """Names, shapes and dtypes of a `.safetensors`, as tensors on the meta device; the tensors in it are not touched.
+    """Read names, shapes and dtypes of a `.safetensors` as tensors on the meta device, without reading its data.
 
     Raises:
         WeightsError: no such file, damaged, shorter than it says, or with numbers of a type that is not known.
@@ -141,7 +142,7 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a file that is not there or not whole, without reading its tensors.
+    """Check that a file exists and is whole, without reading its tensors.
 
     Raises:
         WeightsError: no such file, an empty or half one, or what Git LFS left in its place.
@@ -169,7 +170,7 @@ def _is_zip(path: Path) -> bool:
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """The list of tensors that a `.safetensors` begins with: its length in 8 bytes, then JSON. Source: the format's description.
+    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description.
 
     Raises:
         WeightsError: it is none, or the file ends before its last tensor.
@@ -203,7 +204,7 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
 
 
 def compare_keys(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> KeyTable:
-    """Tabulate how a checkpoint differs from what a model expects; both in the same spelling."""
+    """Tabulate the differences between a checkpoint and what a model expects; both in the same names."""
     both = sorted(expected.keys() & given.keys())
     shapes = ((name, tuple(given[name].shape), tuple(expected[name].shape)) for name in both)
     return KeyTable(

@@ -1,4 +1,4 @@
-"""Hashes of weight files, worked out once and remembered: gigabytes take seconds each time."""
+"""Hashes of weight files, kept between runs, because a file of gigabytes takes seconds to hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME: Final = "weights.json"
 
 
 class _Known(msgspec.Struct):
-    """What a file was when it was hashed; `changed_ns` is the time of its last change of any kind, which nobody can set."""
+    """Size, times, place and hash of a file that was hashed; `changed_ns` is its ctime, which programs cannot set."""
 
     size_bytes: int
     modified_ns: int
@@ -30,8 +30,10 @@ class _Known(msgspec.Struct):
 
 
 def sha256_of(path: Path) -> bytes:
-    """sha256 of a file's content. One that was hashed before and has not changed since, by its size, times and place on the
-    disk, is not read again; what is remembered lies in `strobe/weights.json` of the user's cache folder.
+    """Return the sha256 of a file's content.
+
+    A file that has not changed since it was hashed, by its size, times and place on the disk, is not read again. Hashes are kept
+    in `strobe/weights.json` of the user's cache folder.
     """
     stat = path.stat()
     folder = cache_folder()

@@ -34,18 +34,18 @@ class LoraPair:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the weight it belongs to: `[out, in]`."""
+        """Shape of the weight that is updated: `[out, in]`."""
         return self.up.shape[0], self.down.shape[1]
 
     def merged(self, weight: Tensor, strength: float = 1.0) -> Tensor:
-        """``weight + strength * scale * up @ down`` in float32, on the weight's device; `weight` is left as it is."""
+        """Return ``weight + strength * scale * up @ down`` in float32, on the weight's device; `weight` is left as it is."""
         up, down = (part.to(weight.device, torch.float32) for part in (self.up, self.down))
         return torch.addmm(weight.float(), up, down, alpha=strength * self.scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
-    """Updates of a model.
+    """A set of updates of one model: the content of a LoRA file, with a strength.
 
     Args:
         name: shown in tables.
@@ -63,11 +63,11 @@ class Lora:
 
     @property
     def num_params(self) -> int:
-        """Numbers in all pairs."""
+        """Number of elements in all pairs."""
         return sum(pair.up.numel() + pair.down.numel() for pair in self.pairs.values())
 
     def at(self, strength: float) -> Lora:
-        """The same LoRA at another strength."""
+        """Return the same LoRA with another strength."""
         return replace(self, strength=float(strength))
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Lora:
 
 
 def combined(own: Sequence[Lora], more: Sequence[Lora]) -> tuple[Lora, ...]:
-    """LoRAs of a model with further ones: one of `more` that is among `own` only changes its strength, the rest follow.
+    """Combine a model's LoRAs with further ones: those of `more` that are among `own` change its strength, the rest follow.
 
     Raises:
         ConfigError: `more` has one of them twice.
@@ -111,7 +111,7 @@ def combined(own: Sequence[Lora], more: Sequence[Lora]) -> tuple[Lora, ...]:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer with its update beside it: two more matrix products in every call, which merging saves.
+    """A linear layer with a low-rank update beside its weight: two more matrix products in every call, which merging saves.
 
     Args:
         linear: the layer, or one that has an update beside it already; shared, not copied.
@@ -132,7 +132,7 @@ class LoraLinear(nn.Module):
 
     @property
     def plain(self) -> nn.Linear:
-        """The layer without any update."""
+        """Layer without any update."""
         return self.linear.plain if isinstance(self.linear, LoraLinear) else self.linear
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class LoraLinear(nn.Module):
 
 
 def updated(name: str, weight: Tensor, loras: Iterable[Lora]) -> Tensor:
-    """A parameter with all updates of it, one LoRA after the other, in float32 if there are any; `weight` is left as it is.
+    """Return a parameter with all updates of it, in float32 if there are any; `weight` is left as it is.
 
     Args:
         name: of the parameter in the model.
@@ -183,8 +183,9 @@ def merge(model: nn.Module, loras: Sequence[Lora], base: nn.Module) -> None:
 
 
 def attach(model: nn.Module, loras: Sequence[Lora], base: nn.Module) -> None:
-    """Put LoRAs beside the linear layers of `model`, or with an empty list take them away. Low-rank updates leave the weights
-    as they are; full ones (`Lora.diffs`) are merged.
+    """Attach LoRAs beside the linear layers of `model`, or remove them with an empty list.
+
+    Low-rank updates leave the weights as they are; full ones (`Lora.diffs`) are merged.
 
     Args:
         model, loras, base: see `merge`.

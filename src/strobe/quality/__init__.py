@@ -1,1 +1,1 @@
-"""How far apart two clips are, with every definition stated. Stands on `core` alone and needs no weights."""
+"""Metrics that compare two clips, each with its definition. Imports only `core`, and needs no weights."""

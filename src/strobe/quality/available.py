@@ -1,5 +1,7 @@
-"""The table of metrics: what is measured here, what needs more than the clips, and what is not measured and why. Nothing is
-downloaded and nothing is approximated."""
+"""The table of metrics: those measured here, those that need more than the clips, and those not measured, with the reason.
+
+Nothing is downloaded and nothing is approximated.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from strobe.quality import flip, ms_ssim, psnr, ssim, temporal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One row of the table.
+    """One metric of the table.
 
     Args:
         name: how reports and records call it.
@@ -80,7 +82,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 
 
 def metric(name: str) -> Metric:
-    """Return a row by name.
+    """Return the metric of a name.
 
     Raises:
         ConfigError: there is no such metric; names the nearest.

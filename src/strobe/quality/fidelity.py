@@ -1,4 +1,4 @@
-"""Two clips compared frame by frame, as values that fit into a record."""
+"""Comparison of two clips frame by frame, as values for a record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRIFT_SHARE: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
-    """One metric of a clip against its reference. JSON has no infinity: the PSNR of equal frames is None, `identical` says why.
+    """One metric of a clip against its reference. JSON has no infinity: the PSNR of equal frames is None, and `identical` is set.
 
     Args:
         metric: its name in `available.METRICS`.
@@ -67,7 +67,7 @@ def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED)
 
 
 class _Pair:
-    """Two clips, float32 `[F, 3, Y, X]`, and what several metrics need of them, worked out once."""
+    """Two clips, float32 `[F, 3, Y, X]`, with the values that several metrics need, computed once."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first, self.second = first, second
@@ -84,7 +84,7 @@ class _Pair:
 
     @property
     def psnr(self) -> Tensor:
-        """PSNR of each frame."""
+        """PSNR of each frame, dB."""
         return psnr.decibels(self.errors)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Clips from files and folders."""
+"""Reading of clips from files and folders."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def read_clip(path: Path) -> Tensor:
 
 
 def pictures_of(folder: Path) -> list[Path]:
-    """Pictures of a folder in the order of their names, numbers by value; empty if it holds none."""
+    """List the pictures of a folder in the order of their names, numbers by value; empty if it holds none."""
     found = [path for path in folder.iterdir() if path.suffix.lower() in PICTURES]
     return sorted(found, key=lambda path: _natural(path.name))
 
 
 def clips_of(folder: Path) -> list[Path]:
-    """Videos of a folder, and folders of pictures in it, by name."""
+    """List the videos of a folder, and the folders of pictures in it, by name."""
     found = [
         path
         for path in folder.iterdir()
@@ -55,12 +55,12 @@ def clips_of(folder: Path) -> list[Path]:
 
 
 def clip_name(path: Path) -> str:
-    """Name of a clip that pairs it with another: that of the folder, or of the file without its suffix."""
+    """Return the name that pairs a clip with another: that of the folder, or of the file without its suffix."""
     return path.name if path.is_dir() else path.stem
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Key that puts frame_2 before frame_10."""
+    """Return a sort key that puts frame_2 before frame_10."""
     parts: list[str] = []
     for letter in name:
         if parts and parts[-1][-1:].isdecimal() == letter.isdecimal():

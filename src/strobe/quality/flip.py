@@ -33,7 +33,7 @@ _FEATURE_WIDTH: Final = 0.082
 
 
 def flip(frames: Tensor, reference: Tensor) -> Tensor:
-    """Mean FLIP error of each frame, float64 `[F]`: 0 for equal frames, at most 1.
+    """Compute the mean FLIP error of each frame, float64 `[F]`: 0 for equal frames, at most 1.
 
     FLIP = dE_c^(1 - dE_f): the colour difference after the eye's contrast sensitivity, in Lab with the Hunt effect (HyAB
     distance), raised by the difference of edges and points.
@@ -55,7 +55,7 @@ def flip(frames: Tensor, reference: Tensor) -> Tensor:
 
 
 def error_map(frames: Tensor, reference: Tensor) -> Tensor:
-    """FLIP error of each pixel, `[F, Y, X]`.
+    """Compute the FLIP error of each pixel, `[F, Y, X]`.
 
     Args:
         frames, reference: float `[F, 3, Y, X]`, sRGB.
@@ -82,18 +82,18 @@ def _times(matrix: Tensor, picture: Tensor) -> Tensor:
 
 
 def _white(picture: Tensor) -> Tensor:
-    """XYZ of white, `[3, 1, 1]`."""
+    """Return the XYZ of white, `[3, 1, 1]`."""
     return _matrix(picture).sum(1)[:, None, None]
 
 
 def _opponent(picture: Tensor) -> Tensor:
-    """Linear RGB to the linear opponent space YCxCz."""
+    """Convert linear RGB to the linear opponent space YCxCz."""
     x, y, z = (_times(_matrix(picture), picture) / _white(picture)).unbind(1)
     return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), 1)
 
 
 def _rgb(picture: Tensor) -> Tensor:
-    """YCxCz back to linear RGB."""
+    """Convert YCxCz to linear RGB."""
     first, second, third = picture.unbind(1)
     y = (first + 16) / 116
     xyz = torch.stack((y + second / 500, y, y - third / 200), 1) * _white(picture)
@@ -101,7 +101,7 @@ def _rgb(picture: Tensor) -> Tensor:
 
 
 def _lab(picture: Tensor) -> Tensor:
-    """Linear RGB to Lab."""
+    """Convert linear RGB to Lab."""
     relative = _times(_matrix(picture), picture) / _white(picture)
     edge = 6 / 29
     x, y, z = torch.where(relative > edge**3, relative.clamp_min(1e-12) ** (1 / 3), relative / (3 * edge**2) + 4 / 29).unbind(1)
@@ -109,18 +109,18 @@ def _lab(picture: Tensor) -> Tensor:
 
 
 def _hunt(lab: Tensor) -> Tensor:
-    """Colours look more colourful where it is bright."""
+    """Scale the colour of Lab by lightness (Hunt effect: colours look stronger where it is bright)."""
     return torch.cat((lab[:, :1], lab[:, 1:] * (0.01 * lab[:, :1])), 1)
 
 
 def _hyab(first: Tensor, second: Tensor) -> Tensor:
-    """Distance of colours that are far apart, `[F, Y, X]`."""
+    """Compute the HyAB distance, for large colour differences, `[F, Y, X]`."""
     change = first - second
     return change[:, 0].abs() + (change[:, 1].square() + change[:, 2].square()).sqrt()
 
 
 def _largest(picture: Tensor) -> float:
-    """The largest colour difference: between green and blue."""
+    """Return the largest colour difference, which is between green and blue."""
     ends = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64, device=picture.device)[:, :, None, None]
     green, blue = _hunt(_lab(ends)).split(1)
     return float(_hyab(green, blue).item() ** _COLOUR_POWER)
@@ -139,7 +139,7 @@ def _seen(picture: Tensor) -> Tensor:
 
 
 def _sensed(channel: Tensor, gaussians: tuple[tuple[float, float], ...]) -> Tensor:
-    """One channel under a normalised sum of Gaussians, `[F, 1, Y, X]`."""
+    """Filter one channel by a normalised sum of Gaussians, `[F, 1, Y, X]`."""
     widest = max(b for each in _SENSITIVITY for _, b in each)
     radius = math.ceil(3 * math.sqrt(widest / (2 * math.pi**2)) * PIXELS_PER_DEGREE)
     place = torch.arange(-radius, radius + 1, device=channel.device, dtype=torch.float64) / PIXELS_PER_DEGREE
@@ -158,7 +158,7 @@ def _separable(padded: Tensor, down: Tensor, across: Tensor) -> Tensor:
 
 
 def _detectors(picture: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Of edges and of points: the kernel in one direction and the smoothing in the other, each one-dimensional."""
+    """Return the filters for edges and for points, each as a one-dimensional kernel and its smoothing across."""
     spread = 0.5 * _FEATURE_WIDTH * PIXELS_PER_DEGREE
     radius = math.ceil(3 * spread)
     place = torch.arange(-radius, radius + 1, device=picture.device, dtype=torch.float64)
@@ -173,7 +173,7 @@ def _balanced(kernel: Tensor) -> Tensor:
 
 
 def _length(picture: Tensor, kernels: tuple[Tensor, Tensor]) -> Tensor:
-    """How strong a feature is at each pixel, in whichever direction, `[F, Y, X]`."""
+    """Compute the strength of a feature at each pixel, in any direction, `[F, Y, X]`."""
     brightness = (picture[:, :1] + 16) / 116
     radius = len(kernels[0]) // 2
     padded = pad(brightness, (radius,) * 4, mode="replicate")

@@ -24,7 +24,7 @@ DEFINITION: Final = (
 
 
 def ms_ssim(frames: Tensor, reference: Tensor) -> Tensor:
-    """Multi-scale SSIM of each frame, float64 `[F]`, 1 for equal frames.
+    """Compute multi-scale SSIM of each frame, float64 `[F]`, 1 for equal frames.
 
     MS-SSIM = l_5^w_5 prod_j cs_j^w_j, where `cs_j` is the mean of SSIM's contrast-structure term at scale j, `l_5 cs_5` the mean
     SSIM at the coarsest one, and each scale has half the pixels of the one before in both directions.

@@ -1,4 +1,4 @@
-"""Structural similarity, in the one definition used everywhere here."""
+"""Structural similarity (SSIM), in the one definition used everywhere here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ C1, C2 = 0.01**2, 0.03**2
 
 
 def ssim(frames: Tensor, reference: Tensor) -> Tensor:
-    """Mean SSIM of each frame, float64 `[F]`, 1 for equal frames.
+    """Compute the mean SSIM of each frame, float64 `[F]`, 1 for equal frames.
 
     SSIM = (2 mu_x mu_y + C1)(2 cov_xy + C2) / ((mu_x^2 + mu_y^2 + C1)(var_x + var_y + C2)), with moments under a Gaussian window
     of 11x11 pixels and sigma 1.5, C1 = 0.01^2, C2 = 0.03^2, averaged over the three channels and all places where the whole
@@ -66,6 +66,6 @@ def _terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blur(pictures: Tensor) -> Tensor:
-    """Gaussian mean over the window, only where it fits: `[..., Y, X]` -> `[..., Y - 10, X - 10]`."""
+    """Compute the Gaussian mean over the window, only where it fits: `[..., Y, X]` -> `[..., Y - 10, X - 10]`."""
     weights = gaussian(SIGMA, WINDOW // 2)
     return weighed(weighed(pictures, weights, -2), weights, -1)

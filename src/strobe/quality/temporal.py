@@ -1,4 +1,4 @@
-"""What only a video can get wrong: flicker between frames and drift along the clip."""
+"""Metrics of errors in time: flicker between frames and drift along the clip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFINITION: Final = (
 
 
 def temporal_difference(frames: Tensor, reference: Tensor) -> Tensor:
-    """How differently two clips change from frame to frame, float64 `[F - 1]`: mean |dI_t - dI_t_ref| over pixels and channels.
+    """Compare the frame-to-frame change of two clips, float64 `[F - 1]`: mean |dI_t - dI_t_ref| over pixels and channels.
 
     A constant offset between the clips costs nothing, flicker in one of them does; nothing is warped along the motion.
 
@@ -44,7 +44,7 @@ def temporal_difference(frames: Tensor, reference: Tensor) -> Tensor:
 
 
 def flicker_excess(frames: Tensor, reference: Tensor) -> Tensor:
-    """How much more a clip flickers than another, float64 `[F - 2]`: mean |second difference in time|, minus that of the other.
+    """Compute a clip's flicker over its reference's, float64 `[F - 2]`: mean |second difference in time|, minus the reference's.
 
     Steady motion of a smooth picture and steady fading cost next to nothing, a frame that stands out costs twice its step.
 
@@ -60,7 +60,7 @@ def flicker_excess(frames: Tensor, reference: Tensor) -> Tensor:
 
 
 def border_jump(frames: Tensor, starts: tuple[int, ...]) -> Tensor:
-    """How much more the picture changes into a frame block than inside one, float32 `[N]`; 1 is seamless.
+    """Compute the ratio of the picture's change into a frame block to that inside one, float32 `[N]`; 1 is seamless.
 
     Ratio of the mean absolute difference to the frame before, over frames in `starts`, to that over all others.
     NaN where nothing changes inside the blocks.
@@ -83,7 +83,7 @@ def border_jump(frames: Tensor, starts: tuple[int, ...]) -> Tensor:
 
 
 def block_starts(num_frames: int, block_frames: int, first_block_frames: int | None = None) -> tuple[int, ...]:
-    """First frames of all frame blocks of a clip but the first one.
+    """Return the first frames of all frame blocks of a clip but the first one.
 
     Args:
         num_frames: pixel frames of the clip.
@@ -103,7 +103,7 @@ def block_starts(num_frames: int, block_frames: int, first_block_frames: int | N
 
 
 def drift(curve: Sequence[float | None], window: int) -> float | None:
-    """Change of a metric along a clip: its mean over the last `window` frames minus that over the first.
+    """Compute the change of a metric along a clip: its mean over the last `window` frames minus that over the first.
 
     Args:
         curve: the metric frame by frame, as in `fidelity.Fidelity.curve`.

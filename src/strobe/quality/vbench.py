@@ -1,4 +1,4 @@
-"""Clips for VBench and its results: VBench itself runs in an environment of its own."""
+"""Export of clips to VBench, and import of its results; VBench itself runs in an environment of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIMENSIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One dimension of one clip.
+    """The result of one dimension for one clip.
 
     Args:
         clip: name of the file without its suffix.
@@ -68,7 +68,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def _of_dimension(path: Path, dimension: str, found: Any) -> list[Result]:
-    """The videos of one dimension; several values of one video are averaged."""
+    """Read the videos of one dimension; several values of one video are averaged."""
     try:
         _, videos = found
         values: dict[str, list[float]] = {}

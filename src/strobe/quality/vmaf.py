@@ -1,4 +1,4 @@
-"""VMAF by an FFmpeg that is built with libvmaf, run as a program of its own."""
+"""VMAF, computed by an FFmpeg with libvmaf that runs as a separate program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _has_vmaf(program: str) -> bool:
 
 
 def vmaf(frames: Tensor, reference: Tensor, program: str) -> Tensor:
-    """VMAF of each frame, float64 `[F]`, up to 100. Frames are paired by their number, whatever the time of a file says.
+    """Compute VMAF of each frame, float64 `[F]`, up to 100. Frames are paired by number, whatever times the file has.
 
     Args:
         frames: a clip, uint8 `[F, Y, X, 3]`.

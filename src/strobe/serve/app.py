@@ -1,4 +1,4 @@
-"""The server's application: the page, the socket, and what operators and `curl` ask for."""
+"""The server's application: the page, the socket, and endpoints for operators and `curl`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fr
 
 
 class Server:
-    """The application and all that it holds.
+    """The ASGI application with its hub, model and page.
 
     Args:
         model: loads what streams run, away from the event loop.
@@ -103,7 +103,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Streams can be opened."""
+        """Whether streams can be opened."""
         return self.hub is not None and bool(self.hub.device.costs)
 
     @asynccontextmanager
@@ -124,7 +124,7 @@ class Server:
             await hub.close()
 
     async def _start(self, hub: Hub) -> None:
-        """Load, warm up, then let viewers in; the page and `/readyz` tell how far it is."""
+        """Load, warm up, then admit viewers; the page and `/readyz` show the progress."""
 
         def work() -> Worker:
             self._progress = (0, 1, "load the model")
@@ -157,7 +157,7 @@ class Server:
         self._progress = (done, total, what)
 
     async def _drain(self, hub: Hub) -> None:
-        """Tell viewers that the server goes, and let the message leave."""
+        """Tell viewers that the server shuts down, and give the message time to leave."""
         hub.draining = True
         for channel in hub.channels.values():
             channel.tell(Ended(reason="the server is shutting down", resume_s=0.0))
@@ -209,7 +209,7 @@ class Server:
         await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
 
     async def _mjpeg(self, request: Request) -> Response:
-        """A stream of its own as MJPEG, for `curl` and `<img>`: at the model's frame rate, until the connection ends."""
+        """Serve a new stream as MJPEG, for `curl` and `<img>`: at the model's frame rate, until the connection ends."""
         hub = self.hub
         if hub is None:
             return PlainTextResponse("the server is warming up\n", status_code=503)
@@ -257,7 +257,7 @@ class Server:
 
 
 async def _page_file(name: str, media: str, request: Request) -> Response:
-    """A file of the page, out of the package."""
+    """Serve a file of the page from the package."""
     return Response(_read(name), media_type=media, headers={"Cache-Control": "no-cache"})
 
 

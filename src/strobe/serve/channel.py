@@ -1,4 +1,4 @@
-"""A stream on the event loop's side: frames that were made and not painted, and what its viewer has of them."""
+"""The event loop's part of a stream: frames that were made but not painted, and how far its viewer is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Frame:
-    """A frame that was made and not painted."""
+    """A frame that was made and not yet painted."""
 
     number: int
     epoch: int
@@ -37,7 +37,7 @@ class Frame:
 
 @dataclass(kw_only=True, eq=False)
 class Channel:
-    """A stream on the event loop's side.
+    """The event loop's part of a stream.
 
     Args:
         name: of the stream.
@@ -75,7 +75,7 @@ class Channel:
             self.send(message)
 
     def flush(self, generation: int, frame: int) -> None:
-        """Forget all frames: the next one is `frame`."""
+        """Drop all frames; the next one has number `frame`."""
         self.frames.clear()
         self.generation, self.cursor, self.received, self.painted = generation, frame, frame, frame
         self.epochs.clear()

@@ -1,10 +1,10 @@
-"""A viewer in Python: what the tests, the load generator and scripts open a stream with."""
+"""A client in Python, with which tests, the load generator and scripts open a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,12 +16,13 @@ from strobe.core.errors import SessionError
 from strobe.serve import protocol
 from strobe.serve.protocol import Codec, FromServer, FromViewer, Picture, Refused, Welcome
 
+Told = Callable[[FromServer | Picture | protocol.Prompt, float], None]
 LARGEST: Final = 16 * 2**20
 """Bytes of a picture that a client takes."""
 
 
 class RefusedError(SessionError):
-    """The server did not open the stream; `answer` says why and what would fit."""
+    """The server did not open the stream; `answer` has the reason and the presets that would fit."""
 
     def __init__(self, answer: Refused) -> None:
         super().__init__(answer.reason + (f"; these presets would fit: {', '.join(answer.fits)}" if answer.fits else ""))
@@ -30,7 +31,7 @@ class RefusedError(SessionError):
 
 @dataclass(kw_only=True, eq=False)
 class Playback:
-    """A start buffer and a clock: which picture is due when, and what was late. Nothing is decoded.
+    """A start buffer and a clock: when each picture is due, and which were late. Nothing is decoded.
 
     A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
     at the first picture of a new prompt, which is shown at once.
@@ -43,13 +44,14 @@ class Playback:
     painted: int = 0
     on_time: int = 0
     late_ms: list[float] = field(default_factory=list)
+    first_painted: dict[int, float] = field(default_factory=dict)
     _waiting: list[tuple[float, Picture]] = field(default_factory=list)
     _due: float | None = None
     _dry: float | None = None
     _epoch: int = 0
 
     def arrive(self, picture: Picture, now: float) -> None:
-        """A picture has come."""
+        """Add a picture that has arrived."""
         if picture.epoch > self._epoch:
             self._epoch, self._due = picture.epoch, now
             self._waiting.clear()
@@ -60,7 +62,7 @@ class Playback:
                 self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def paint(self, now: float) -> Picture | None:
-        """The picture that is due, if one is; None otherwise."""
+        """Return the picture that is due, if one is; else None."""
         if self._due is None or now < self._due:
             return None
         if not self._waiting:
@@ -70,22 +72,28 @@ class Playback:
         late, (_, picture) = now - self._due, self._waiting.pop(0)
         self.late_ms.append(1e3 * late)
         self.painted, self.on_time = self.painted + 1, self.on_time + (late <= 1 / self.fps)
+        self.first_painted.setdefault(picture.epoch, now)
         self._due += 1 / self.fps
         return picture
 
+    def end(self, now: float) -> None:
+        """Count the stall that lasts until the viewer leaves."""
+        if self._dry is not None:
+            self.stall_s, self._dry = self.stall_s + now - self._dry, None
+
     def flush(self) -> None:
-        """What waits is void."""
+        """Drop all waiting pictures."""
         self._waiting.clear()
         self._due = self._dry = None
 
     @property
     def waiting(self) -> int:
-        """Pictures that wait."""
+        """Number of pictures that wait."""
         return len(self._waiting)
 
 
 class Viewer:
-    """An open stream. Iterate over it for what the server sends; say things with `send`.
+    """An open stream. Iterate over it to receive pictures and messages; send messages with `send`.
 
     ```python
     async with watch("ws://127.0.0.1:7860", prompt="a red circle moving left") as viewer:
@@ -108,7 +116,7 @@ class Viewer:
         await self.socket.send(protocol.write(message))
 
     async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:
-        """Say that a picture was painted."""
+        """Report to the server that a picture was painted."""
         await self.send(
             protocol.Seen(
                 frame=picture.frame,
@@ -122,7 +130,7 @@ class Viewer:
         )
 
     async def __aiter__(self) -> AsyncIterator[FromServer | Picture]:
-        """Pictures and messages in order of arrival, until the connection ends."""
+        """Yield pictures and messages in order of arrival, until the connection ends."""
         while True:
             try:
                 yield await self.receive()
@@ -141,14 +149,27 @@ class Viewer:
             self.generation = message.generation
         return message
 
-    async def play(self, seconds: float) -> Playback:
-        """Watch for so long as a person does: with a start buffer and a clock, and say what was painted."""
+    async def play(self, seconds: float, prompts: Sequence[tuple[float, str]] = (), told: Told | None = None) -> Playback:
+        """Play for some seconds as a browser does, with a start buffer and a clock, and report what was painted.
+
+        Args:
+            prompts: what to steer the stream with, each at so many seconds from now, in order.
+            told: called with each message or picture as it arrives, and when, and with each prompt as it is sent.
+        """
         playback = Playback(fps=self.welcome.fps, start_buffer_s=self.welcome.start_buffer_ms / 1e3)
-        ends = time.monotonic() + seconds
+        began, coming = time.monotonic(), list(prompts)
+        ends = began + seconds
         while (now := time.monotonic()) < ends:
+            if coming and now >= began + coming[0][0]:
+                prompt = protocol.Prompt(text=coming.pop(0)[1])
+                await self.send(prompt)
+                if told is not None:
+                    told(prompt, now)
             try:
                 async with asyncio.timeout(min(0.005, ends - now)):
                     message = await self.receive()
+                if told is not None:
+                    told(message, time.monotonic())
                 if isinstance(message, Picture) and message.generation == self.generation:
                     playback.arrive(message, time.monotonic())
                     if message.codec == "jpeg":
@@ -162,6 +183,7 @@ class Viewer:
             picture = playback.paint(time.monotonic())
             if picture is not None:
                 await self.seen(picture, playback.waiting, playback.late_ms[-1], playback)
+        playback.end(time.monotonic())
         return playback
 
 

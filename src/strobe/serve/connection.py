@@ -33,12 +33,12 @@ OUTBOX: Final = 512
 
 
 class _TooMany(StrobeError):
-    """The viewer sends more than it may, or takes less than it must."""
+    """The viewer sends more than it may, or reads too slowly."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Connection:
-    """A viewer.
+    """The connection of one viewer.
 
     Args:
         words: what the model's prompts are made of, by kind; empty if any text will do.
@@ -85,7 +85,7 @@ class Connection:
                     await self.socket.close(1000)
 
     async def _watch(self, channel: Channel) -> None:
-        """Send and receive until one of them ends; what ended it is raised."""
+        """Send and receive until one of the tasks ends, and raise its error."""
         tasks = [
             asyncio.create_task(self._obey_all(channel)),
             asyncio.create_task(self._send_all()),
@@ -136,7 +136,7 @@ class Connection:
             await self.socket.send_bytes(header + data)
 
     async def _open(self, message: protocol.Open) -> Channel | None:
-        """The viewer's channel, new or resumed; None if it was refused."""
+        """Open or resume the viewer's channel; return None if it was refused."""
         if message.v != protocol.VERSION:
             await self._refuse("version", f"this server speaks version {protocol.VERSION} of the protocol, not {message.v}")
             return None
@@ -179,7 +179,7 @@ class Connection:
         return await self._attach(channel, stream, resumed=True)
 
     async def _attach(self, channel: Channel, stream: Stream, *, resumed: bool) -> Channel:
-        """Welcome the viewer; pictures go on with the first that was not painted."""
+        """Welcome the viewer; pictures go on with the first one that was not painted."""
         channel.cursor = channel.received = channel.painted
         channel.send, channel.quiet_s = self._post, monotonic()
         await self._wake(channel)
@@ -218,7 +218,7 @@ class Connection:
         )
 
     def _note(self, preset: str) -> str:
-        """What a viewer should know before it wonders."""
+        """Return a note for the viewer if the preset is too slow here to play without stalls; else empty."""
         cost = self.hub.device.costs[preset]
         if cost.share <= 1:
             return ""
@@ -230,7 +230,7 @@ class Connection:
         await self._send(Refused(reason=reason, fits=list(fits), retry_s=retry_s))
 
     async def _wake(self, channel: Channel) -> None:
-        """Bring a suspended stream back to the device when it is wanted again."""
+        """Bring a suspended stream back to the device."""
         if channel.asleep:
             device = self.hub.device
             await self.hub.on_device(lambda: device.stream(channel.name).session)
@@ -346,7 +346,7 @@ class Connection:
 
 
 def _image(text: str) -> bytes:
-    """The bytes of a start image.
+    """Decode the bytes of a start image.
 
     Raises:
         DataError: it is not base64.

@@ -1,4 +1,4 @@
-"""Frames to pictures that travel: H.264 as Annex B, or JPEG. On the CPU: an H200 has no video encoder."""
+"""Encoding of frames to pictures for the network: H.264 as Annex B, or JPEG. On the CPU: an H200 has no video encoder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ QUALITY: Final = 85
 
 
 class Encoder(Protocol):
-    """One viewer's pictures, in order."""
+    """An encoder of one viewer's pictures, in order."""
 
     def encode(self, frame: NDArray[np.uint8]) -> tuple[bytes, bool]:
-        """A frame, uint8 [Y, X, 3], to the bytes of its picture, and whether it is one that a decoder can begin with."""
+        """Encode a frame, uint8 [Y, X, 3], and return its bytes, and whether a decoder can begin with it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who may come in: Host and Origin of every request, a token where the server is not for this machine alone, and limits."""
+"""Access control: Host and Origin of every request, a token where the server is not for this machine alone, and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGINS_A_MINUTE: Final = 20
 
 
 def is_loopback(host: str) -> bool:
-    """The name or address is this machine alone."""
+    """Whether a name or address is this machine's loopback."""
     name = host.strip("[]").lower()
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware before everything else.
+    """ASGI middleware that checks every request before the application.
 
     Args:
         app: what is guarded.
@@ -78,7 +78,7 @@ class Guard:
         await self._app(scope, receive, sealed)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, str] | None:
-        """Code, counter and sentence of why a request is refused; None if it is not."""
+        """Return code, counter and sentence of why a request is refused; None if it is not."""
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname or ""
         if not (is_loopback(name) or name in self._hosts):
@@ -93,7 +93,7 @@ class Guard:
         return None
 
     def knows(self, headers: Headers) -> bool:
-        """The request has the token, or the cookie that it was exchanged for."""
+        """Whether the request has the token, or the cookie that replaces it."""
         if self._token is None:
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -106,7 +106,7 @@ class Guard:
         return cookie is not None and _same(cookie.value, self._cookie())
 
     def login(self, token: str) -> str | None:
-        """The cookie for a token that is right, else None. At most some tries a minute are looked at.
+        """Return the cookie for a right token, else None; tries per minute are limited.
 
         Raises:
             PermissionError: there were too many.
@@ -123,12 +123,12 @@ class Guard:
         return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/; Max-Age=604800{secure}"
 
     def _cookie(self) -> str:
-        """What a browser keeps instead of the token."""
+        """Compute the cookie that a browser keeps instead of the token."""
         return hmac.new((self._token or "").encode(), b"strobe login", hashlib.sha256).hexdigest()
 
 
 def _same(given: str, expected: str) -> bool:
-    """Equal, in a time that does not tell how far."""
+    """Compare two texts in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), expected.encode())
 
 

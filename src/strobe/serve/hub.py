@@ -1,4 +1,4 @@
-"""Streams and who watches them: what the event loop keeps beside the thread that owns the device.
+"""The event loop's record of streams and viewers, beside the thread that owns the device.
 
 A frame goes from the device's thread into its channel, from there through an encoder of a small pool to the viewer, and is
 forgotten once the viewer has painted it. Every place is bounded: the device makes no frames that the viewer does not come for.
@@ -24,7 +24,7 @@ from strobe.engine.video import VideoFile
 from strobe.serve.channel import Channel, Frame, Recording
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Flushed, Made, Picture, Received, Seen
+from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Block, Stream
 from strobe.serve.worker import Worker
@@ -69,12 +69,12 @@ class Hub:
 
     @property
     def device(self) -> Worker:
-        """The worker, once it is there."""
+        """Worker thread; set once it has started."""
         assert self.worker is not None
         return self.worker
 
     async def on_device(self, work: Callable[[], T]) -> T:
-        """Have something done on the device's thread.
+        """Run a function on the device's thread, and await its result.
 
         Raises:
             StrobeError: what it raised.
@@ -82,7 +82,7 @@ class Hub:
         return await asyncio.wrap_future(self.device.submit(work))
 
     async def admission(self, preset: str) -> Admission:
-        """Whether one more stream fits, once those that nobody watches or that are paused are in main memory."""
+        """Decide whether one more stream fits, after unwatched and paused ones were moved to main memory."""
         found = await self.on_device(lambda: self.device.admission(preset))
         if not found.admitted:
             idle = [each for each in self.channels.values() if each.send is None or not each.playing]
@@ -103,7 +103,7 @@ class Hub:
         return channel
 
     def find(self, secret: str) -> Channel | None:
-        """The channel that a secret opens."""
+        """Return the channel that a secret opens, or None."""
         for known, name in self._secrets.items():
             if secrets.compare_digest(known.encode(), secret.encode()):
                 return self.channels.get(name)
@@ -120,15 +120,14 @@ class Hub:
         log_event("stream closed", stream=channel.name)
 
     def made(self, name: str, block: Block) -> None:
-        """A frame block was made. From the device's thread."""
+        """Take a new frame block over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._made, name, block)
 
     def failed(self, name: str, error: BaseException) -> None:
-        """A stream failed and is closed. From the device's thread."""
+        """Take the failure of a stream over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._failed, name, error)
 
     def _failed(self, name: str, error: BaseException) -> None:
-        from strobe.serve.protocol import Ended
 
         self.metrics.failed.inc()
         log_event("stream failed", stream=name, error=type(error).__name__)
@@ -157,7 +156,7 @@ class Hub:
             self._pool.submit(self._write, channel.recording, block.frames)
 
     def seen(self, channel: Channel, message: Seen) -> None:
-        """A viewer says what it has painted."""
+        """Handle a viewer's report of what it has painted."""
         if message.generation != channel.generation:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
@@ -176,14 +175,14 @@ class Hub:
         self.tell_worker(channel)
 
     def received(self, channel: Channel, message: Received) -> None:
-        """A viewer says what has arrived."""
+        """Handle a viewer's report of what has arrived."""
         if message.generation == channel.generation:
             channel.received = min(max(channel.received, message.frame + 1), channel.cursor)
             channel.quiet_s = monotonic()
             channel.changed.set()
 
     def tell_worker(self, channel: Channel) -> None:
-        """Say what the device's thread must know to decide."""
+        """Tell the device's thread what is painted and whether the stream is to run."""
         running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
         self.device.painted(channel.name, channel.painted, running)
 
@@ -245,11 +244,11 @@ class Hub:
         channel.encode_ms = 0.0
 
     def prompted(self, channel: Channel, epoch: int) -> None:
-        """A prompt was taken: count until it is seen."""
+        """Start the clock from a prompt to its first painted picture."""
         channel.epochs[epoch] = monotonic()
 
     def flushed(self, channel: Channel, stream: Stream, why: str) -> None:
-        """A stream was reset or went to a branch: what waits is void."""
+        """Drop the frames of a stream that was reset or went to a branch, and tell the viewer."""
         channel.flush(stream.generation, stream.frames_made)
         channel.preset = stream.origin.preset
         text = stream.log[-1].text
@@ -279,7 +278,7 @@ class Hub:
             recording.frames += len(frames)
 
     async def end_recording(self, channel: Channel) -> tuple[str, int]:
-        """Finish the clip; its name for `download`, empty if nothing was recorded, and its frames."""
+        """Finish the clip; return its name for `download`, empty if nothing was recorded, and its number of frames."""
         recording, channel.recording = channel.recording, None
         if recording is None:
             return "", 0
@@ -293,13 +292,13 @@ class Hub:
         return name, recording.frames
 
     def stop_recording(self, channel: Channel) -> None:
-        """Drop a clip that nobody asks for any more."""
+        """Delete a clip that nobody has asked for in time."""
         recording, channel.recording = channel.recording, None
         if recording is not None:
             self._pool.submit(recording.video.close)
 
     async def housekeeping(self) -> None:
-        """Suspend who pauses or is away, close who stays away. Runs until cancelled."""
+        """Suspend streams that are paused or unwatched, and close those left alone too long. Runs until cancelled."""
         while True:
             await asyncio.sleep(0.5)
             for channel in list(self.channels.values()):
@@ -324,7 +323,6 @@ class Hub:
 
     async def suspend(self, channel: Channel) -> None:
         """Move a stream to main memory."""
-        from strobe.serve.protocol import State
 
         channel.asleep = True
         self.tell_worker(channel)
@@ -334,7 +332,7 @@ class Hub:
         log_event("stream suspended", stream=channel.name)
 
     async def close(self) -> None:
-        """End everything."""
+        """Close all streams and stop the worker."""
         for channel in self.channels.values():
             self.stop_recording(channel)
         self._pool.shutdown(wait=True)
@@ -342,5 +340,5 @@ class Hub:
 
 
 def describe(error: BaseException) -> str:
-    """What a viewer is told of an error: ours in its own words, any other by its kind alone."""
+    """Describe an error to a viewer: the package's own errors by their message, others by their type alone."""
     return str(error) if isinstance(error, StrobeError) else f"the server could not do that: {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""What an operator watches: counters and histograms for Prometheus, and one structured log line per event."""
+"""Metrics and logs for operators: counters and histograms for Prometheus, and one structured log line per event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ON_TIME_MS: Final = 20.0
 
 
 class Metrics:
-    """All that is counted, in a registry of its own."""
+    """All metrics of a server, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,7 +48,7 @@ class Metrics:
         self.failed = Counter("strobe_failed_streams_total", "Streams that an error ended.", **on)
 
     def text(self) -> bytes:
-        """All of it as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

@@ -68,7 +68,7 @@ class Pause(Struct, tag="pause", kw_only=True, forbid_unknown_fields=True):
 
 
 class Reset(Struct, tag="reset", kw_only=True, forbid_unknown_fields=True):
-    """Begin again at frame 0: with this prompt, seed and preset, or those the stream has where they are left out."""
+    """Begin again at frame 0 with this prompt, seed and preset; those that are left out stay as they are."""
 
     prompt: Text | None = None
     seed: Seed | None = None
@@ -100,18 +100,18 @@ class Record(Struct, tag="record", kw_only=True, forbid_unknown_fields=True):
 
 
 class AskRecipe(Struct, tag="recipe", kw_only=True, forbid_unknown_fields=True):
-    """Ask for what makes this stream again."""
+    """Ask for a recipe from which this stream can be made again."""
 
 
 class Received(Struct, tag="received", kw_only=True, forbid_unknown_fields=True):
-    """The newest picture that has arrived. Few JPEG pictures are sent ahead of it, so a slow connection holds no old ones."""
+    """Report the newest picture received. Few JPEG pictures are sent ahead of it, so a slow connection has no old ones."""
 
     frame: Count
     generation: Count
 
 
 class Seen(Struct, tag="seen", kw_only=True, forbid_unknown_fields=True):
-    """Which picture was painted last, when, and how much waits: what keeps the server from making too many.
+    """Report the last painted picture, its time and how many wait, so that the server does not make too many.
 
     `late_ms` is the painting's time less the picture's due time; `made_to_paint_ms` the time since the server handed it to the
     encoder, for a viewer that shares the server's clock, else 0. `stalls` and `stall_ms` count since the stream was opened.
@@ -144,7 +144,7 @@ class PresetOffer(Struct, kw_only=True):
 
 
 class Welcome(Struct, tag="welcome", kw_only=True):
-    """The stream is open. `secret` opens it again after the connection was lost; nobody else may have it."""
+    """The stream is open. `secret` opens it again after a lost connection, and must not be shared."""
 
     v: int
     stream: str
@@ -169,8 +169,10 @@ class Welcome(Struct, tag="welcome", kw_only=True):
 
 
 class Prompted(Struct, tag="prompted", kw_only=True):
-    """The prompt is taken: `epoch` is its number and `frame_block` the first frame block that follows it, None while its text is
-    encoded; `Effective` says it then."""
+    """The prompt is accepted: `epoch` is its number and `frame_block` the first frame block that follows it.
+
+    `frame_block` is None while the text is encoded; `Effective` has it then.
+    """
 
     text: str
     mode: str
@@ -208,7 +210,7 @@ class Made(Struct, tag="made", kw_only=True):
 
 
 class Flushed(Struct, tag="flushed", kw_only=True):
-    """What came before this generation is void; the next picture is number `frame`."""
+    """All frames of earlier generations are void; the next picture is number `frame`."""
 
     generation: int
     frame: int
@@ -253,7 +255,7 @@ class RecipePrompt(Struct, kw_only=True):
 
 
 class Recipe(Struct, tag="recipe", kw_only=True):
-    """What makes a stream again, bit by bit, on a machine of the same kind: `strobe generate --replay FILE`.
+    """A recipe from which a machine of the same kind makes the stream again, bit by bit: `strobe generate --replay FILE`.
 
     `weights` and `image_sha256` are hexadecimal; `image` is base64, empty without one. `frame_blocks` were made so far.
     """
@@ -272,7 +274,7 @@ class Recipe(Struct, tag="recipe", kw_only=True):
 
 
 class State(Struct, tag="state", kw_only=True):
-    """What the stream is doing: playing, paused, or suspended to main memory."""
+    """The state of the stream: playing, paused, or suspended to main memory."""
 
     state: Literal["playing", "paused", "suspended"]
 
@@ -286,7 +288,7 @@ class Refused(Struct, tag="refused", kw_only=True):
 
 
 class Error(Struct, tag="error", kw_only=True):
-    """A message was not obeyed; the stream goes on as it was."""
+    """A message was refused; the stream goes on unchanged."""
 
     message: str
 
@@ -330,11 +332,11 @@ class Picture:
     data: bytes
 
     def packed(self) -> bytes:
-        """Header and data."""
+        """Return header and data."""
         return self.header() + self.data
 
     def header(self) -> bytes:
-        """The 24 bytes before the data."""
+        """Return the 24 bytes before the data."""
         return _HEADER.pack(VERSION, CODECS[self.codec], self.key, self.generation, self.frame, self.epoch, self.made_us)
 
 
@@ -394,5 +396,5 @@ def read_server(text: str | bytes) -> FromServer:
 
 
 def write(message: FromViewer | FromServer) -> str:
-    """A message as text."""
+    """Encode a message as text."""
     return msgspec.json.encode(message).decode()

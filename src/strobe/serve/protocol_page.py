@@ -1,4 +1,4 @@
-"""The page of the protocol, made from its message types."""
+"""The documentation page of the protocol, generated from its message types."""
 
 from __future__ import annotations
 

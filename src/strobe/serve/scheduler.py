@@ -1,4 +1,4 @@
-"""Which stream makes its next frame block, and whether one more fits: pure functions of plain values.
+"""Choice of the stream that makes its next frame block, and admission of streams: pure functions of plain values.
 
 One device makes one frame block at a time. A stream with `ahead_s` of video beyond what its viewer has painted runs dry after
 that time: its deadline. Earliest deadline first is optimal on one device for jobs that cannot be interrupted only as long as none
@@ -9,16 +9,20 @@ Source: C. L. Liu and J. W. Layland, Scheduling algorithms for multiprogramming 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 FULL: Final = 0.97
 """Share of a device's time that steady frame blocks may take; the rest is for switches, resumes and slow blocks."""
 
+ENOUGH: Final = 8
+"""Steady frame blocks that are needed before their median replaces a prediction."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """One stream as the scheduler sees it.
+    """One stream's need for frame blocks.
 
     Args:
         stream: its name.
@@ -43,7 +47,7 @@ def choose(demands: Sequence[Demand]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a stream of a preset takes.
+    """The time and memory that a stream of a preset needs.
 
     Args:
         block_s: time of a steady frame block on the device.
@@ -63,9 +67,25 @@ class Cost:
         return self.block_s / self.content_s
 
 
+def learn(predicted: Cost, steady_s: Sequence[float], switched_s: Sequence[float]) -> Cost:
+    """Return the cost of a preset as its running streams show it.
+
+    The median of at least `ENOUGH` steady frame blocks replaces the predicted time. The longest work is the longest frame block
+    that began with a prompt switch; until one was seen, the predicted ratio to a steady block holds.
+
+    Args:
+        predicted: the cost before any stream of the preset ran.
+        steady_s: times of the last frame blocks without a prompt switch.
+        switched_s: times of the last frame blocks that began with one.
+    """
+    block_s = median(steady_s) if len(steady_s) >= ENOUGH else predicted.block_s
+    longest_s = max(switched_s) if switched_s else predicted.longest_s * block_s / predicted.block_s
+    return replace(predicted, block_s=block_s, longest_s=max(block_s, longest_s))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Whether one more stream fits.
+    """The decision whether one more stream fits.
 
     Args:
         admitted: it does.
@@ -114,7 +134,7 @@ def admit(
 
 
 def _obstacle(cost: Cost, open_streams: Sequence[Cost], free_bytes: int, start_buffer_s: float) -> tuple[str, str] | None:
-    """Kind and sentence of what keeps a stream out; None if nothing does."""
+    """Return kind and sentence of what keeps a stream out; None if nothing does."""
     if cost.stream_bytes > free_bytes:
         wanted, free = cost.stream_bytes / 2**30, free_bytes / 2**30
         return "memory", f"a stream takes {wanted:.1f} GiB of device memory, and {free:.1f} GiB are free"

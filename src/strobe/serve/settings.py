@@ -1,4 +1,4 @@
-"""What a server can be told: one schema for the configuration file, the environment and the flags."""
+"""Settings of the server: one schema for the configuration file, the environment and the flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strobe.serve.guard import is_loopback
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
-    """Where a server listens, whom it lets in and what it holds.
+    """Address, access control and limits of a server.
 
     Args:
         host: address to listen on.

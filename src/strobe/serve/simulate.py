@@ -1,4 +1,4 @@
-"""Streams that come, play and go on a device that exists on paper: the scheduler of the server against a clock of its own."""
+"""Simulation of viewers and their streams on a device: the server's scheduler against a simulated clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class Watched:
-    """What became of a viewer.
+    """The playback of one viewer, as simulated.
 
     Args:
         blocks: frame blocks made for it.
@@ -52,7 +52,7 @@ class _Stream:
     waited_s: float = field(default=0.0)
 
     def played_s(self, now: float, buffer_s: float) -> float:
-        """Seconds of video painted by `now`; the viewer begins with a full buffer, and waits when it is dry."""
+        """Return the seconds of video painted by `now`; the viewer begins with a full buffer, and waits when it is empty."""
         if self.began_s is None:
             return 0.0
         return min(self.made_s, now - self.began_s - self.waited_s)
@@ -66,7 +66,7 @@ def simulate(
     start_buffer_s: float,
     most: int = 1000,
 ) -> list[Watched]:
-    """Run the server's own `admit` and `choose` over arrivals; return what became of each, in their order.
+    """Simulate arrivals with the server's own `admit` and `choose`; return each viewer's playback, in their order.
 
     A frame block after a switch takes `longest_s`, every other `block_s`.
     """
@@ -121,7 +121,7 @@ def _opened(arrival: Arrival, name: str, outcome: Watched, cost: Cost, now: floa
 
 
 def _next_moment(now: float, streams: Sequence[_Stream], demands: Sequence[Demand], coming: Sequence[tuple[float, int]]) -> float:
-    """When something changes while nobody wants a frame block."""
+    """Return the next time at which something changes while no stream wants a frame block."""
     moments = [demand.ahead_s - demand.target_s + now for demand in demands]
     moments += [stream.ends_s for stream in streams] + [at for at, _ in coming[:1]]
     return max(now + 1e-6, min(moments, default=now))

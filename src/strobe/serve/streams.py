@@ -1,4 +1,4 @@
-"""One stream as the thread that owns the device has it: a session, what was made of it, and its branches."""
+"""One stream on the thread that owns the device: a session, its frame blocks, and its branches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PHASES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What a stream begins with.
+    """The prompt, seed, preset and picture with which a stream begins.
 
     Args:
         image: bytes of the picture to start from; empty without one.
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A stream between two frame blocks, to return to."""
+    """A stream's state between two frame blocks, to which it can return."""
 
     number: int
     name: str
@@ -124,7 +124,7 @@ class Stream:
     _next_branch: int = 1
 
     def open(self) -> None:
-        """Open its session.
+        """Open the stream's session.
 
         Raises:
             StrobeError: the prompt, picture or preset is refused, or the device has too little memory.
@@ -140,12 +140,12 @@ class Stream:
 
     @property
     def asleep(self) -> bool:
-        """It is suspended to main memory."""
+        """Whether the stream is suspended to main memory."""
         return self._asleep is not None
 
     @property
     def session(self) -> Session:
-        """The session, woken if it is suspended."""
+        """Session of the stream; a suspended one is woken."""
         if self._asleep is not None:
             self.wake()
         if self._session is None:
@@ -153,7 +153,7 @@ class Stream:
         return self._session
 
     def make(self) -> Block:
-        """Make its next frame block and take it off the device."""
+        """Make the next frame block and copy it off the device."""
         session = self.session
         assert self._blocks is not None
         began, recorder = perf_counter_ns(), TimingRecorder(self.device) if self.device.type == "cpu" else None
@@ -189,7 +189,7 @@ class Stream:
         return made
 
     def prompt(self, text: str, mode: Mode, over: int) -> tuple[int, int | None]:
-        """Steer it; a prompt that waits is replaced.
+        """Steer the stream; a prompt that still waits is replaced.
 
         Returns:
             the prompt's number, and the first frame block that follows it: None while its text is encoded beside the stream.
@@ -234,7 +234,7 @@ class Stream:
         self.generation += 1
 
     def mark(self, name: str) -> Branch:
-        """Keep it as it is now, between two frame blocks.
+        """Keep the present state, between two frame blocks, as a branch.
 
         Raises:
             SessionError: it keeps as many branches as it may.
@@ -256,7 +256,7 @@ class Stream:
         return branch
 
     def branch(self, number: int) -> Branch:
-        """A branch that it keeps.
+        """Return a kept branch by number.
 
         Raises:
             ConfigError: there is none of that number.
@@ -279,7 +279,7 @@ class Stream:
         return branch
 
     def forked(self, number: int, name: str) -> Stream:
-        """A second stream that goes on from a branch; it shares the weights.
+        """Create a second stream that goes on from a branch; it shares the weights.
 
         Raises:
             ConfigError: there is none of that number.
@@ -297,14 +297,14 @@ class Stream:
             self._blocks = self._session.stream()
 
     def suspend(self) -> None:
-        """Move its state to main memory and free the device. Nothing happens to one that is suspended."""
+        """Move the state to main memory and free the device; does nothing for a suspended stream."""
         if self._session is not None:
             self._asleep = self._session.snapshot().to("cpu")
             self._session.close()
             self._session = self._blocks = None
 
     def wake(self) -> None:
-        """Bring it back to the device; what follows is bit-equal to what would have followed."""
+        """Bring the stream back to the device; what follows is bit-equal to what would have followed."""
         assert self._asleep is not None
         origin, snapshot = self.origin, self._asleep
         session = Session(
@@ -319,7 +319,7 @@ class Stream:
         self._blocks = session.stream()
 
     def recipe(self) -> Recipe:
-        """What makes it again."""
+        """Return the recipe from which the stream can be made again."""
         origin = self.origin
         return Recipe(
             v=VERSION,
@@ -340,7 +340,7 @@ class Stream:
         )
 
     def close(self) -> None:
-        """Free all that it holds."""
+        """Free all that the stream holds."""
         if self._session is not None:
             self._session.close()
         self._session = self._blocks = self._asleep = None
@@ -348,7 +348,7 @@ class Stream:
 
 
 def _layout(session: Session, index: int) -> dict[str, int]:
-    """Latent frames of the cache as the frame block saw them: sink, window, ring rows and how many of them are filled."""
+    """Return the cache's layout for a frame block in latent frames: sink, window, ring rows and how many are filled."""
     config, policy = session.config, session.config.policy
     end = config.latents_of(index).stop
     return {

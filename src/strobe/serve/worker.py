@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -21,26 +21,24 @@ from strobe.engine.load import Model
 from strobe.engine.memory import free_bytes, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
-from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose
+from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
 from strobe.serve.streams import Block, Origin, Stream
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
 """Steady frame blocks that a cost is taken from at the start: on a CPU the viewer should not wait for more."""
 _KEPT: Final = 64
-"""Block times of a stream that its cost is taken from while it runs."""
+"""Last times of frame blocks that the cost of a preset is learned from."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Playing:
-    """A stream and what its viewer has of it. `painted` is the first frame that was not painted yet."""
+    """A stream and its viewer's progress. `painted` is the first frame that was not painted yet."""
 
     stream: Stream
-    cost: Cost
     opened_s: float
     running: bool = True
     painted: int = 0
-    block_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def ahead_s(self, fps: int) -> float:
         """Seconds of video that are made and not painted."""
@@ -48,7 +46,7 @@ class Playing:
 
 
 class Worker:
-    """Runs streams of one model on one device.
+    """The thread that runs the streams of one model on one device.
 
     Args:
         model: what they run.
@@ -80,7 +78,9 @@ class Worker:
         check_device(find_preset(default), device)
         self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
         self.costs: dict[str, Cost] = {}
-        self.busy_s = 0.0
+        """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
+        self._predicted: dict[str, Cost] = {}
+        self._seen: dict[tuple[str, bool], deque[float]] = {}
         self._made, self._failed = made, failed
         self._playing: dict[str, Playing] = {}
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -99,7 +99,7 @@ class Worker:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End after the frame block that is being made; what was handed in before is done first."""
+        """End after the present frame block; work that was submitted before is done first."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -107,7 +107,7 @@ class Worker:
             self._thread.join(timeout_s)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done on the thread that owns the device, between two frame blocks."""
+        """Run a function on the thread that owns the device, between two frame blocks."""
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
@@ -118,7 +118,7 @@ class Worker:
         return future
 
     def painted(self, name: str, frame: int, running: bool) -> None:
-        """Say from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
+        """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
         with self._wake:
             playing = self._playing.get(name)
             if playing is not None:
@@ -128,7 +128,7 @@ class Worker:
     def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> None:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
-        The others are predicted from it by their transformer passes until they run.
+        The others are predicted from it by their transformer passes until streams of them run.
 
         Args:
             prompt: any that the model understands.
@@ -159,7 +159,7 @@ class Worker:
         passes = self._passes(config)
         for name, other in self.configs.items():
             ratio = self._passes(other) / passes
-            self.costs[name] = Cost(
+            self._predicted[name] = self.costs[name] = Cost(
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
@@ -175,7 +175,7 @@ class Worker:
         return sum(part.num_bytes for part in predict(self.model.parts, resolved))
 
     def admission(self, preset: str) -> Admission:
-        """Whether one more stream fits. On the device's thread."""
+        """Decide whether one more stream fits. On the device's thread."""
         awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
         free = free_bytes(self.device)
         return admit(
@@ -199,15 +199,12 @@ class Worker:
         return stream
 
     def adopt(self, stream: Stream) -> None:
-        """Take a stream that was forked. On the device's thread."""
-        cost = self.costs[stream.origin.preset]
+        """Add a stream that was forked. On the device's thread."""
         with self._wake:
-            self._playing[stream.name] = Playing(
-                stream=stream, cost=cost, opened_s=monotonic(), running=False, painted=stream.frames_made
-            )
+            self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
 
     def stream(self, name: str) -> Stream:
-        """A stream that is open. On the device's thread."""
+        """Return an open stream. On the device's thread."""
         return self._playing[name].stream
 
     def drop(self, name: str) -> None:
@@ -225,10 +222,10 @@ class Worker:
         return stream
 
     def rewound(self, name: str) -> None:
-        """A stream was reset or went to a branch: nothing of it is painted. On the device's thread."""
+        """Note that a stream was reset or went to a branch: none of its frames is painted. On the device's thread."""
         with self._wake:
             playing = self._playing[name]
-            playing.painted, playing.cost = playing.stream.frames_made, self.costs[playing.stream.origin.preset]
+            playing.painted = playing.stream.frames_made
 
     def _run(self) -> None:
         while True:
@@ -255,7 +252,7 @@ class Worker:
             Demand(
                 stream=name,
                 ahead_s=each.ahead_s(fps),
-                target_s=self.start_buffer_s + min(self.content_s, each.cost.block_s),
+                target_s=self.start_buffer_s + min(self.content_s, self.costs[each.stream.origin.preset].block_s),
                 running=each.running,
                 opened_s=each.opened_s,
             )
@@ -273,16 +270,24 @@ class Worker:
 
     def _make(self, name: str) -> None:
         playing = self._playing[name]
-        began = monotonic()
         try:
             block = playing.stream.make()
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
             self.drop(name)
             self._failed(name, error)
             return
-        self.busy_s += monotonic() - began
-        playing.block_ms.append(block.block_ms)
+        self._learn(playing.stream.origin.preset, block)
         self._made(name, block)
+
+    def _learn(self, preset: str, block: Block) -> None:
+        """Learn the preset's cost from a frame block, unless the window of the attention is not full yet."""
+        defaults = self.model.defaults
+        if block.index * defaults.frame_block < resolve(self.configs[preset], defaults, self.device).policy.window:
+            return
+        switched = block.entered is not None
+        self._seen.setdefault((preset, switched), deque(maxlen=_KEPT)).append(block.block_ms / 1e3)
+        steady, after = (list(self._seen.get((preset, kind), ())) for kind in (False, True))
+        self.costs[preset] = learn(self._predicted[preset], steady, after)
 
 
 def _runs(name: str, model: Model, device: torch.device) -> bool:

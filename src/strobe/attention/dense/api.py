@@ -1,4 +1,4 @@
-"""The front door of dense attention."""
+"""The public API of dense attention."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ _choose = lru_cache(maxsize=256)(choose)
 
 
 def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
-    """Implementations, the fastest first. FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries
-    over many keys leave most of them idle. With grouped heads it reads keys that torch's kernel would have written out first.
+    """Order the implementations, the fastest first.
+
+    FA4 gives all keys of a head and a tile of queries to one multiprocessor: few queries over many keys leave most of them idle.
+    With grouped heads it reads keys that torch's kernel would have written out first.
     """
     if spec.needs_grad:
         return IMPLS
@@ -63,7 +65,7 @@ def dense_attention(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Softmax attention of every query over every key: `out = softmax(q k^T * softmax_scale) v`.
+    """Attend from every query to every key: `out = softmax(q k^T * softmax_scale) v`.
 
     Args:
         q: `[B, S_q, H, D]`.

@@ -1,1 +1,1 @@
-"""The gate of every implementation: its cases against the reference, run on a card and recorded; pytest runs the same."""
+"""The gates of the implementations: cases against the reference, run on a card and recorded; pytest runs the same cases."""

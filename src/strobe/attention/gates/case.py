@@ -1,4 +1,4 @@
-"""What a case of a gate is, and how its tensors are held against the reference's."""
+"""One case of a gate, and the comparisons of its tensors with the reference's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class RefusedError(Exception):
-    """The implementation does not take this case, or the card has no room for it; the case says nothing about it."""
+    """The implementation does not take this case, or the card has too little memory; this is neither a pass nor a failure."""
 
 
 class GateError(AssertionError):
-    """The implementation is wrong."""
+    """The implementation gave a wrong result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One thing that an implementation has to hold.
+    """One check that an implementation has to pass.
 
     Args:
         name: of the case, one line.
@@ -32,7 +32,7 @@ class Case:
     needs_gpu: bool = False
 
     def run(self) -> None:
-        """Check it, with nothing compiled by torch before."""
+        """Run the check after a reset of torch.compile's caches."""
         torch._dynamo.reset()
         self.check()
 
@@ -48,7 +48,7 @@ def hold(condition: object, what: str) -> None:
 
 
 def near(found: Tensor, expected: Tensor, limit: float, name: str) -> None:
-    """Hold a finite tensor against the expected one, both relative to it and to its largest element.
+    """Check that a tensor is finite and near the expected one, relative to each element and to the largest element.
 
     Raises:
         GateError: it is not finite.
@@ -62,7 +62,7 @@ def near(found: Tensor, expected: Tensor, limit: float, name: str) -> None:
 
 
 def same_bits(found: Tensor | None, expected: Tensor | None, name: str) -> None:
-    """Hold a tensor to be another, bit for bit.
+    """Check that two tensors are equal bit for bit.
 
     Raises:
         GateError: it is not.
@@ -71,7 +71,7 @@ def same_bits(found: Tensor | None, expected: Tensor | None, name: str) -> None:
 
 
 def room_for(num_bytes: int, device: torch.device) -> None:
-    """Check that a GPU has so much free memory.
+    """Check that a GPU has `num_bytes` of free memory.
 
     Raises:
         RefusedError: it has not.

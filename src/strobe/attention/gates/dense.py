@@ -31,7 +31,7 @@ _WAVES: Final = (1, 1500, 4500)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Of:
-    """Whose gate it is, and where."""
+    """One implementation of dense attention on one device, called as `dense_attention` would be."""
 
     impl: str
     device: torch.device
@@ -51,7 +51,7 @@ class _Of:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
-    """Sizes of one case."""
+    """Sequence lengths, head counts, dtype and head_dim of one case."""
 
     lengths: tuple[int, int]
     heads: tuple[int, int]
@@ -63,7 +63,7 @@ class _Sizes:
         return f"{name}-{self.lengths[0]}x{self.lengths[1]}-{self.heads[0]}/{self.heads[1]}-{self.width}"
 
     def draw(self, device: torch.device) -> list[Tensor]:
-        """q, k and v."""
+        """Draw random q, k and v on a device; the seed follows from the sizes."""
         (q_len, kv_len), (heads, kv_heads) = self.lengths, self.heads
         generator = torch.Generator().manual_seed(1000 * q_len + 10 * kv_len + kv_heads)
         shapes = [(2, q_len, heads, self.width)] + [(2, kv_len, kv_heads, self.width)] * 2
@@ -71,7 +71,7 @@ class _Sizes:
 
 
 def cases(impl: str, device: torch.device) -> Iterator[Case]:
-    """Every case of an implementation's gate on a device."""
+    """List every case of an implementation's gate on a device."""
     of = _Of(impl=impl, device=device)
     for lengths, heads, dtype, width in product(LENGTHS, HEADS, DTYPES, (64, 128)):
         sizes = _Sizes(lengths=lengths, heads=heads, dtype=dtype, width=width)
@@ -168,7 +168,7 @@ def _compiles(of: _Of) -> None:
 
 
 def _last_wave(of: _Of, q_len: int, return_lse: bool) -> None:
-    """As near to float32 as all queries over all keys, and the same in a graph; keys are a leading slice of a ring."""
+    """Check FA4 with its last wave split: as near to float32 as unsplit, and the same in a CUDA graph; k and v are slices."""
     room_for(_ROOM, of.device)
     generator = torch.Generator().manual_seed(q_len)
     q, *ring = (torch.randn(1, n, 12, 128, generator=generator).to(of.device).bfloat16() for n in (q_len, 20000, 20000))

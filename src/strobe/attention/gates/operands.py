@@ -62,7 +62,7 @@ Operands = tuple[Tensor, Tensor, Tensor, BlockSelection]
 
 
 def draw(shape: Shape, device: torch.device, seed: int = 0) -> Operands:
-    """q, k, v and a selection: empty rows, all counts, indices in any order, padding rows and unused entries poisoned."""
+    """Draw q, k, v and a selection with empty rows, all counts and unordered indices; padding and unused entries are poisoned."""
     generator = torch.Generator().manual_seed(seed)
     block = shape.block
 
@@ -89,7 +89,7 @@ def draw(shape: Shape, device: torch.device, seed: int = 0) -> Operands:
 
 
 def upstream(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Gradients of an output `[B, S, H, D]`, rounded to a dtype, and of its lse."""
+    """Draw gradients of an output `[B, S, H, D]`, rounded to a dtype, and of its lse."""
     generator = torch.Generator().manual_seed(9)
     d_out = torch.randn(out.shape, generator=generator).to(dtype)
     d_lse = torch.randn(out.shape[0], out.shape[2], out.shape[1], generator=generator)
@@ -97,7 +97,7 @@ def upstream(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def outside(block: int, device: torch.device) -> tuple[Operands, BlockSelection]:
-    """Operands whose selection names key blocks that there are not, and what it selects without those; unseen keys are poison."""
+    """Draw operands whose selection also names key blocks that do not exist, and the same without those; unseen keys are NaN."""
     q, k, v, selection = draw(Shape(block=block, ragged=False), device)
     some = torch.rand(2, 4, 5, 7, generator=torch.Generator().manual_seed(1)) < 0.6
     kept = selection.mask(7) & some.to(device)

@@ -54,7 +54,7 @@ Advance = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one gate.
+    """The result of one gate.
 
     Args:
         operator, impl: whose.
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def versions_here(impl: str, driver: str | None) -> dict[str, str]:
-    """Versions that a gate is recorded with, as far as they are known: driver, torch and the implementation's libraries."""
+    """Look up the versions that a gate is recorded with, where known: driver, torch and the implementation's libraries."""
     found = {} if driver is None else {"driver": driver}
     for name in ("torch", *LIBRARIES.get(impl, ())):
         try:
@@ -80,7 +80,7 @@ def versions_here(impl: str, driver: str | None) -> dict[str, str]:
 
 
 def find_cases(operator: str, impl: str, device: torch.device) -> tuple[Case, ...]:
-    """The cases of a gate that a device can run."""
+    """List the cases of a gate that a device can run."""
     return tuple(case for case in CASES[operator](impl, device) if device.type == "cuda" or not case.needs_gpu)
 
 
@@ -162,7 +162,7 @@ def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """One message of a gate's process.
+    """One progress message from the process that runs a gate.
 
     Args:
         done, total: cases.
@@ -179,7 +179,7 @@ class Said:
 
 
 def serve(line: Connection, operator: str, impl: str, device: str, find: Find) -> None:
-    """Run the cases of a gate in a process of its own and tell of each; what the libraries print is not for the user."""
+    """Run the cases of a gate in this child process and send progress; what the libraries print is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -191,7 +191,7 @@ def serve(line: Connection, operator: str, impl: str, device: str, find: Find) -
 
 
 def tell(line: Connection, cases: Sequence[Case]) -> None:
-    """Run cases up to the first that fails; one message before each, and one at the end."""
+    """Run cases up to the first that fails; send one message before each case and one at the end."""
     last = ""
     for number, case in enumerate(cases):
         line.send(Said(done=number, total=len(cases), name=case.name, last=last))
@@ -205,7 +205,7 @@ def tell(line: Connection, cases: Sequence[Case]) -> None:
 
 
 class _Watched:
-    """Whatever a kernel raises is what came of its case."""
+    """A context that turns whatever a kernel raises into the result of its case."""
 
     def __init__(self) -> None:
         self.failed, self.refused = "", False
@@ -223,7 +223,7 @@ class _Watched:
 
 
 def record(new: Sequence[Gate], place: Path) -> None:
-    """Put gates in a record: they replace those of the same operator, implementation and architecture, and nothing else is lost.
+    """Write gates to a record in place of those of the same operator, implementation and architecture; all others stay.
 
     A file that is no record is kept beside it as `*.unreadable`.
 

@@ -29,7 +29,7 @@ _ROOM: Final = 14 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Of:
-    """Whose gate it is, and where."""
+    """One implementation of block-sparse attention on one device, called as `block_sparse_attention` would be."""
 
     impl: str
     device: torch.device
@@ -46,7 +46,7 @@ class _Of:
             raise RefusedError(error.reason) from error
 
     def gradients(self, operands: Operands, *, through_lse: bool, **options: bool) -> tuple[AttentionOutput, tuple[Tensor, ...]]:
-        """Output and gradients for a fixed random gradient of the output (and of the lse)."""
+        """Compute the output and its gradients for a fixed random gradient of the output (and of the lse)."""
         q, k, v = (tensor.clone().requires_grad_() for tensor in operands[:3])
         found = self((q, k, v, operands[3]), return_lse=through_lse, **options)
         d_out, d_lse = upstream(found.out, operands[0].dtype)
@@ -58,7 +58,7 @@ class _Of:
 
 
 def cases(impl: str, device: torch.device) -> Iterator[Case]:
-    """Every case of an implementation's gate on a device.
+    """List every case of an implementation's gate on a device.
 
     Args:
         impl: a name in `IMPLS`, or any other implementation to try the cases on.
@@ -153,7 +153,7 @@ def _finite_padding(of: _Of, block: int) -> None:
 
 
 def _told(of: _Of, shape: Shape, count: int, seed: int) -> Operands:
-    """One count for every row, which the host knows; entries past it are poison."""
+    """Draw operands whose rows all have one count, which the host knows; index entries past it are poison."""
     q, k, v, selection = draw(shape, of.device)
     indices = torch.rand(2, 4, 5, 7, generator=torch.Generator().manual_seed(seed)).argsort(-1).to(torch.int32)
     indices[..., count:] = POISON
@@ -162,7 +162,7 @@ def _told(of: _Of, shape: Shape, count: int, seed: int) -> Operands:
 
 
 def _one_count(of: _Of, block: int, ragged: bool, count: int) -> None:
-    """Some rows see nothing but empty blocks."""
+    """Check a known count, the same for every row, against the reference and against counts read on the device."""
     shape = Shape(block=block, ragged=ragged, kv_heads=2 if of.impl != "cudnn" else 4)
     q, k, v, told = _told(of, shape, count, count)
     if told.kv_sizes is not None:
@@ -200,7 +200,7 @@ def _nothing(of: _Of, block: int) -> None:
 
 
 def _views(of: _Of, block: int) -> None:
-    """Heads outside, a slice of a longer buffer, a row offset that is no multiple of 128 bytes, queries of all heads the same."""
+    """Check views: heads outside, a slice of a longer buffer, an odd row offset, and queries of all heads in one memory."""
     q, k, v, selection = draw(Shape(block=block, width=64, ragged=False), of.device)
     of.takes((q, k, v, selection))
     expected = of((q, k, v, selection), return_lse=True)
@@ -300,7 +300,7 @@ def _outside(of: _Of, block: int) -> None:
 
 
 def _far(of: _Of) -> None:
-    """The last head of a tensor of more than 2^31 elements."""
+    """Check the last block of a tensor with more than 2^31 elements."""
     room_for(_ROOM, of.device)
     heads, blocks = 16, (1 << 31) // (16 * 64 * 128) + 1
     q = torch.zeros(1, 64, heads, 128, dtype=torch.bfloat16, device=of.device)
@@ -316,7 +316,7 @@ def _far(of: _Of) -> None:
 
 
 def _packed(of: _Of, block: int) -> None:
-    """Against the reference in the same packing."""
+    """Compare packed sequences, output and gradients, with the reference in the same packing."""
     lengths = torch.tensor(
         [[0, 3 * block - 5, 3 * block - 5, 5 * block, 7 * block + 1], [0, 10, 4 * block, 6 * block + 2, 9 * block]]
     )

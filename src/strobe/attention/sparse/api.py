@@ -1,4 +1,4 @@
-"""The front door of block-sparse attention for a given selection."""
+"""The public API of block-sparse attention for a given selection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def block_sparse_attention(
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> AttentionOutput:
-    """Softmax attention of every query over the valid keys of the blocks its block selects.
+    """Attend from every query to the valid keys of the blocks that its block selects.
 
     `out_i = softmax_j(q_i . k_j * softmax_scale) v_j` over `j` in the selected blocks; a query that sees no key has out 0, lse
     -inf and gradients 0.

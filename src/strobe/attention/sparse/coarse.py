@@ -24,7 +24,7 @@ from strobe.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """How the softmax mass of a pair of tiles is estimated for the selection.
+    """The estimator of the softmax mass of a pair of tiles, which the selection ranks by.
 
     With `parts = 1` by `S_ij`. With more, each tile is pooled in that many runs of rows and the score is
     `log sum_ab exp(Q_ia . K_jb * softmax_scale)`: what varies inside a tile is not averaged away.
@@ -58,7 +58,7 @@ def check_parts(estimator: Estimator, block: int) -> None:
 
 
 def pool(tiled: Tensor, sizes: Tensor | None, block: int, parts: int = 1) -> Tensor:
-    """Mean of the valid tokens of each tile, or of each of `parts` runs of rows; 0 where there are none.
+    """Compute the mean of the valid tokens of each tile, or of each of `parts` runs of rows; 0 where there are none.
 
     Args:
         tiled: `[B, N * block, H, D]`; what padding rows hold does not matter.
@@ -106,7 +106,7 @@ def pooled_scores(
     softmax_scale: float,
     estimator: Estimator,
 ) -> Tensor:
-    """`block_scores` of what is pooled already.
+    """Compute `block_scores` from queries and keys that are pooled already.
 
     Args:
         queries: of `pool`, `[B, H, N_q * parts, D]`.
@@ -128,7 +128,7 @@ def pooled_scores(
 
 
 def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor | None, block: int) -> Tensor:
-    """Attention of tile over tile: `softmax(scores) V`, one row per query tile.
+    """Attend tile over tile: `softmax(scores) V`, one row per query tile.
 
     Args:
         scores: of `block_scores` with the mean estimator.
@@ -143,7 +143,7 @@ def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor | None, block: 
 
 
 def topk_of(topk: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    """A number of key tiles, or one for each head, as plain ints.
+    """Convert a number of key tiles, or one for each head, to plain ints.
 
     Raises:
         ConfigError: it is neither.
@@ -160,7 +160,7 @@ def topk_of(topk: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
 
 
 def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: int, num_tiles: int) -> tuple[int, ...]:
-    """Key tiles to select, for each head.
+    """Return the number of key tiles to select, for each head.
 
     Args:
         topk: of every head, or one per head.
@@ -212,7 +212,7 @@ def select_blocks(scores: Tensor, per_head: Sequence[int], forced: Tensor | None
 
 
 def forced_blocks(forced: Forced, q_layout: TileLayout, kv_layout: TileLayout, per_head: Sequence[int]) -> Tensor | None:
-    """Which key tiles are always selected, boolean `[N_q, N_kv]` on the CPU; None for none.
+    """Return the mask of key tiles that are always selected, boolean `[N_q, N_kv]` on the CPU; None for none.
 
     Raises:
         ConfigError: more tiles are forced than selected, or `own` where queries and keys have different layouts.

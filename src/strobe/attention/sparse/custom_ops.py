@@ -1,4 +1,4 @@
-"""Block-sparse attention as custom operators: what `torch.compile`, autograd and `opcheck` see of every impl but the reference.
+"""Block-sparse attention as custom operators for `torch.compile`, autograd and `opcheck`; every impl but the reference is one.
 
 The impl is an argument: forward and backward of one call run in the same one. An eager call of plain tensors goes past the
 operators, straight to the impl: their dispatch costs more host time than some kernels take.
@@ -31,7 +31,7 @@ class _Kernels(Protocol):
 
 @cache
 def _kernels(impl: str) -> _Kernels:
-    """The module of an impl; it has `forward` and `backward` and is imported when it is first used."""
+    """Import the module of an impl, with its `forward` and `backward`, when it is first used."""
     return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
@@ -63,7 +63,7 @@ def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
 
 
 def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection:
-    """What a kernel may be given: a library reads whatever an index names."""
+    """Make the indices of key blocks that do not exist harmless for a library's kernel, which reads whatever an index names."""
     return sound(selection, k.shape[1] // selection.block) if impl in _LIBRARIES else selection
 
 
@@ -150,7 +150,7 @@ block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 class _Eager(torch.autograd.Function):
-    """The same two functions without an operator around them."""
+    """The kernel's forward and backward as a plain autograd function, without a custom operator around them."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ class _Eager(torch.autograd.Function):
 
 
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
-    """Run one impl: as a custom operator where something looks at operators, else directly."""
+    """Run one impl: as a custom operator under a compiler, a dispatch mode or a tensor subclass, else directly."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:

@@ -1,4 +1,4 @@
-"""Few new queries over a long past: some keys attended whole, of the rest the tiles worth seeing, one softmax over all of them.
+"""Few new queries over a long past: some keys are attended whole, the best tiles of the rest are selected, in one softmax.
 
 With `A` the keys attended whole and `T_i` the history tiles that query tile `i` selects, the output of a query of tile `i` is
 
@@ -72,7 +72,7 @@ def history_attention(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Attention of every query over the dense keys and over the history tiles that its tile selects.
+    """Attend from every query to the dense keys and to the history tiles that its tile selects.
 
     Every query tile takes exactly `max(1, ceil((1 - sparsity) * num_tiles))` open tiles, those of largest coarse score, ties to
     the lowest index. Differentiable in q, the dense keys and values and the history's, not through the selection.
@@ -117,7 +117,7 @@ def history_attention(
 
 @contextmanager
 def _beside(device: torch.device, fused: bool) -> Iterator[AbstractContextManager[object]]:
-    """What is recorded into a CUDA graph within what it gives runs beside what else is recorded here; else nothing changes.
+    """Give a context whose work runs on a side stream in a captured CUDA graph, parallel to the rest; elsewhere it does nothing.
 
     Only in a graph: what is freed on the stream may be taken again at once, and only there is one thread sure to be alone on it.
     Only with a fused selection: the plain one has matrix products, for which a library would keep a workspace for the stream.
@@ -135,12 +135,12 @@ def _beside(device: torch.device, fused: bool) -> Iterator[AbstractContextManage
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where what runs beside other parts of a recorded pass is recorded."""
+    """Return the CUDA stream on which work parallel to the rest of a captured pass is recorded, one per device."""
     return torch.cuda.Stream(device)
 
 
 def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, scale: float, impl: str) -> Plan:
-    """What is to be selected for every query tile, and which impl attends over it."""
+    """Plan the selection for every query tile, and choose the impl that attends over it."""
     keys, values, num_tiles = history.keys, history.values, index(history.num_tiles)
     spec, (selected,) = check(q, keys, values, scale, True), budget(None, sparsity, 1, num_tiles)
     tiles = Tiles(history.block, q_tiles.num_tiles, history.sizes.shape[0], not (q_tiles.whole and history.whole))
@@ -158,7 +158,7 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
 
 
 def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple[Grid, Grid]:
-    """The queries in raster order, and the history in tiles; closed tiles hold no token and score -inf."""
+    """Return the grids of the queries, in raster order, and of the history, in tiles; closed tiles have size 0 and score -inf."""
     q_sizes = q_tiles.sizes(device)
     queries = Grid(
         block=q_tiles.block,
@@ -184,7 +184,7 @@ def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple
 
 
 def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
-    """Attention over the tiles that the queries' tiles select, in tile order."""
+    """Attend over the history tiles that the queries' tiles select; the result is in tile order."""
     q_rows, kv_rows = _grids(history, q_tiles, q.device)
     with ambient(q):
         tiled, means = tile_queries(plan, q, q_rows)
@@ -193,7 +193,7 @@ def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) 
 
 
 def _fuses(q: Tensor, history: History) -> bool:
-    """Whether the stages can run fused; a compiler fuses the plain ones itself."""
+    """Whether the stages can run in the fused kernels; never under torch.compile, which fuses the plain ones itself."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         return False
     graded = torch.is_grad_enabled() and q.requires_grad
@@ -201,7 +201,7 @@ def _fuses(q: Tensor, history: History) -> bool:
 
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
-    """Check what the operators inside cannot: the rest is theirs."""
+    """Check the types, shapes and dtypes that the operators inside do not check."""
     expect("q", q, Tensor, "a tensor [B, S, H, D]")
     expect("history", history, History, "a strobe.History")
     expect("q_tiles", q_tiles, TileLayout, "a strobe.TileLayout; strobe.tile_layout makes one")

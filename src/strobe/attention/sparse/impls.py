@@ -1,4 +1,4 @@
-"""The implementations of block-sparse attention, best first, and what each refuses."""
+"""The implementations of block-sparse attention, best first, with the reasons for which each refuses a call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _refuses_triton(spec: SparseSpec) -> str | None:
 
 
 def _refuses_library(spec: SparseSpec, widths: tuple[int, ...]) -> str | None:
-    """What the two libraries' kernels for compute capability 9.0 have in common."""
+    """Return the reason for which cuDNN's and FA4's kernels for compute capability 9.0 both refuse a call, or None."""
     if spec.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, not {short(spec.dtype)}"
     if spec.block not in (64, 128):
@@ -101,7 +101,7 @@ def _run_flex(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: 
 
 
 def _operator(name: str, refuses: Callable[[SparseSpec], str | None], *beside: str, portable: bool = False) -> Impl[SparseSpec]:
-    """An impl that is a custom operator, whose kernels are in a module of its name and in those `beside` it."""
+    """Describe an impl that is a custom operator, with its kernels in a module of its name and in those `beside` it."""
     return Impl(
         name=name,
         refuses=refuses,
@@ -132,7 +132,7 @@ IMPLS: Final = (*_OURS, *PLUGGED)
 
 
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
-    """The implementations, the fastest for this call first, as measured on an H200 (benchmarks/attention-h200).
+    """Order the implementations for this call, the fastest first, as measured on an H200 (benchmarks/attention-h200).
 
     Blocks of 64: cuDNN, but for gradients with padding, which it must clear first. Blocks of 128: FA4 where every block is whole,
     else cuDNN for one number of key blocks that the host knows and Triton for any; gradients by cuDNN.
@@ -146,7 +146,7 @@ def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
 
 
 def choose(spec: SparseSpec, name: str) -> Choice[SparseSpec]:
-    """Choose the named implementation, or the fastest; on a GPU that is never the reference, which forms every pair of tokens.
+    """Choose the named implementation, or the fastest; on a GPU never the reference, which computes every pair of tokens.
 
     Raises:
         ConfigError: no implementation has that name.

@@ -29,7 +29,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, slots=True)
 class TileLayout:
-    """How a grid of tokens is cut into tiles; equal by value, and so are its cached index tensors.
+    """The division of a grid of tokens into tiles; equal by value, and so are its cached index tensors.
 
     Args:
         grid: tokens in (time, height, width).
@@ -74,19 +74,19 @@ class TileLayout:
 
     @property
     def padding(self) -> float:
-        """Rows in tile order / tokens - 1: the share of extra rows that every pass over the tokens pays."""
+        """Share of extra rows that every pass over the tokens pays: rows in tile order / tokens - 1."""
         return self.num_rows / self.num_tokens - 1
 
     def sizes(self, device: torch.device | str = "cpu") -> Tensor:
-        """Valid tokens of each tile, int32 `[num_tiles]`."""
+        """Return the valid tokens of each tile, int32 `[num_tiles]`."""
         return _tables(self, torch.device(device)).sizes
 
     def rows(self, device: torch.device | str = "cpu") -> Tensor:
-        """Row in tile order of each token, int64 `[num_tokens]`."""
+        """Return the row in tile order of each token, int64 `[num_tokens]`."""
         return _tables(self, torch.device(device)).rows
 
     def tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
+        """Return the token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
         return _tables(self, torch.device(device)).tokens
 
     def to_tiles(self, raster: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class TileLayout:
         return tiled.index_copy(1, self.rows(raster.device), raster)
 
     def to_raster(self, tiled: Tensor) -> Tensor:
-        """Reorder `[B, num_rows, ...]` back into raster order `[B, num_tokens, ...]`; what padding rows hold is dropped.
+        """Reorder `[B, num_rows, ...]` back into raster order `[B, num_tokens, ...]`; padding rows are dropped.
 
         Raises:
             ShapeError: another number of rows.
@@ -184,14 +184,14 @@ _RECORDED: Final[set[Any]] = set()
 
 
 def held(found: Kept, device: torch.device) -> Kept:
-    """The same; never let go if a CUDA graph is being recorded, because nothing says for how long it will be replayed."""
+    """Return `found`; while a CUDA graph is recorded keep it for ever, because the graph may be replayed at any time."""
     if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         _RECORDED.add(found)
     return found
 
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
-    """Index tensors of a layout; kept for the next call, unless a dispatch mode (fake tensors, tracing) makes them its own."""
+    """Return the index tensors of a layout, cached unless a dispatch mode (fake tensors, tracing) makes its own."""
     if torch.compiler.is_compiling():
         static = (tuple(index(size) for size in layout.grid), tuple(index(size) for size in layout.tile), index(layout.block))
         found: _Tables = _traced(*static, str(device))
@@ -204,7 +204,7 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _traced(grid: Triple, tile: Triple, block: int, device: str) -> _Tables:
-    """The tables of a layout that a compiler traces: made then and there. A compiler hands on plain values only."""
+    """Return the index tensors as constants of a traced graph; the arguments are plain values, as a compiler needs them."""
     return _kept(TileLayout(grid, tile, block), torch.device(device))
 
 
@@ -215,7 +215,7 @@ def _kept(layout: TileLayout, device: torch.device) -> _Tables:
 
 
 def _made(layout: TileLayout, device: torch.device) -> _Tables:
-    """Index tensors of a layout, built without a loop over tiles."""
+    """Compute the index tensors of a layout without a loop over tiles."""
     (times, heights, widths), (step_t, step_h, step_w) = layout.grid, layout.tile
     t, h, w = torch.meshgrid(torch.arange(times), torch.arange(heights), torch.arange(widths), indexing="ij")
     across = -(-heights // step_h), -(-widths // step_w)

@@ -21,7 +21,7 @@ from strobe.core.errors import ShapeError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackedLayout:
-    """Where the tokens of packed sequences lie in rows of blocks; all tables are on the device.
+    """The place of each token of packed sequences in rows of blocks; all tables are on the device.
 
     Args:
         block: rows of a block.
@@ -86,17 +86,17 @@ class PackedLayout:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that there could be."""
+        """Upper bound of the number of blocks, known to the host."""
         return self.sizes.shape[0]
 
     def to_blocks(self, packed: Tensor) -> Tensor:
-        """Tokens `[T, H, D]` to rows `[1, N * block, H, D]`; padding rows are 0."""
+        """Arrange tokens `[T, H, D]` as rows `[1, N * block, H, D]`; padding rows are 0."""
         if packed.dim() != 3 or packed.shape[0] != self.num_tokens:
             raise ShapeError(f"packed: got shape {tuple(packed.shape)}, expected [{self.num_tokens}, H, D]")
         return _moved(packed, self.tokens, self.rows).unsqueeze(0)
 
     def to_packed(self, rows: Tensor) -> Tensor:
-        """Rows `[1, N * block, H, D]` back to tokens `[T, H, D]`; a token that no sequence has is 0."""
+        """Return rows `[1, N * block, H, D]` to tokens `[T, H, D]`; tokens of no sequence are 0."""
         return _moved(rows.squeeze(0), self.rows, self.tokens)
 
 
@@ -115,7 +115,7 @@ def block_sparse_attention_varlen(
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> AttentionOutput:
-    """`block_sparse_attention` of each sequence by itself, in one call.
+    """Run `block_sparse_attention` on each sequence by itself, in one call.
 
     Args:
         q: `[T_q, H, D]`, the queries of all sequences one after the other.
@@ -170,13 +170,13 @@ def block_sparse_attention_varlen(
 
 
 def to_packed_lse(lse: Tensor, queries: PackedLayout) -> Tensor:
-    """The lse of rows of blocks, `[1, H, N * block]`, as that of tokens, `[H, T]`; -inf for a token that no sequence has."""
+    """Convert the lse of rows of blocks, `[1, H, N * block]`, to that of tokens, `[H, T]`; -inf for tokens of no sequence."""
     nowhere = queries.rows < 0
     return _moved(lse[0].T, queries.rows, queries.tokens).masked_fill(nowhere[:, None], float("-inf")).T
 
 
 def _among_all(selection: BlockSelection, queries: PackedLayout, keys: PackedLayout) -> Tensor:
-    """Indices that count from a sequence's first key block as such that count from the first of all.
+    """Convert indices that count from a sequence's first key block to indices that count from the first block of all.
 
     One that is not of the sequence becomes -1, which names no key block: else it would name one of another sequence.
     """
@@ -195,7 +195,7 @@ def _check_bounds(bounds: list[int], num_tokens: int) -> None:
 
 
 class _Moved(torch.autograd.Function):
-    """Gather rows by a table; the gradient is gathered by the table of the other direction, in place of a scatter."""
+    """Gathering of rows by a table, whose gradient is gathered by the table of the other direction instead of scattered."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -210,7 +210,7 @@ class _Moved(torch.autograd.Function):
 
 
 def _gathered(rows: Tensor, table: Tensor) -> Tensor:
-    """`rows[table]`, 0 where the table says -1."""
+    """Return `rows[table]`, with 0 where the table holds -1."""
     if rows.shape[0] == 0:
         return rows.new_zeros((table.shape[0], *rows.shape[1:]))
     taken = rows.index_select(0, table.clamp(min=0))

@@ -37,7 +37,7 @@ def video_sparse_attention_varlen(
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
-    """Video-sparse attention of each packed sequence by itself, in one call: `out = fine + gate * coarse`.
+    """Run video-sparse attention on each packed sequence by itself, in one call: `out = fine + gate * coarse`.
 
     Every sequence is cut into blocks of consecutive tokens, the last one ragged; tokens of a video lie tile by tile.
     Every query block sees the key blocks of its own sequence that score best, ties to the lowest index.
@@ -106,7 +106,7 @@ def video_sparse_attention_varlen(
 
 
 def _numbers(own: Tensor, topk: int | None, sparsity: float | None, bound: int) -> tuple[Tensor, int]:
-    """Key blocks to take of each sequence, int64 `[n]`, and the most that there can be, which the host knows."""
+    """Return the key blocks to select for each sequence, int64 `[n]`, and an upper bound that the host knows."""
     if (topk is None) == (sparsity is None):
         raise ConfigError(f"give either topk or sparsity; got topk={topk}, sparsity={sparsity}")
     if topk is not None:
@@ -129,7 +129,7 @@ def _scores(
 
 
 def _coarse(scores: Tensor, v: Tensor, queries: PackedLayout, keys: PackedLayout, gate: Tensor | None, like: Tensor) -> Tensor:
-    """Attention of block over block, the same for all tokens of a block, `[T_q, H, D]`; 0 where a sequence has no key."""
+    """Attend block over block, the same for all tokens of a block, `[T_q, H, D]`; 0 where a sequence has no key."""
     nothing = scores.isneginf().all(dim=-1, keepdim=True)  # blocks left over, and sequences without a key
     weights = torch.softmax(scores.masked_fill(nothing, 0), dim=-1).masked_fill(nothing, 0)
     values = pool(v, keys.sizes, keys.block).to(scores.dtype).repeat_interleave(scores.shape[1] // v.shape[2], dim=1)

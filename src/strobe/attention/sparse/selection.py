@@ -1,4 +1,4 @@
-"""Which blocks of keys each block of queries sees."""
+"""The key blocks that each query block attends to, as compact indices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BlockSelection:
     def from_mask(
         cls, mask: Tensor, *, block: int, q_sizes: Tensor | None = None, kv_sizes: Tensor | None = None
     ) -> BlockSelection:
-        """Build it from a boolean mask `[B, H, N_q, N_kv]`: True where the block is seen. The indices ascend; no host sync.
+        """Build a selection from a boolean mask `[B, H, N_q, N_kv]`: True where the block is seen. Indices ascend; no host sync.
 
         Raises:
             ShapeError: the mask is not boolean or not 4-D.
@@ -71,16 +71,16 @@ class BlockSelection:
         )
 
     def within(self, num_kv_blocks: int) -> bool:
-        """Whether the host knows that every index in use names one of so many key blocks."""
+        """Whether the host knows that every index in use is below `num_kv_blocks`."""
         return self.index_bound is not None and self.index_bound <= num_kv_blocks
 
     def used(self, num_kv_blocks: int) -> Tensor:
-        """Which entries are read, boolean like the indices: those before the row's count that name one of so many key blocks."""
+        """Return which entries are read, boolean like the indices: before the row's count, and naming an existing key block."""
         counted = torch.arange(self.indices.shape[-1], device=self.indices.device) < self.counts.unsqueeze(-1)
         return counted & (self.indices >= 0) & (self.indices < num_kv_blocks)
 
     def mask(self, num_kv_blocks: int) -> Tensor:
-        """The same as a boolean mask `[B, H, N_q, num_kv_blocks]`."""
+        """Return the selection as a boolean mask `[B, H, N_q, num_kv_blocks]`."""
         found = self.indices.new_zeros((*self.indices.shape[:-1], num_kv_blocks + 1), dtype=torch.bool)
         used = self.used(num_kv_blocks)
         target = torch.where(used, self.indices, num_kv_blocks).long()  # unused entries go to a column that is cut off

@@ -10,7 +10,7 @@ from strobe.attention.types import AttentionSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSpec(AttentionSpec):
-    """What the implementations decide on.
+    """One block-sparse attention call, as far as the choice of an implementation depends on it.
 
     Args:
         block: tokens of a block.
@@ -28,5 +28,5 @@ class SparseSpec(AttentionSpec):
 
     @classmethod
     def of(cls, call: AttentionSpec, **sparse: Any) -> SparseSpec:
-        """What is sparse about a call, and what is not; `sparse` may also change the latter."""
+        """Extend the spec of a dense call by the sparse fields; `sparse` may also replace fields of the dense one."""
         return cls(**{field.name: getattr(call, field.name) for field in fields(call)} | sparse)

@@ -1,4 +1,4 @@
-"""The front door of attention over a video: the coarse stage selects, `block_sparse_attention`'s impls compute.
+"""The public API of attention over a video: the coarse stage selects, `block_sparse_attention`'s impls compute.
 
 Everything a call's shapes and options decide is worked out once, in a plan, and kept (`video_plan`).
 """
@@ -72,7 +72,7 @@ def video_sparse_attention(
     return_lse: bool = False,
     probe: int = 0,
 ) -> VideoAttentionOutput:
-    """Attention over a video: every tile of queries sees the key tiles that a coarse pass finds worth seeing.
+    """Attend over a video: every tile of queries sees the key tiles that a coarse pass ranks highest.
 
     `out = fine + gate * coarse`: fine is softmax attention over the selected tiles, coarse is attention of tile over tile, the
     same for all queries of a tile.
@@ -177,7 +177,7 @@ def _call_of(
     return_lse: bool = False,
     probe: int = 0,
 ) -> VideoCall:
-    """What is asked for, with every argument of the type it must have."""
+    """Check the type of every argument of a call, and collect them in a `VideoCall`."""
     q, k, v = tensors
     gate, rope = beside
     expect("forced", forced, Forced, "a strobe.Forced")
@@ -250,7 +250,7 @@ def _check_rope(rope: tuple[Tensor, Tensor], q: Tensor) -> None:
 
 
 def _recall(q: Tensor, k: Tensor, fine: AttentionOutput, found: VideoPlan, probe: int) -> Tensor:
-    """Mean over some queries of `exp(lse of the selected tiles - lse of all keys)`; no host sync."""
+    """Estimate the recall: mean over some queries of `exp(lse of the selected tiles - lse of all keys)`; no host sync."""
     q_rows, kv_rows = found.q_rows.rows, found.kv_rows.rows
     assert fine.lse is not None and q_rows is not None and kv_rows is not None
     number = q_rows.shape[0]

@@ -1,4 +1,4 @@
-"""What the shapes and options of a call of `video_sparse_attention` decide: worked out once, and kept for the next call."""
+"""The plan of a call of `video_sparse_attention`: what shapes and options decide, computed once and kept for the next call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TileName = tuple[int, ...] | int | Literal["auto"]
 
 
 class VideoCall(NamedTuple):
-    """All that decides what happens, but for the values.
+    """The shapes and options of a call, which decide everything but the values; the key of the kept plans.
 
     Args:
         faces: of q, k and v.
@@ -57,7 +57,7 @@ class VideoCall(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class VideoPlan:
-    """Both grids in tiles, where their rows lie, and the plan of what is done to them."""
+    """Both grids in tiles, the place of their rows, and the plan of the stages."""
 
     q_tiles: TileLayout
     kv_tiles: TileLayout
@@ -67,7 +67,7 @@ class VideoPlan:
 
 
 def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
-    """The plan of a call.
+    """Return the plan of a call, computed or kept.
 
     Args:
         keep: it may be kept: the tensors are plain ones.
@@ -120,7 +120,7 @@ def _planned(call: VideoCall) -> VideoPlan:
 
 
 def _plan_of_traced(call: VideoCall) -> VideoPlan:
-    """The plan where a compiler traces the call: lengths and grids are compiled in, batch and heads may vary.
+    """Compute the plan where a compiler traces the call: lengths and grids are compiled in, batch and heads may vary.
 
     One number of key tiles for all heads serves any number of heads: the plan is made for one group of them.
     """
@@ -147,7 +147,7 @@ def _plan_of_traced(call: VideoCall) -> VideoPlan:
 
 
 def _static(value: Any) -> Any:
-    """A number that a compiler may have made symbolic, or several of them, as plain ones."""
+    """Convert one number or a tuple of numbers, which a compiler may have made symbolic, to plain numbers."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -168,7 +168,7 @@ def _traced(
     sparsity: float | None,
     rest: Any,
 ) -> VideoPlan:
-    """The plan, worked out while a compiler traces. A compiler hands on plain values only."""
+    """Return the plan as a constant of a traced graph; the arguments are plain values, as a compiler needs them."""
     policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
     q, k, v = (Face(*face) for face in faces)
     return _kept(VideoCall._make(((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest)))

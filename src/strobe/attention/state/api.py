@@ -77,7 +77,7 @@ def merge(
 
 
 def _takes_triton(parts: Sequence[_State], impl: str) -> bool:
-    """Whether the kernel is to run. A compiler fuses the plain operations itself."""
+    """Choose the Triton kernel (True) or plain PyTorch; under torch.compile `auto` takes PyTorch, which the compiler fuses."""
     if impl not in ("auto", "triton", "reference"):
         raise unknown_choice("impl", impl, ("auto", "triton", "reference"))
     if impl == "reference" or (impl == "auto" and torch.compiler.is_compiling()):
@@ -89,7 +89,7 @@ def _takes_triton(parts: Sequence[_State], impl: str) -> bool:
 
 
 def _refuses(parts: Sequence[_State]) -> str | None:
-    """Why the kernel cannot merge these, or None if it can."""
+    """Return the reason for which the kernel cannot merge these states, or None if it can."""
     out = parts[0][0]
     if not _runs(out.device.type):
         return f"it needs Triton and a CUDA device, and the states are on {out.device}"
@@ -113,7 +113,7 @@ def _runs(device_type: str) -> bool:
 
 
 def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | None) -> list[_State]:
-    """Out, lse and rows of every state, once they all fit together."""
+    """Check that the states fit together, and return out, lse and rows of each."""
     if not states:
         raise ShapeError("states: got none, expected at least one AttentionOutput")
     places = [None] * len(states) if rows is None else list(rows)

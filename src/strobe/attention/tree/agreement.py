@@ -1,4 +1,4 @@
-"""All ranks are in the same call with the same arguments, or all of them say who is not.
+"""The agreement of ranks: all are in the same call with the same arguments, or each raises an error that names the odd ones.
 
 On a CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an
 answer would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of
@@ -32,7 +32,7 @@ NOTES_S: Final = 0.7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """What a rank says of its call; the order of the fields is the order on the wire."""
+    """The description of a call that a rank sends to the others; fields are sent in this order."""
 
     number: int
     digest: int
@@ -44,7 +44,7 @@ class Token:
     start: int
 
     def values(self) -> list[int]:
-        """The numbers that are sent."""
+        """Return the numbers to send, in the order of the fields."""
         return [getattr(self, name) for name in _FIELDS]
 
 
@@ -65,7 +65,7 @@ def _process(pid: int) -> Peer:
 
 
 class Agreement:
-    """Tokens under way.
+    """An exchange of tokens between the ranks of a call, which shows that all are in the same call.
 
     Args:
         call: on one group.
@@ -95,7 +95,7 @@ class Agreement:
             self._tokens = call.tokens(self._token.values()) if device.type == "cpu" else None
 
     def wait(self) -> tuple[int, int]:
-        """`(num_kv_heads, head_dim_v)` of the ranks that have keys; UNKNOWN if none has.
+        """Wait for the tokens; return `(num_kv_heads, head_dim_v)` of the ranks that have keys, UNKNOWN if none has.
 
         Raises:
             CollectiveError: a rank did not come, or is in another call.
@@ -131,7 +131,7 @@ class Agreement:
         return [Token(**dict(zip(_FIELDS, json.loads(values[rank]), strict=True))) for rank in range(comm.size)]
 
     def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
-        """Every rank has seen the same tokens, so every rank comes here and can be asked for its call."""
+        """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
         call, mine = self._call, f"call {self._call.number}: {self._call.text}"
         if self._tokens is not None:
             texts = call.texts(mine)
@@ -145,7 +145,7 @@ class Agreement:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's bits, row by row: other values, or the same in another order, give another number.
+    """Compute the CRC-32 of a tensor's bits, row by row: other values, or another order, give another number.
 
     On a GPU the tensor is copied to the host, once for each kind of call. A CRC takes less time than a sum of the bits.
     """

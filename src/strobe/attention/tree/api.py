@@ -1,4 +1,4 @@
-"""The front door of tree attention."""
+"""The public API of tree attention."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tree_attention(
     links: Links | None = None,
     timeout: float | timedelta = 30.0,
 ) -> AttentionOutput:
-    """Softmax attention of every query over keys that are spread across ranks. All ranks of the group call it together.
+    """Attend from every query to keys that are spread across ranks. All ranks of the group call it together.
 
     With `out_r, L_r` attention over the keys of rank r and its lse: `L = log sum_r exp(L_r)`, `out = sum_r exp(L_r - L) out_r`.
     Differentiable in q, k and v; gradients are placed like the tensors, and those of replicated tensors are whole on every rank
@@ -261,7 +261,7 @@ def measure_links(
 
 @contextmanager
 def deadline(what: str, *, group: ProcessGroup | None = None, timeout: float = 30.0) -> Iterator[None]:
-    """Give what the block queues on this GPU a deadline: a replayed CUDA graph with calls of tree attention has none of its own.
+    """Give the work that the block queues on this GPU a deadline, which a replayed CUDA graph with tree attention lacks.
 
     If it has not ended in time, this process does, and says which rank did not answer (`CollectiveError`) on stderr and, under
     `torchrun`, in the launcher's report. Nobody waits. All ranks call it together. Nothing on a CPU, where messages time out.

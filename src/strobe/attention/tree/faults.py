@@ -1,4 +1,4 @@
-"""What goes wrong between ranks, said in one line: which rank, in which call, with which shapes."""
+"""Errors between ranks in one line: which rank, in which call, with which shapes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class CollectiveError(StrobeError, RuntimeError):
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3` or `ranks 1, 2`."""
+    """Return `rank 3` or `ranks 1, 2`."""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str:
-    """`rank 1 disagrees on the arguments: rank 0 is in call 7: ...; rank 1 is in call 7: ...`"""
+    """Return `rank 1 disagrees on the arguments: rank 0 is in call 7: ...; rank 1 is in call 7: ...`."""
     usual = min(rank for rank in calls if rank not in odd)
     told = "; ".join(f"rank {rank} is in {calls[rank]}" for rank in (usual, *odd))
     return f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}: {told}"
 
 
 def machine_id() -> int:
-    """A number that two processes share only if they can look up each other's process id."""
+    """Compute a number that is equal for two processes only if they can look up each other's process id."""
     space = Path("/proc/self/ns/pid")
     names = [socket.gethostname(), os.readlink(space) if space.exists() else ""]
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -46,7 +46,7 @@ def machine_id() -> int:
 
 
 def start_of(pid: int) -> int:
-    """When a process of this machine started, in ticks since boot; 0 if it has ended (or this system does not say)."""
+    """Return the start time of a process of this machine, in ticks since boot; 0 if it has ended (or the system does not say)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""One call from the placements the caller has to those the caller wants: queries and keys in, attention, result out, and back.
+"""The data flow of one call: exchange of queries and keys, attention, exchange of the result, and the same backwards.
 
 On a grid of `tree x heads` ranks, an exchange along a row of the grid turns "my rows, all heads" into "the row's rows, my heads",
 and the strategy then works along a column. A plain group is a grid with one column, `ulysses` a grid with one row.
@@ -27,7 +27,7 @@ from strobe.core.spans import span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
-    """What one call knows of its ranks.
+    """The ranks, calls and key segments of one call, as this rank knows them.
 
     Args:
         spec: what all ranks agreed on.
@@ -50,22 +50,22 @@ class Flow:
         return self.grid.heads(self.spec.num_heads, self.spec.num_kv_heads)
 
     def row_span(self, tree_rank: int) -> Span:
-        """Queries of a row of the grid."""
+        """Return the range of queries of a row of the grid."""
         ranks = self.grid.row_ranks(tree_rank)
         return self.spec.rows[ranks[0]][0], self.spec.rows[ranks[-1]][1]
 
     def rows_cut(self) -> Cut:
-        """Each row of the grid gets its queries."""
+        """Return the cut that gives each row of the grid its queries."""
         return Cut(dim=1, spans=tuple(self.row_span(tree_rank) for tree_rank in range(self.grid.num_tree_ranks)))
 
     def heads_cut(self) -> Cut:
-        """Each row of the grid gets a share of this column's heads."""
+        """Return the cut that gives each row of the grid a share of this column's heads."""
         start, stop = self.my_heads
         return Cut(dim=2, spans=split(stop - start, self.grid.num_tree_ranks))
 
 
 def forward(flow: Flow, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutput, Tensor, Shard]:
-    """The result where it is wanted, and what the way back needs: all queries and the keys of this rank's heads."""
+    """Compute the result in its wanted placement, and all queries and this rank's keys, which the backward needs."""
     spec, shard = flow.spec, _keys_in(flow, k, v)
     if spec.strategy == "ring":
         mine = flow.row_span(flow.grid.tree_rank)
@@ -94,7 +94,7 @@ def backward(
     d_state: AttentionOutput,
     kv_shapes: tuple[torch.Size, torch.Size],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients where q, k and v are. No key travels along a column: dK and dV are local, dQ is summed by one all-reduce.
+    """Compute the gradients where q, k and v are. dK and dV are local, dQ is one all-reduce; no key moves along a column.
 
     Args:
         queries: all of them, this column's heads.
@@ -124,11 +124,11 @@ def backward(
 
 
 class _TreeFunction(torch.autograd.Function):
-    """`(q, k, v) -> (out, lse)` with gradients through both; whatever the strategy, the way back is the same."""
+    """`(q, k, v) -> (out, lse)` with gradients through both; the backward is the same for every strategy."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, flow: Flow, again: Callable[[], Flow]) -> tuple[Tensor, Tensor]:
-        """Run the call; `again` starts its way back."""
+        """Run the call; `again` makes the flow of the backward."""
         state, queries, shard = forward(flow, q, k, v)
         assert state.lse is not None
         ctx.again, ctx.segments, ctx.kv_shapes = again, shard.segments, (k.shape, v.shape)
@@ -141,7 +141,7 @@ class _TreeFunction(torch.autograd.Function):
         "tree_attention", ["PyTorch's own operations over the keys of all ranks"]
     )  # saved results lead to q, k, v
     def backward(ctx: Any, saved: tuple[Tensor, ...], *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Every rank must come here."""
+        """Compute the gradients; every rank has to call this, because the ranks exchange messages."""
         queries, k, v, out, lse = saved
         shard, state = Shard(k=k, v=v, segments=ctx.segments), AttentionOutput(out=out, lse=lse)
         d_state = AttentionOutput(out=d_outputs[0], lse=d_outputs[1])
@@ -149,7 +149,7 @@ class _TreeFunction(torch.autograd.Function):
 
 
 def run(flow: Flow, q: Tensor, k: Tensor, v: Tensor, again: Callable[[], Flow]) -> AttentionOutput:
-    """The result where it is wanted, differentiable where that was asked for; `again` starts the way back."""
+    """Run a call, differentiable where gradients are asked for; `again` makes the flow of the backward."""
     if not flow.spec.needs_grad:
         return forward(flow, q, k, v)[0]
     out, lse = _TreeFunction.apply(q, k, v, flow, again)  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ def _strategy(spec: TreeSpec) -> Strategy:
 
 
 def _keys_in(flow: Flow, k: Tensor, v: Tensor) -> Shard:
-    """The owned keys of this row of the grid for this column's heads."""
+    """Exchange keys and values: the owned keys of this row of the grid for this column's heads."""
     grid, spec = flow.grid, flow.spec
     mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
     both = torch.cat([_owned(k, mine), _owned(v, mine)], dim=-1) if grid.num_head_ranks > 1 else None
@@ -178,7 +178,7 @@ def _keys_in(flow: Flow, k: Tensor, v: Tensor) -> Shard:
 
 
 def _keys_back(flow: Flow, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
-    """The gradients of this rank's own buffer: what came in by `_keys_in` goes back."""
+    """Return gradients of keys and values by the reverse of `_keys_in` to the buffers of the ranks that own them."""
     grid, spec = flow.grid, flow.spec
     mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
     if grid.num_head_ranks > 1 and spec.kv_placement == "sequence":
@@ -192,12 +192,12 @@ def _keys_back(flow: Flow, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, t
 
 
 def _buffer(flow: Flow) -> int:
-    """Which entry of the segments is this rank's buffer."""
+    """Return the index of this rank's buffer in the segments."""
     return flow.grid.tree_rank if flow.spec.kv_placement == "heads" else flow.grid.rank
 
 
 def _by_tree_rank(flow: Flow) -> list[tuple[Segment, ...]]:
-    """What each row of the grid holds after `_keys_in`."""
+    """Return the segments that each row of the grid holds after `_keys_in`."""
     if flow.spec.kv_placement == "heads":
         return [owned_segments(each) for each in flow.segments]
     return [
@@ -207,7 +207,7 @@ def _by_tree_rank(flow: Flow) -> list[tuple[Segment, ...]]:
 
 
 def _out(flow: Flow, state: AttentionOutput) -> AttentionOutput:
-    """From this column's heads, cut for this row of the grid, to where the result is wanted."""
+    """Move a result of this column's heads, cut for this row of the grid, to its wanted placement."""
     placement, head_dim_v = flow.spec.out_placement, flow.spec.head_dim_v
     if flow.grid.num_head_ranks == 1 or placement == "heads":
         return state
@@ -216,7 +216,7 @@ def _out(flow: Flow, state: AttentionOutput) -> AttentionOutput:
 
 
 def _out_of_ring(flow: Flow, state: AttentionOutput) -> AttentionOutput:
-    """A ring leaves every row of the grid with its queries."""
+    """Move a ring's result, whose rows stay with their row of the grid, to its wanted placement."""
     if flow.spec.out_placement == "sequence":
         return _out(flow, state)
     packed = _gather_rows(flow, pack_state(state))
@@ -226,7 +226,7 @@ def _out_of_ring(flow: Flow, state: AttentionOutput) -> AttentionOutput:
 
 
 def _whole(flow: Flow, tensor: Tensor, placement: Placement, *, of_result: bool = False) -> Tensor:
-    """All queries, this column's heads, of a tensor that is placed like q (or like the result)."""
+    """Return all queries, this column's heads, of a tensor that is placed like q (or like the result)."""
     if placement == "replicated":
         return _heads_of(tensor, flow.my_heads)
     if placement == "sequence":
@@ -238,7 +238,7 @@ def _whole(flow: Flow, tensor: Tensor, placement: Placement, *, of_result: bool 
 
 
 def _rows_to_heads(flow: Flow, tensor: Tensor) -> Tensor:
-    """This rank's rows with all heads, to the rows of this row of the grid with this column's heads."""
+    """Exchange this rank's rows with all heads for all rows of this row of the grid with this column's heads."""
     grid = flow.grid
     if grid.num_head_ranks == 1:
         return tensor
@@ -250,7 +250,7 @@ def _rows_to_heads(flow: Flow, tensor: Tensor) -> Tensor:
 
 
 def _heads_to_rows(flow: Flow, tensor: Tensor) -> Tensor:
-    """The way back of `_rows_to_heads`."""
+    """Exchange back what `_rows_to_heads` exchanged."""
     grid = flow.grid
     if grid.num_head_ranks == 1:
         return tensor
@@ -261,7 +261,7 @@ def _heads_to_rows(flow: Flow, tensor: Tensor) -> Tensor:
 
 
 def _gather_rows(flow: Flow, tensor: Tensor) -> Tensor:
-    """The rows of this row of the grid, to all rows."""
+    """Gather the rows of every row of the grid on all of them."""
     spans = flow.rows_cut().spans
     return torch.cat(
         flow.tree.gather(tensor, [(tensor.shape[0], stop - start, *tensor.shape[2:]) for start, stop in spans]), dim=1
@@ -269,7 +269,7 @@ def _gather_rows(flow: Flow, tensor: Tensor) -> Tensor:
 
 
 def _gather_heads(flow: Flow, tensor: Tensor) -> Tensor:
-    """This column's heads, to all heads."""
+    """Gather the heads of every column on all of them."""
     grid = flow.grid
     spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
     return torch.cat(
@@ -282,7 +282,7 @@ def _heads_of(tensor: Tensor, span: Span) -> Tensor:
 
 
 def owned_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """The segments of a buffer that holds only what it owns."""
+    """Return the owned, non-empty segments of a buffer."""
     return tuple(segment for segment in segments if segment.owned and segment.length)
 
 
@@ -291,7 +291,7 @@ def _length(segments: tuple[Segment, ...]) -> int:
 
 
 def _runs(segments: tuple[Segment, ...]) -> list[Span]:
-    """Owned rows of a buffer, neighbours joined."""
+    """Return the runs of owned rows of a buffer, with neighbouring runs joined."""
     runs: list[Span] = []
     row = 0
     for segment in segments:
@@ -303,13 +303,13 @@ def _runs(segments: tuple[Segment, ...]) -> list[Span]:
 
 
 def _owned(tensor: Tensor, segments: tuple[Segment, ...]) -> Tensor:
-    """The owned rows of a buffer; a view where they are neighbours."""
+    """Return the owned rows of a buffer; a view where they are neighbours."""
     parts = [tensor[:, start:stop] for start, stop in _runs(segments)]
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else tensor[:, :0]
 
 
 def _disowned(owned: Tensor, segments: tuple[Segment, ...], shape: torch.Size) -> Tensor:
-    """Owned rows put back into a buffer; 0 in the others."""
+    """Put owned rows back into a buffer of the caller's shape, with 0 in all other rows."""
     runs = _runs(segments)
     if runs == [(0, shape[1])]:
         return owned

@@ -1,4 +1,4 @@
-"""What a message and a local pass cost on this machine: latency and bandwidth of each kind of message, the roofline of a rank.
+"""Measured costs of this machine: latency and bandwidth of each kind of message, the roofline of a rank.
 
 On a GPU all of it is twofold: what the host takes to start it, and what the device then takes. A loop of calls shows the larger
 of the two: on two H200 the host's 57 to 144 us a message hid every bandwidth up to 32 MB, so they are timed apart.
@@ -35,7 +35,7 @@ ASLEEP_CYCLES: Final = 8_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """A message of `n` bytes sent by a rank takes `alpha_s + n / bytes_per_s`, once a GPU's host has started it in `host_s`.
+    """Rate of one kind of message: `n` bytes take `alpha_s + n / bytes_per_s`, once a GPU's host has started it in `host_s`.
 
     Where the host itself does the work, on a CPU, `host_s` is 0 and all is in the other two.
     """
@@ -45,13 +45,13 @@ class Rate:
     host_s: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """The time of one message, without what the host takes to start it."""
+        """Return the seconds of one message, without the host's time to start it."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """The machine as the cost model sees it.
+    """Rates of the machine for the cost model.
 
     Args:
         gather: every rank sends its message to every other.
@@ -74,17 +74,17 @@ class Links:
     launch_s: float = 0.0
 
     def in_a_graph(self) -> Links:
-        """The same where nothing waits for a host, because a CUDA graph is replayed."""
+        """Return the same rates without the host's times, as in a replayed CUDA graph."""
         free = {name: replace(getattr(self, name), host_s=0.0) for name in (*KINDS, "merge")}
         return replace(self, launch_s=0.0, source=f"{self.source}, in a CUDA graph", **free)
 
     def rate(self, kind: Kind) -> Rate:
-        """Of one kind of message."""
+        """Return the rate of one kind of message."""
         return {"gather": self.gather, "exchange": self.exchange, "reduce": self.reduce}[kind]
 
 
 def assumed_links(backend: str, num_ranks: int) -> Links:
-    """Orders of magnitude for a group that nobody has measured: GPUs of one NVLink node, or processes of one machine.
+    """Return assumed rates for a group that was not measured: GPUs of one NVLink node, or processes of one machine.
 
     For GPUs rounded from what two and four H200 gave (`benchmarks/tree-h200`): the host started a message in 57 to 144 us on one
     machine and in 109 to 301 on another, a pack with its merge in 66 and 191, a local pass in 120 to 230. Messages have 228 to
@@ -163,7 +163,7 @@ def _exchanged(call: Call, parts: Sequence[Tensor], shapes: Sequence[tuple[int, 
 
 
 def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
-    """The line `alpha + bytes / beta` through `(bytes, seconds)` with the smallest relative errors; neither may be negative."""
+    """Fit the line `alpha + bytes / beta` through `(bytes, seconds)` with the least relative errors; neither may be negative."""
     weights = [1 / took**2 for _, took in points]
     total = sum(weights)
     mean_x = sum(weight * sent for weight, (sent, _) in zip(weights, points, strict=True)) / total
@@ -190,7 +190,7 @@ class _Case:
 
 
 def _merge_cases(device: torch.device, dtype: torch.dtype) -> list[_Case]:
-    """Two parts, one of them packed here, of few rows and of many."""
+    """List merges to time: two parts of few rows and of many, one of which is packed here."""
     heads, dim, cases = 8, 64, []
     for rows in (1, 256, 2048 if device.type == "cpu" else 16384):
         part = AttentionOutput(
@@ -206,7 +206,7 @@ def _merged(part: AttentionOutput) -> None:
 
 
 def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case]:
-    """Many queries (FLOPs count) and one query (bytes count)."""
+    """List local passes to time: many queries (FLOPs count) and one query (bytes count)."""
     heads, dim = 8, 64 if device.type == "cpu" else 128
     small, large = (256, 8192) if device.type == "cpu" else (4096, 262144)
 
@@ -226,7 +226,7 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
 
 
 def _time(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Seconds of one run on the device, and of the host to start it (0 on a CPU): medians of 7, after 2 to warm up."""
+    """Measure seconds of one run on the device, and of the host to start it (0 on a CPU): medians of 7, after 2 to warm up."""
     turns = [_on_gpu(run) if device.type == "cuda" else _on_cpu(run) for _ in range(9)][2:]
     return statistics.median(took for took, _ in turns), statistics.median(started for _, started in turns)
 
@@ -238,7 +238,7 @@ def _on_cpu(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def _on_gpu(run: Callable[[], object]) -> tuple[float, float]:
-    """The device sleeps while the host starts 4 runs, and so does them one upon the other; a run before them lets ranks meet."""
+    """Measure 4 runs that the host starts while the device sleeps, so that they run back to back; one before lets ranks meet."""
     torch.cuda.synchronize()
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(ASLEEP_CYCLES)

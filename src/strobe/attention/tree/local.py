@@ -1,4 +1,4 @@
-"""What one rank computes alone: attention over the keys it owns, and its share of the gradients."""
+"""The local work of a rank: attention over the keys it owns, and its share of the gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strobe.attention.types import AttentionOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Keys of one rank (or of some ranks together) and where they are.
+    """Keys of one rank (or of several ranks together) with their global positions.
 
     Args:
         k: `[B, S, H_kv, D]`.
@@ -33,7 +33,7 @@ class Shard:
 
 
 def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_scale: float) -> AttentionOutput:
-    """Attention of queries `queries[0]..queries[1]` over the keys of a shard; without any: out 0, lse -inf.
+    """Attend from queries `queries[0]..queries[1]` to the keys of a shard; without any: out 0, lse -inf.
 
     Keys that all queries see go to `dense_attention` (on a CPU, for few queries, to plain PyTorch, which is faster there), those
     that only some see to plain PyTorch; the two merge.
@@ -67,12 +67,12 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
 
 
 def _one_product(q: Tensor, k: Tensor) -> bool:
-    """Whether two matrix products are faster than a fused kernel: on a CPU, few rows for each key head, nothing to widen."""
+    """Whether two matrix products are faster than a fused kernel: on a CPU, few rows for each key head, dtype already wide."""
     return q.device.type == "cpu" and q.dtype.itemsize >= 4 and q.shape[1] * q.shape[2] <= 4 * k.shape[2]
 
 
 def empty_state(q: Tensor, head_dim_v: int) -> AttentionOutput:
-    """The result without any key."""
+    """Return the result of attention without any key: out 0, lse -inf."""
     batch, q_len, num_heads, _ = q.shape
     lse = torch.full((batch, num_heads, q_len), float("-inf"), dtype=torch.float32, device=q.device)
     return AttentionOutput(out=q.new_zeros(batch, q_len, num_heads, head_dim_v), lse=lse)
@@ -81,7 +81,7 @@ def empty_state(q: Tensor, head_dim_v: int) -> AttentionOutput:
 def local_gradients(
     q: Tensor, shard: Shard, rows: RowGradients, mask: Mask, queries: Span, softmax_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This shard's part of dQ (wide), and its dK and dV: 0 in rows that nobody saw."""
+    """Compute this shard's part of dQ (wide), and its dK and dV: 0 in rows that no query sees."""
     d_k, d_v = torch.zeros_like(shard.k), torch.zeros_like(shard.v)
     seen = list(pieces(shard.segments, mask, queries))
     if not seen or q.numel() == 0:
@@ -97,7 +97,7 @@ def local_gradients(
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> AttentionOutput:
-    """`dense_attention` with the queries of a group as more queries of one head, the smaller head_dim filled up by zeros."""
+    """Run `dense_attention` with the queries of a group as more queries of one head; the smaller head_dim is zero-padded."""
     batch, q_len, num_heads, head_dim = q.shape
     groups, head_dim_v = num_heads // k.shape[2], v.shape[3]
     grouped = q.unflatten(2, (-1, groups)).transpose(2, 3).reshape(batch, q_len * groups, -1, head_dim)  # [B, S*G, Hk, D]
@@ -111,14 +111,14 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> AttentionOu
 
 
 def _rows(tensor: Tensor, chosen: Sequence[Piece]) -> Tensor:
-    """The rows of some pieces, in order; a view where they are neighbours."""
+    """Return the rows of some pieces, in order; a view where they are neighbours."""
     runs = [list(run) for _, run in groupby(zip(chosen, _offsets(chosen), strict=True), key=lambda each: each[0].row - each[1])]
     parts = [tensor[:, run[0][0].row : run[-1][0].row + run[-1][0].length] for run in runs]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _offsets(chosen: Sequence[Piece]) -> list[int]:
-    """Rows before each piece, if they were laid end to end."""
+    """Return the number of rows before each piece, if they were laid end to end."""
     offsets, total = [], 0
     for piece in chosen:
         offsets.append(total)

@@ -1,4 +1,4 @@
-"""Who owns which keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
+"""Placement of keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
 
 Plain integers, no torch: what a rank computes on is decided before any tensor is touched.
 """
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 
 def in_short(given: object) -> str:
-    """An argument as an error shows it: one line, not a long one."""
+    """Describe an argument for an error: its type and at most 60 characters on one line."""
     said = " ".join(repr(given).split())
     return f"{type(given).__name__} {said if len(said) <= 60 else said[:57] + '...'}"
 
@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShards:
-    """Which global positions every rank's key and value rows hold, in the order of the rows.
+    """The global positions of every rank's key and value rows, in the order of the rows.
 
     Positions may have gaps (a rolling cache that forgot its middle), shards may be empty, and rows past a rank's segments are
     never read. Every position has one owner.
@@ -108,7 +108,7 @@ class KVShards:
 
     @classmethod
     def contiguous(cls, lengths: Sequence[int], *, replicated: int = 0, owner: int = 0) -> KVShards:
-        """Runs in rank order; the first `replicated` rows of every buffer are one sink at position 0, owned by `owner`.
+        """Place runs in rank order; the first `replicated` rows of every buffer are one sink at position 0, owned by `owner`.
 
         Args:
             lengths: keys of each rank without the sink; 0 is allowed.
@@ -127,13 +127,13 @@ class KVShards:
 
     @classmethod
     def even(cls, num_keys: int, num_ranks: int) -> KVShards:
-        """`num_keys` in rank order; the first ranks hold one more where they do not divide."""
+        """Place `num_keys` in rank order; the first ranks hold one more where they do not divide."""
         spans = split(whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1))
         return cls.contiguous([stop - start for start, stop in spans])
 
     @classmethod
     def interleaved(cls, num_keys: int, num_ranks: int, *, run: int = 1, replicated: int = 0, owner: int = 0) -> KVShards:
-        """Runs of `run` keys (tokens of a frame: whole frames) dealt to the ranks in turn, after a sink as in `contiguous`."""
+        """Deal runs of `run` keys (tokens of a frame: whole frames) to the ranks in turn, after a sink as in `contiguous`."""
         num_keys, num_ranks = whole_number("num_keys", num_keys), whole_number("num_ranks", num_ranks, 1)
         run, replicated = whole_number("run", run, 1), whole_number("replicated", replicated)
         owner = _rank("owner", owner, num_ranks)
@@ -145,7 +145,7 @@ class KVShards:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Rows of each rank's buffer that a segment describes."""
+        """Rows of each rank's buffer that the segments describe."""
         return tuple(sum(segment.length for segment in segments) for segments in self.ranks)
 
     @property
@@ -173,7 +173,7 @@ def _with_sink(segments: tuple[Segment, ...], replicated: int, owned: bool) -> t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask:
-    """Which keys a query sees, by global position: query `i`, key `j`.
+    """The rule by which a query sees a key, by global position: query `i`, key `j`.
 
     Args:
         causal: only `j <= i`.
@@ -207,7 +207,7 @@ class Piece:
 
 
 def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[Piece]:
-    """The rows that a run of queries sees, split by whether all or only some of the queries see them.
+    """Split the rows that a run of queries sees into pieces that all of the queries see or only some.
 
     Args:
         segments: of a buffer that holds only what it owns.
@@ -237,7 +237,7 @@ def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[Piec
 
 
 def _seen(position: int, mask: Mask, first: int, last: int) -> Seen | None:
-    """Whether a key is seen by all queries `first..last`, by some, or by none."""
+    """Return `all`, `some` or None: how many of the queries `first..last` see a key."""
     low, high = first, last  # the queries that see it are one run of positions
     if mask.causal:
         low = max(low, position)
@@ -283,22 +283,22 @@ class Grid:
         return self.tree_rank * self.num_head_ranks + self.head_rank
 
     def kv_heads(self, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Key heads of a column; uneven where they do not divide."""
+        """Return the range of key heads of a column; ranges differ in size where the heads do not divide."""
         return split(num_kv_heads, self.num_head_ranks)[self.head_rank if head_rank is None else head_rank]
 
     def heads(self, num_heads: int, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Query heads of a column: those of its key heads."""
+        """Return the range of query heads of a column: those of its key heads."""
         start, stop = self.kv_heads(num_kv_heads, head_rank)
         return start * (num_heads // num_kv_heads), stop * (num_heads // num_kv_heads)
 
     def row_ranks(self, tree_rank: int | None = None) -> range:
-        """The ranks of a row."""
+        """Return the ranks of a row."""
         start = (self.tree_rank if tree_rank is None else tree_rank) * self.num_head_ranks
         return range(start, start + self.num_head_ranks)
 
 
 def legal_grid(num_kv_heads: int, num_ranks: int) -> tuple[int, int]:
-    """`(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
+    """Return `(tree, heads)` with the most ranks over heads that divide evenly: `heads = gcd(num_kv_heads, num_ranks)`."""
     num_ranks = whole_number("num_ranks", num_ranks, 1)
     heads = gcd(whole_number("num_kv_heads", num_kv_heads, 1), num_ranks)
     return num_ranks // heads, heads

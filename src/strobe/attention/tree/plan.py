@@ -1,4 +1,4 @@
-"""What each strategy would cost and which one `auto` takes: latency and bandwidth for messages, a roofline for attention.
+"""The cost of each strategy and the choice of `auto`: latency and bandwidth for messages, a roofline for attention.
 
 What is predicted is one call, from ranks that are there and idle devices to the result. Behind other work a GPU does not wait for
 its host, and calls take that much less; nor in a captured graph, whose calls are planned with `Links.in_a_graph`. Launches are
@@ -26,7 +26,7 @@ SUM_LAUNCHES: Final = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One collective of a call.
+    """One collective of a call, with its bytes and predicted seconds.
 
     Args:
         what: what travels.
@@ -43,7 +43,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One strategy's cost, of the slowest rank.
+    """The predicted cost of one strategy, for the slowest rank.
 
     Args:
         strategy: its name.
@@ -61,23 +61,23 @@ class Prediction:
 
     @property
     def comm_s(self) -> float:
-        """All messages."""
+        """Predicted time of all messages, s."""
         return sum(message.seconds for message in self.messages)
 
     @property
     def sent_bytes(self) -> int:
-        """All messages."""
+        """Bytes of all messages."""
         return sum(message.sent_bytes for message in self.messages)
 
     @property
     def seconds(self) -> float:
-        """The whole call."""
+        """Predicted time of the whole call, s."""
         return self.local_s + self.comm_s - self.hidden_s + self.host_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreePlan:
-    """The strategy that runs, what was predicted of every one, and why others cannot.
+    """The strategy that runs, the predictions of all, and the reasons why others cannot run.
 
     Args:
         strategy: that runs.
@@ -110,7 +110,7 @@ class TreePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """The group as a plan sees it.
+    """The ranks of the group and their keys, as a plan needs them.
 
     Args:
         num_tree_ranks, num_head_ranks: the grid of the caller; one column for a plain group.
@@ -130,7 +130,7 @@ class Ranks:
 
 
 def grid_of(strategy: str, ranks: Ranks) -> tuple[int, int]:
-    """`(tree, heads)` that a strategy works on: `ulysses` turns a plain group on its side."""
+    """Return the grid `(tree, heads)` that a strategy works on: for `ulysses` a plain group becomes one row."""
     return (1, ranks.num_tree_ranks) if strategy == "ulysses" else (ranks.num_tree_ranks, ranks.num_head_ranks)
 
 
@@ -178,7 +178,7 @@ def _refuses(spec: TreeSpec, ranks: Ranks, strategy: Strategy) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class Clock:
-    """When the host, and when the device will be done, in seconds from the call's start.
+    """The times until which the host and the device are busy, in seconds from the call's start.
 
     The host starts one thing after the other, and the device does each when it is started and its turn comes. With few queries a
     call ends when the host has started all of it; with many the device is behind, and the host's time is hidden. A clock whose
@@ -194,18 +194,18 @@ class Clock:
     idle_s: float = 0.0
 
     def run(self, started_s: float, took_s: float) -> None:
-        """The host starts something in `started_s`, and the device does it in `took_s`."""
+        """Add work that the host starts in `started_s` and the device does in `took_s`."""
         self.host_s += started_s
         self.idle_s += max(0.0, self.host_s - self.device_s)
         self.device_s = max(self.device_s, self.host_s) + took_s
 
     def send(self, started_s: float, took_s: float) -> float:
-        """The host starts a message that goes beside what the device does next; returns when it is there."""
+        """Add a message that overlaps the device's next work; return the time at which it arrives."""
         self.host_s += started_s
         return max(self.device_s, self.host_s) + took_s
 
     def wait(self, until_s: float) -> float:
-        """The device waits for a message; returns for how long."""
+        """Let the device wait for a message until `until_s`; return the seconds that it waited."""
         waited = max(0.0, until_s - self.device_s)
         self.device_s += waited
         return waited
@@ -213,7 +213,7 @@ class Clock:
 
 @dataclass(slots=True)
 class _Bill:
-    """Adds up what a strategy does, in its order."""
+    """A sum of the costs of a strategy, added in the order of its steps."""
 
     links: Links
     clock: Clock = field(default_factory=Clock)
@@ -222,34 +222,34 @@ class _Bill:
     hidden_s: float = 0.0
 
     def compute(self, started_s: float, took_s: float) -> None:
-        """Something that a rank does alone."""
+        """Add work of a rank alone."""
         self.local_s += took_s
         self.clock.run(started_s, took_s)
 
     def copy(self, num_bytes: float) -> None:
-        """Bytes that are read and written."""
+        """Add a copy, which reads and writes `num_bytes`."""
         self.compute(0.0, 2 * num_bytes / self.links.memory_bytes_per_s)
 
     def launch(self, number: int) -> None:
-        """Small operations that the host starts; a pack with its merge is two."""
+        """Add small operations at the host's cost to start them; a pack with its merge is two."""
         self.clock.run(number * self.links.merge.host_s / 2, 0.0)
 
     def merge(self, num_bytes: float) -> None:
-        """Parts are made messages, and messages merged."""
+        """Add the packing of parts into messages, and their merge."""
         self.compute(self.links.merge.host_s, self.links.merge.seconds(num_bytes))
 
     def add(self, what: str, kind: Kind, sent_bytes: float, num_ranks: int) -> None:
-        """A message that is waited for."""
+        """Add a message that the device waits for."""
         if num_ranks > 1:
             self.clock.run(self.links.rate(kind).host_s, self._message(what, kind, sent_bytes))
 
     def hop(self, what: str, sent_bytes: float) -> tuple[float, float]:
-        """A message that goes beside what comes next, for `arrive`."""
+        """Add a message that overlaps the next work; return its time and arrival for `arrive`."""
         took = self._message(what, "exchange", sent_bytes)
         return took, self.clock.send(self.links.exchange.host_s, took)
 
     def arrive(self, hop: tuple[float, float]) -> None:
-        """Wait for a hop."""
+        """Wait for a hop, and count its overlapped seconds as hidden."""
         took, until = hop
         self.hidden_s += took - self.clock.wait(until)
 
@@ -312,7 +312,7 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
 
 
 def _combine(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> None:
-    """The messages of a merge, and how many rows a rank reads for it."""
+    """Add the messages of a merge, and the rows that a rank reads for it."""
     row, inner = row_bytes(spec.head_dim_v, spec.dtype), (tree - 1) / tree
     if strategy == "alltoall":
         bill.add("parts", "exchange", inner * rows * row, tree)

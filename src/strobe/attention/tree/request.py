@@ -1,4 +1,4 @@
-"""From a caller's arguments to what the ranks agree on: checked once here, on this rank alone, before anything is sent."""
+"""The arguments of a call, checked on this rank alone before anything is sent, and the agreement of the ranks on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a caller may say of a call, besides its tensors."""
+    """The arguments of a call besides its tensors."""
 
     group: ProcessGroup | None
     mesh: DeviceMesh | None
@@ -82,7 +82,7 @@ def finite_number(what: str, given: Any) -> float:
 
 
 def seconds_of(timeout: float | timedelta) -> float:
-    """A timeout in seconds.
+    """Convert a timeout to seconds.
 
     Raises:
         ConfigError: it is not more than 0, or not finite.
@@ -95,7 +95,7 @@ def seconds_of(timeout: float | timedelta) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A call as far as this rank knows it; without keys of its own it does not know their shape."""
+    """A call as far as this rank knows it; a rank without keys does not know their shape."""
 
     spec: TreeSpec
     ranks: Ranks
@@ -115,7 +115,7 @@ def check_words(strategy: str, q_placement: str, kv_placement: str, out_placemen
 
 
 def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
-    """Check what this rank can check alone."""
+    """Check the arguments as far as this rank can alone, and make the request."""
     check_tensors(q, k, v)
     if options.group is not None and options.mesh is not None:
         raise ConfigError("group and mesh: got both, expected one of them")
@@ -175,7 +175,7 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
 
 
 def _rows(q: Tensor, options: Options, rank: int, num_ranks: int) -> tuple[tuple[int, int], ...]:
-    """Which queries are whose, where queries or results are spread by rows."""
+    """Return the rows `[start, stop)` of each rank, where queries or results are spread by rows."""
     if options.q_placement != "sequence":
         if options.q_lengths is not None:
             raise ConfigError('q_lengths: only with q_placement="sequence"; the rows of a replicated q are split evenly')
@@ -207,7 +207,7 @@ def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) 
 
 
 def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
-    """Number the call on every group that it uses, tell the other ranks what it is, and take the strategy that it needs.
+    """Begin the call: number it on every group that it uses, describe it to the other ranks, and choose its strategy.
 
     Args:
         request: of the way back: with the spec of the way there, whose strategy it keeps.
@@ -249,7 +249,7 @@ def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
 
 
 def _learn(spec: TreeSpec, call: Call, agreement: Agreement) -> TreeSpec:
-    """On a rank without keys: their shape, from those that have some."""
+    """Complete the spec on a rank without keys by the keys' shape, which other ranks know."""
     call.first = None
     num_kv_heads, head_dim_v = agreement.wait()
     if num_kv_heads == UNKNOWN:
@@ -260,7 +260,7 @@ def _learn(spec: TreeSpec, call: Call, agreement: Agreement) -> TreeSpec:
 
 
 def _digest(request: Request, is_backward: bool) -> int:
-    """Of all that must be equal; on a GPU, where ranks meet once for each kind of call, without what changes between calls."""
+    """Hash all that must be equal; on a GPU, where ranks compare once per kind of call, without what differs between calls."""
     spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
     shards = request.shards
     if spec.device_type != "cpu":
@@ -274,8 +274,9 @@ def _crc(*what: object) -> int:
 
 
 def choose(request: Request) -> TreePlan:
-    """The plan of a call. Lengths are rounded, so that a cache that grows is not planned anew at every step. A call that is being
-    captured is planned without its host; it is of the kind that the ranks have agreed on all the same.
+    """Plan a call; lengths are rounded, so that a growing cache is not planned anew at every step.
+
+    A call that is being captured is planned without its host's time; the ranks' agreement on its kind holds for it too.
     """
     spec = replace(request.spec, mask=replace(request.spec.mask, q_start=0), symmetric_kv_len=None)
     lengths = tuple(round_up(length) for length in request.ranks.lengths)
@@ -285,6 +286,6 @@ def choose(request: Request) -> TreePlan:
 
 
 def round_up(length: int) -> int:
-    """The next number with 3 significant bits."""
+    """Return the next number with 3 significant bits."""
     step = 1 << max(0, length.bit_length() - 3)
     return -(-length // step) * step

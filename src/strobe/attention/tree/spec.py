@@ -24,7 +24,7 @@ MOVES_KEYS = frozenset({"ring", "ulysses"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeSpec:
-    """What all ranks must agree on.
+    """The arguments of a call that all ranks must agree on.
 
     Args:
         batch: B.
@@ -60,7 +60,7 @@ class TreeSpec:
     symmetric_kv_len: int | None
 
     def describe(self, strategy: str) -> str:
-        """The call in one line, as an error shows it: what was asked for as strategy, the global shapes."""
+        """Describe the call in one line for errors: the requested strategy, the global shapes."""
         mask = (
             "".join(f" {field.name}={getattr(self.mask, field.name)}" for field in fields(self.mask)) if self.mask.hides else ""
         )
@@ -83,7 +83,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None, layout: str = "[B, S, H, D]") -> None:
-    """What can be said of q, k and v on this rank alone.
+    """Check q, k and v as far as possible on this rank alone.
 
     Args:
         layout: what their dimensions are, in words; batch first and channels last.
@@ -114,7 +114,7 @@ def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None, layout: str = "
 
 
 def check_heads(num_heads: int, num_kv_heads: int, layout: str = "[B, S, H, D]") -> None:
-    """Grouped queries share a key head.
+    """Check that the query heads are a multiple of the key heads.
 
     Raises:
         ShapeError: the heads of the queries are no multiple of those of the keys.

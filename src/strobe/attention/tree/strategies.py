@@ -1,4 +1,4 @@
-"""How the ranks' parts become the whole: partial results travel and keys stay (`combine`), or keys travel around a ring.
+"""The strategies that combine the ranks' parts: partial results travel and keys stay (`combine`), or keys travel around a ring.
 
 In a combination every rank holds a part of the keys, has attended all queries over it, and sends outputs with their lse. In a
 ring each rank attends its own rows over every rank's keys in turn. The README has the maths.
@@ -31,7 +31,7 @@ MERGE: Final = "tree_merge"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Each rank wants only its slice of the result.
+    """The slice of the result that each rank wants.
 
     Args:
         dim: 1 (rows) or 2 (heads).
@@ -42,7 +42,7 @@ class Cut:
     spans: tuple[Span, ...]
 
     def of(self, tensor: Tensor, rank: int) -> Tensor:
-        """A rank's slice of `[B, S, H, ...]`."""
+        """Return a rank's slice of `[B, S, H, ...]`."""
         start, stop = self.spans[rank]
         return tensor.narrow(self.dim, start, stop - start)
 
@@ -77,7 +77,7 @@ def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | No
 
 
 def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput:
-    """Every rank gets all parts of its slice and merges them in rank order."""
+    """Exchange parts so that every rank gets all parts of its slice, and merge them in rank order."""
     packed = pack_state(part)
     sends = [cut.of(packed, rank) for rank in range(call.size)]
     arrived = call.exchange(sends, [tuple(sends[call.rank].shape)] * call.size).wait()
@@ -86,7 +86,7 @@ def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput
 
 
 def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutput:
-    """A share of the rows is merged on each rank and then gathered: `2 (P-1)/P` messages where a gather of parts sends `P-1`."""
+    """Merge a share of the rows on each rank, then gather: `2 (P-1)/P` messages, where a gather of parts sends `P-1`."""
     packed = pack_state(part)
     rows = packed.view(1, -1, 1, packed.shape[3])  # the rows of all batches and heads, in one line
     spans = split(rows.shape[1], call.size)
@@ -97,7 +97,10 @@ def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutpu
 
 
 def _by_all_reduce(call: Call, part: AttentionOutput) -> AttentionOutput:
-    """`m = max L_r`, `d = sum exp(L_r - m)`, `n = sum exp(L_r - m) out_r`, `out = n / d`: algorithm 3 of arXiv 2408.04093."""
+    """Merge by all-reduce, algorithm 3 of arXiv 2408.04093.
+
+    `m = max L_r`, `d = sum exp(L_r - m)`, `n = sum exp(L_r - m) out_r`, `out = n / d`.
+    """
     assert part.lse is not None
     wide = torch.promote_types(part.out.dtype, torch.float32)
     top = call.all_reduce(part.lse.clone(), largest=True)  # [B, H, S]
@@ -117,7 +120,7 @@ def _by_all_reduce(call: Call, part: AttentionOutput) -> AttentionOutput:
 def ring_attention(
     call: Call, q: Tensor, shard: Shard, segments: Sequence[tuple[Segment, ...]], spec: TreeSpec, queries: Span
 ) -> AttentionOutput:
-    """Attention of this rank's rows over the keys of all ranks; the next keys travel while the present ones are used.
+    """Attend from this rank's rows to the keys of all ranks; the next keys travel while the present ones are used.
 
     Args:
         q: this rank's rows `[B, n, H, D]`.
@@ -147,7 +150,7 @@ def ring_attention(
 
 
 def _pass_on(call: Call, held: Tensor, shapes: Sequence[tuple[int, ...]], source: int) -> Exchange:
-    """Send what is held to the right and receive what the left holds."""
+    """Send the held keys to the right neighbour and receive those of the left one."""
     nothing = (0, *shapes[source][1:])
     left, right = (call.rank - 1) % call.size, (call.rank + 1) % call.size
     sends = [held if rank == right else held.new_empty(nothing) for rank in range(call.size)]

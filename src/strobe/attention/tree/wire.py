@@ -1,4 +1,4 @@
-"""A partial result as one message: a row is its output and then its float32 numbers, so that a slice of rows is a message too.
+"""The message format of partial results: each row holds its output and then its float32 numbers, so that rows can be sliced.
 
 On a GPU a message is made in one launch (`impl/triton.py`), where Triton is installed, and `state.merge` merges messages where
 they lie, as views; float64, and everything on a CPU, takes plain PyTorch.
@@ -19,19 +19,19 @@ from strobe.attention.types import AttentionOutput
 
 
 def row_elements(head_dim_v: int, dtype: torch.dtype, num_stats: int = 1) -> int:
-    """Elements of a packed row: the output, what aligns it, and the float32 numbers."""
+    """Return the number of elements of a packed row: the output, its alignment, and the float32 numbers."""
     align = max(4 // dtype.itemsize, 1)
     out, stats = -(-head_dim_v // align) * align, -(-num_stats * 4 // dtype.itemsize)
     return out + stats
 
 
 def row_bytes(head_dim_v: int, dtype: torch.dtype) -> int:
-    """Bytes of the message of one row of a partial result."""
+    """Return the bytes of one packed row of a partial result."""
     return row_elements(head_dim_v, dtype) * dtype.itemsize
 
 
 def pack(out: Tensor, *stats: Tensor) -> Tensor:
-    """`out` `[B, S, H, Dv]` and numbers `[B, H, S]` to one contiguous `[B, S, H, W]` of the dtype of `out`."""
+    """Pack `out` `[B, S, H, Dv]` and numbers `[B, H, S]` into one contiguous `[B, S, H, W]` of the dtype of `out`."""
     packed = out.new_zeros((*out.shape[:-1], row_elements(out.shape[-1], out.dtype, len(stats))))
     packed[..., : out.shape[-1]] = out
     numbers = packed.view(torch.float32)
@@ -41,14 +41,14 @@ def pack(out: Tensor, *stats: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, head_dim_v: int, num_stats: int = 1) -> tuple[Tensor, ...]:
-    """`(out, *stats)` of a message; views of it."""
+    """Unpack `(out, *stats)` from a message, as views."""
     numbers = packed.view(torch.float32)
     stats = (numbers[..., numbers.shape[-1] - num_stats + place].transpose(1, 2) for place in range(num_stats))
     return packed[..., :head_dim_v], *stats
 
 
 def pack_state(state: AttentionOutput) -> Tensor:
-    """The message of a partial result."""
+    """Pack a partial result into a message."""
     assert state.lse is not None
     if _in_one_launch(state.out):
         from strobe.attention.tree.impl.triton import pack_message
@@ -59,13 +59,13 @@ def pack_state(state: AttentionOutput) -> Tensor:
 
 
 def unpack_state(packed: Tensor, head_dim_v: int) -> AttentionOutput:
-    """The partial result of a message."""
+    """Unpack a partial result from a message."""
     out, lse = unpack(packed, head_dim_v)
     return AttentionOutput(out=out, lse=lse)
 
 
 def merge_messages(messages: Sequence[Tensor], head_dim_v: int) -> AttentionOutput:
-    """The partial results of messages of one shape, merged in their order."""
+    """Merge the partial results of messages of one shape, in their order."""
     return merge([unpack_state(each, head_dim_v) for each in messages])
 
 

@@ -1,4 +1,4 @@
-"""The boundary to code that is not ours: whatever a kernel raises becomes an entry of the records, and the next one runs."""
+"""Guard around code of other libraries: an error of a kernel becomes an entry of the records, and the run goes on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MAX: Final = 400
 
 
 class Attempt:
-    """Run the body; an error is kept in words instead of going on. Ctrl-C and the end of the process go on.
+    """Run the body and keep an error as text instead of raising it. Ctrl-C and SystemExit are raised.
 
     Attributes:
         refused: it cannot run here, and said so.
-        reason: what was raised, on one line; empty if nothing was.
-        error: what was raised; None if nothing was.
+        reason: error message on one line; empty without an error.
+        error: the raised error; None without one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One cell: contestants built, held against the oracle, timed in palindromes, their memory and stages taken. All as records."""
+"""Measurement of one cell: contestants are built, checked against the oracle, timed in palindromes and traced."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _RECALL = "share of full attention's mass on the selected keys, mean over the ch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellPlan:
-    """How a cell is measured.
+    """Amounts of one cell: contestants, seconds of timed calls, traced calls.
 
     Args:
-        seconds: of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
+        seconds: seconds of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
         contestants: names, in order; the first that can run is what ratios are measured against.
     """
@@ -58,7 +58,7 @@ class _Bound:
 
 
 def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
-    """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is an entry.
+    """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
     Raises:
         StrobeError: the records cannot be written, or the device is lost.
@@ -94,7 +94,7 @@ class _Measurement:
     # ------------------------------------------------------------------------------------------------------- gate
 
     def _admit(self, name: str, watch: Stopwatch) -> _Bound | None:
-        """Build, check and try a contestant; write why it takes no part, if it does not."""
+        """Build, check and try a contestant; on failure write the reason and return None."""
         inputs = self._inputs
         with Attempt() as attempt:
             contestant = (peers if group_and_impl(name)[0] == PEER else ours).build(name, inputs)
@@ -128,7 +128,7 @@ class _Measurement:
             torch.cuda.empty_cache()
 
     def _passes(self, contestant: Contestant) -> bool:
-        """Hold a contestant against the oracle on the checked rows, forward, and backward where that is measured."""
+        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward."""
         inputs = self._inputs
         with torch.no_grad():
             found = contestant.call(*contestant.leaves, lse=contestant.kind in ("dense", "fine"))
@@ -175,7 +175,7 @@ class _Measurement:
         return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
 
     def _gradients(self, contestant: Contestant) -> Iterator[Tensor]:
-        """Gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
+        """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
         inputs = self._inputs
         upstream = torch.zeros_like(inputs.upstream)
         upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
@@ -183,7 +183,7 @@ class _Measurement:
             yield contestant.as_raster(gradient, inputs)
 
     def _memory(self, name: str, before: int, saved: int) -> Iterator[record.Quality]:
-        """Peak of one call, what it needs beside what was there before, and what a backward pass keeps from the forward pass."""
+        """Yield the peak memory of one call, the increase over the start, and what a forward pass saves for backward."""
         on_gpu = self._device.type == "cuda"
         where = "bytes that torch allocated" if on_gpu else "resident set of the process"
         peak = peak_bytes(self._device)
@@ -196,7 +196,7 @@ class _Measurement:
     # ------------------------------------------------------------------------------------------------------ times
 
     def _time(self, bound: dict[str, _Bound], watch: Stopwatch) -> None:
-        """Palindromes over all contestants and the matrix product."""
+        """Time all contestants and the matrix product in palindromes."""
         product, flops = matmul_peak(self._inputs.q.dtype, self._device)
         dtype = str(self._inputs.q.dtype).removeprefix("torch.")
         cost = record.SpanCost(span=MATMUL, flops=flops, read_bytes=0, write_bytes=0)
@@ -235,7 +235,7 @@ class _Measurement:
     # ------------------------------------------------------------------------------------------------------ traces
 
     def _trace(self, name: str, each: _Bound) -> None:
-        """A trace of some calls, and torch's memory summary before and after them."""
+        """Trace some calls, with torch's memory summary before and after them."""
         folder, calls = self._writer.folder, self._plan.traced_calls
 
         def run() -> Iterator[None]:
@@ -270,7 +270,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _summary(device: torch.device) -> str:
-    """Torch's own table of a GPU's memory; on a CPU the resident set, which is all there is to tell."""
+    """Return torch's memory summary of a GPU; on a CPU the resident set size, the only figure there."""
     if device.type == "cuda":
         return str(torch.cuda.memory_summary(device))
     return f"largest resident set so far: {peak_bytes(device)} bytes"

@@ -1,4 +1,4 @@
-"""What is measured: shapes, shares of the work left out, block sizes, directions."""
+"""The grid of the attention benchmark: shapes, sparsities, block sizes, directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shape:
     Args:
         name: as records and reports write it; without `_`.
         grid: tokens in (time, height, width).
-        num_heads, head_dim: of q, k and v.
+        num_heads, head_dim: sizes of q, k and v.
     """
 
     name: str
@@ -43,8 +43,8 @@ SHAPES: Final = (
     Shape(name="quick", grid=(5, 9, 12), num_heads=2, head_dim=64),
     Shape(name="quick-4k", grid=(8, 16, 32), num_heads=2, head_dim=64),
 )
-"""Latent grids of published models at their sizes, plain sequences that whole tiles fill, and two for a CPU: one for its edges,
-and one that is long enough for sparsity to show."""
+"""Latent grids of published models, plain sequences of whole tiles, and two small grids for a CPU: one with partial tiles,
+and one long enough to measure an effect of sparsity."""
 SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
 TILES: Final = ("auto", "cube")
 GRIDS: Final = ("published", "full", "scenarios", "quick")
@@ -54,7 +54,7 @@ SCENARIOS: Final = {"memory-limited": (8, 64), "maximum performance": (16, 256),
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One entry of the grid: every implementation computes the same thing.
+    """One entry of the grid; all implementations compute the same call.
 
     Args:
         sparsity: share of the key tiles that is skipped; None where `topk` is given.
@@ -76,7 +76,7 @@ class Cell:
         return f"{self.shape.name}_{budget}_b{self.block}_{'backward' if self.backward else 'forward'}"
 
     def selected(self, tiles: TileLayout) -> int:
-        """Key tiles that every query tile sees: `max(1, ceil((1 - sparsity) * tiles))`, or `topk` if there are as many."""
+        """Return the key tiles per query tile: `max(1, ceil((1 - sparsity) * tiles))`, or `topk`, at most all of them."""
         if self.topk is not None:
             return min(self.topk, tiles.num_tiles)
         assert self.sparsity is not None
@@ -103,7 +103,7 @@ def cells(
     topks: Sequence[int] = (),
     directions: Sequence[bool] = (False,),
 ) -> tuple[Cell, ...]:
-    """Every combination, shape by shape.
+    """Return every combination of the arguments, shape by shape.
 
     Args:
         topks: numbers of key tiles, beside the sparsities.
@@ -131,7 +131,7 @@ def cells(
 
 
 def scenario_cells(shapes: Sequence[Shape]) -> tuple[Cell, ...]:
-    """What the advice is made from: the settings of the public guide, and a ladder of sparsities for every block size."""
+    """Return the cells that the advice is based on: the public guide's settings, and four sparsities per block size."""
     guide = tuple(
         Cell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
     )
@@ -139,7 +139,7 @@ def scenario_cells(shapes: Sequence[Shape]) -> tuple[Cell, ...]:
 
 
 def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
-    """The tiles of a cell.
+    """Return the tiles of a cell.
 
     Args:
         tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.

@@ -1,4 +1,4 @@
-"""What a cell computes with: tensors, tiles, the selection, and the rows that are checked."""
+"""Inputs of a cell: tensors, tiles, the selection, and the rows that are checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARE: Final = 0.6
 REACH: Final = (3.0, 6.0, 6.0)
 """Tokens in time, height and width over which smooth data changes: correlation `exp(-|x / REACH|^2 / 2)`."""
 CHECKED_ROWS: Final = 128
-"""Queries of every head that the gate holds against the oracle."""
+"""Queries of every head that the gate compares with the oracle."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,9 +32,9 @@ class Inputs:
     Values have a field of their own. Normal data: noise alone, and what a query should see is anywhere.
 
     Args:
-        cell: what is measured.
+        cell: the cell to measure.
         tiles: how its grid is cut.
-        q, k, v, gate: of every implementation.
+        q, k, v, gate: inputs of every implementation.
         upstream: gradient of the output, for the backward pass.
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """
@@ -51,7 +51,7 @@ class Inputs:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the tensors."""
         return self.q.device
 
     @cached_property
@@ -72,14 +72,14 @@ class Inputs:
         return torch.linspace(0, self.tiles.num_tokens - 1, count, device=self.device).round().long()
 
     def means(self, tensor: Tensor) -> Tensor:
-        """Mean of each tile's tokens, float32 `[B, H, N, D]`: by adding tokens up, not by the operator's own pooling."""
+        """Return the mean of each tile's tokens, float32 `[B, H, N, D]`, computed without the operator's own pooling."""
         total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=torch.float32)
         total = total.index_add(1, self.tile_of, tensor.float())
         return (total / self.tiles.sizes(self.device)[:, None, None]).transpose(1, 2)
 
     @cached_property
     def selection(self) -> BlockSelection:
-        """The tiles of largest score of tile means, exactly as many as the cell asks for, for the fine stage alone."""
+        """Tiles of largest score between tile means, exactly as many as the cell asks for; for the fine stage alone."""
         count = self.cell.selected(self.tiles)
         queries, keys = self.means(self.q), self.means(self.k)
         best = torch.topk(queries @ keys.transpose(-1, -2), count, dim=-1).indices
@@ -98,19 +98,19 @@ class Inputs:
 
     @cached_property
     def pairs(self) -> int:
-        """(query token, key token) pairs that the selection computes, over samples and heads; padding is not counted."""
+        """Count of (query token, key token) pairs in the selection, over samples and heads, without padding."""
         sizes = self.tiles.sizes(self.device).long()
         seen = sizes[self.selection.indices.long()].sum(-1)  # [B, H, N]
         return int((seen * sizes).sum().item())
 
     @property
     def blocks(self) -> int:
-        """Selected blocks, over samples, heads and query blocks."""
+        """Count of selected blocks, over samples, heads and query blocks."""
         return self.selection.indices.numel()
 
 
 def draw(cell: Cell, *, tile: str, data: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
-    """Draw the tensors of a cell, on the device; the same there for the same seed and shape, whatever the block.
+    """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
 
     Args:
         tile: one of `TILES`.
@@ -143,7 +143,7 @@ def draw(cell: Cell, *, tile: str, data: str, dtype: torch.dtype, device: torch.
 
 
 def _rotary(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rotary tables over time, height and width, float32 `[S, D / 2]`; a third of the pairs each, time has the remainder."""
+    """Return rotary tables over time, height and width, float32 `[S, D / 2]`: a third of the pairs each, time the remainder."""
     pairs = cell.shape.head_dim // 2
     side = pairs // 3
     angles = []

@@ -1,4 +1,4 @@
-"""Contestants of one cell timed in palindromes, few calls at a time, within a budget of seconds."""
+"""Timing of the contestants of one cell in palindromes, a few calls at a time, within a budget of seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CALLS: Final = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laps:
-    """How often everything is called.
+    """Counts of palindromes, and of calls of each contestant.
 
     Args:
         rounds: palindromes.
@@ -31,7 +31,7 @@ class Laps:
 
 
 def plan_laps(speeds: Mapping[str, Speed], seconds: float) -> Laps:
-    """Spend the budget: as many rounds of single calls as fit, and then more calls in a row of what is fast.
+    """Spend the budget: as many rounds of single calls as fit, then more calls per round of fast contestants.
 
     Never fewer than `MIN_ROUNDS`, whatever the budget.
     """
@@ -45,7 +45,7 @@ def plan_laps(speeds: Mapping[str, Speed], seconds: float) -> Laps:
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:
-    """A square matrix product as large as the device likes, and its FLOPs: what of the device's peak this machine reaches now."""
+    """Return a large square matrix product and its FLOPs: its rate is the matrix peak that this device reaches now."""
     side = 8192 if device.type == "cuda" else 512
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return lambda: torch.mm(left, right), 2 * side**3

@@ -1,4 +1,4 @@
-"""Lines of a cell's records."""
+"""Record lines of a cell of the attention benchmark."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HIGHER: Final = (COSINE, RECALL)
 
 
 def cell_line(cell: Cell) -> AttentionCell:
-    """Which cell of the grid it is."""
+    """Return the cell's place in the grid as a record."""
     return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
 
 
 def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock, part: str = "") -> Iterator[record.Span]:
-    """One line per call. Calls of a queue have no start of their own: it is where the times before them add up to."""
+    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them."""
     start = 0
     for index, value in enumerate(times_ns):
         yield record.Span(
@@ -46,11 +46,11 @@ def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.C
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Against:
-    """What a tensor of a call is held against.
+    """Reference that a tensor of a call is compared with.
 
     Args:
         kind: attention to the same selection, or to all keys.
-        dtype: of the oracle.
+        dtype: dtype of the oracle.
     """
 
     kind: Literal["selection", "dense"]
@@ -58,14 +58,14 @@ class Against:
 
     @property
     def words(self) -> str:
-        """For a reader."""
+        """Description for a reader."""
         return f"{'the same selection' if self.kind == 'selection' else 'full dense attention'}, {self.dtype}"
 
 
 def number(
     variant: str, metric: str, value: float, definition: str, *, unit: str = "", against: Against | None = None, tensor: str = ""
 ) -> record.Quality:
-    """A measured number; one that is not finite is written as absent."""
+    """Return a measured number as a record; one that is not finite has no value."""
     finite = abs(value) < float("inf")
     return record.Quality(
         variant=variant,
@@ -83,7 +83,7 @@ def number(
 
 
 def quality(variant: str, against: Against, tensor: str, close: Precision) -> tuple[record.Quality, ...]:
-    """Three numbers of one tensor against its reference."""
+    """Return three quality numbers of one tensor against its reference."""
     words = {
         COSINE: (close.cosine, "of all values as one vector"),
         L1: (close.l1, "sum of absolute differences / sum of absolute expected values"),
@@ -96,12 +96,12 @@ def quality(variant: str, against: Against, tensor: str, close: Precision) -> tu
 
 
 def lse_error(variant: str, against: Against, error: float) -> record.Quality:
-    """The largest difference of the lse."""
+    """Return the largest absolute difference of the lse as a record."""
     return number(variant, LSE, error, "largest absolute difference", against=against, tensor="lse")
 
 
 def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
-    """What runs, its sizes and what it must compute; FLOPs are those of selected pairs of tokens, padding not counted."""
+    """Return the contestant's record: implementation, sizes and cost; FLOPs count selected token pairs without padding."""
     cell, tiles = inputs.cell, inputs.tiles
     batch, tokens, heads, width = inputs.q.shape
     dense = contestant.kind == "dense"

@@ -1,4 +1,4 @@
-"""The plain computation that contestants are held against: chosen queries against all keys, head by head, in a wide dtype."""
+"""Reference for contestants: chosen queries against all keys, head by head, in a wide dtype."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.inputs import Inputs
 
 BACKWARD: Final = 3.0
-"""Gradients pass through twice as many roundings as outputs, among them that of the output: their tolerance, in times."""
+"""Tolerance of gradients / tolerance of outputs: gradients are rounded about twice as often, after the output's rounding."""
 SIMILAR: Final = 0.98
 """Least cosine similarity of an operator whose own selection is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """How far found values are from expected ones.
+    """Distance of computed values from expected ones.
 
     Args:
         cosine: similarity, all values as one vector.
@@ -36,7 +36,7 @@ class Precision:
 
 
 def precision(found: Tensor, expected: Tensor) -> Precision:
-    """Compare two tensors of one shape, in float64; what is not finite gives infinities and a cosine of 0."""
+    """Compare two tensors of one shape, in float64; values that are not finite give infinities and a cosine of 0."""
     found, expected = found.double(), expected.double()
     difference = found - expected
     rmse = difference.square().mean().sqrt()
@@ -52,14 +52,14 @@ def precision(found: Tensor, expected: Tensor) -> Precision:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Expected:
-    """What the checked queries must give.
+    """Expected results of the checked queries.
 
     Args:
         out: `[B, R, H, D]`, on the selection.
         lse: `[B, H, R]`, on the selection.
         dense: `[B, R, H, D]`: full attention of the same queries and keys, without a coarse part.
         dense_lse: `[B, H, R]`, of the same.
-        gradients: of q, k, v `[B, S, H, D]` where only the checked rows have an upstream gradient; empty if not asked for.
+        gradients: gradients of q, k, v `[B, S, H, D]` if only the checked rows have an upstream gradient; empty if not requested.
     """
 
     out: Tensor
@@ -75,12 +75,12 @@ class Expected:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the oracle computes in: wider than the tensors."""
+    """Return the dtype of the oracle: float64 for float32 tensors, else float32."""
     return torch.float64 if dtype == torch.float32 else torch.float32
 
 
 def expect(inputs: Inputs, contestant: Contestant, found: Found, *, gradients: bool = False) -> Expected:
-    """Compute what a contestant must give, on the selection that it made or was given."""
+    """Compute the expected result of a contestant, on the selection that it made or was given."""
     selection = None if contestant.kind == "dense" else found.selection or inputs.selection
     wide = wide_dtype(inputs.q.dtype)
     heads: list[tuple[Tensor, ...]] = []
@@ -105,7 +105,7 @@ def expect(inputs: Inputs, contestant: Contestant, found: Found, *, gradients: b
 
 
 def _seen(inputs: Inputs, selection: BlockSelection, sample: int, head: int) -> Tensor:
-    """Which keys each checked query sees, boolean `[R, S]`."""
+    """Return a mask of the keys that each checked query attends to, boolean `[R, S]`."""
     tiles = inputs.tile_of[inputs.checked]
     chosen, counts = selection.indices[sample, head, tiles].long(), selection.counts[sample, head, tiles]
     used = torch.arange(chosen.shape[1], device=chosen.device) < counts[:, None]
@@ -124,7 +124,7 @@ def _turned(x: Tensor, inputs: Inputs) -> Tensor:
 def _head(
     inputs: Inputs, tensors: tuple[Tensor, ...], seen: Tensor | None, contestant: Contestant
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One head: out `[R, D]`, lse `[R]`, and both without a selection."""
+    """Compute one head: out `[R, D]`, lse `[R]`, and both without a selection."""
     q, k, v, gate = tensors
     rows, scale = inputs.checked, inputs.q.shape[-1] ** -0.5
     scores = q[rows] @ k.T * scale  # [R, S]

@@ -19,7 +19,7 @@ from strobe.bench.attention.inputs import Inputs
 from strobe.core.errors import ImplUnavailableError
 
 SLOW = "reference"
-"""The specification: it materialises what fused kernels do not, so that it is measured only where it is named."""
+"""Name of the reference impl, which materialises all scores; it is measured only if named."""
 
 
 KINDS = ("dense", "fine", "tiled", "raster")
@@ -27,12 +27,12 @@ KINDS = ("dense", "fine", "tiled", "raster")
 
 
 def names() -> tuple[str, ...]:
-    """Every implementation as `kind:impl`."""
+    """Return every implementation as `kind:impl`."""
     return tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
 
 
 def build(name: str, inputs: Inputs) -> Contestant:
-    """Bind one to the tensors of a cell.
+    """Bind an implementation to the tensors of a cell.
 
     Raises:
         ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
@@ -44,7 +44,7 @@ def build(name: str, inputs: Inputs) -> Contestant:
 
 
 def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as the choice of an impl must see them: with gradients where they are measured."""
+    """Return q, k, v as the choice of an impl must see them: with gradients where those are measured."""
     q, k, v = (tensor.detach().requires_grad_(inputs.cell.backward) for tensor in tensors)
     return q, k, v
 

@@ -1,4 +1,4 @@
-"""A run over the grid: one folder per cell, each written while it is measured; what is finished is never measured again."""
+"""Run over the grid: one folder per cell, written while it is measured; a finished cell is not measured again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from strobe.perf.records.grids import CELLS
 from strobe.perf.records.store import RunWriter, read_run, rotate
 
 REQUEST: Final = "request.json"
-"""What a cell was measured with; a rerun must ask for the same."""
+"""File with the request of a folder; a rerun must ask for the same."""
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two cells one measurement.
+    """Settings that all cells of a folder share.
 
     Args:
         contestants: names, in order.
@@ -43,8 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         data: `smooth` or `normal`.
         tile: `auto` or `cube`.
-        seed: of all tensors.
-        seconds: of timed calls in a cell, about.
+        seed: seed of all tensors.
+        seconds: seconds of timed calls in a cell, about.
         traced_calls: in a trace of each contestant; 0 for none.
     """
 
@@ -72,7 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run did: cells measured now, cells that were there already, and cells that could not be measured at all."""
+    """Result of a run: cells measured now, cells that were complete before, and cells that could not be measured."""
 
     measured: tuple[str, ...]
     kept: tuple[str, ...]
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
-    """Names of contestants from what a user wrote: `kind:impl`, `peer:name`, a kind, an impl, or `peers`; none: all but the slow.
+    """Resolve the user's words (`kind:impl`, `peer:name`, a kind, an impl, `peers`) to contestants; none: all but slow ones.
 
     Raises:
         ConfigError: a word that is none of them.
@@ -101,7 +101,7 @@ def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """What a user may call a contestant."""
+    """Return the words by which a user may name a contestant: `peers`, its group, its impl, its full name."""
     group, impl = group_and_impl(name)
     return (*(("peers",) if group == PEER else ()), group, impl, name)
 
@@ -114,7 +114,7 @@ def _default(name: str, on_gpu: bool) -> bool:
 
 
 def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Progress) -> Outcome:
-    """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
+    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same request.
@@ -150,7 +150,7 @@ def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Pr
 
 
 def finished(place: Path) -> bool:
-    """Whether a cell's records end as complete."""
+    """Return whether a cell's records have an end line with status `complete`."""
     try:
         end = read_run(place).end
     except DataError:
@@ -159,7 +159,7 @@ def finished(place: Path) -> bool:
 
 
 def _claim(folder: Path, request: Request) -> None:
-    """Write what is asked for, or check that it is what the folder holds."""
+    """Write the request into the folder, or check that the folder holds the same one."""
     file, text = folder / REQUEST, msgspec.json.format(msgspec.json.encode(request)) + b"\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def _measure(cell: Cell, request: Request, place: Path, say: Callable[[str], Non
 
 
 def _release(device: torch.device) -> None:
-    """Give memory back before the next cell."""
+    """Free device memory before the next cell."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Where the time of the whole operator goes, by the spans that it marks itself."""
+"""Median time of each stage of a whole sparse operator, from the spans that it marks itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = 9
 
 @torch.no_grad()
 def split(contestant: Contestant, device: torch.device, watch: Stopwatch) -> dict[str, int]:
-    """Median time of every stage of a whole operator and, in the same calls, of all of it, forward, ns; stages as they begin."""
+    """Measure the median forward time, ns, of every stage in order of start and, in the same calls, of the whole operator."""
     recorder = TimingRecorder(device, fine=True)
     found: dict[str, list[int]] = defaultdict(list)
     with recording(recorder):
@@ -34,7 +34,7 @@ def split(contestant: Contestant, device: torch.device, watch: Stopwatch) -> dic
 
 
 def _sums(regions: tuple[Region, ...]) -> dict[str, int]:
-    """Time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
+    """Add up the time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
     inner = [region for region in regions if region.name != WHOLE]
     sums: dict[str, int] = {}
     for region in inner:

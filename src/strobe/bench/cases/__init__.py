@@ -1,1 +1,1 @@
-"""What can be compared: each case turns something of the video tower into variants that the runner can measure."""
+"""Cases: each turns presets, operators or a log's configurations into variants that the runner can measure."""

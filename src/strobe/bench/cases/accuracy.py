@@ -1,4 +1,4 @@
-"""How good the bundled model is: autoencoder, prompts, held-out combinations, switches and long streams, read from pixels."""
+"""Accuracy of the bundled model, read from pixels: autoencoder, prompts, held-out combinations, switches, long streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTLED = (1, 10)
 
 SWITCH_AT = 12
 LATE = (10, 200, 1000)
-"""Frame blocks at which a long stream is looked at; drift is counted from the first of them."""
+"""Frame blocks at which a long stream is evaluated; drift counts from the first of them."""
 
 SHOWN = 0.5
 """Share of a frame block's frames that must follow a new prompt for the switch to be visible."""
@@ -33,10 +33,10 @@ class Figure:
     """One measured figure.
 
     Args:
-        name: what it is.
-        preset: which preset streamed; empty if none did.
+        name: name of the figure.
+        preset: preset that streamed; empty if none did.
         value: measured.
-        target: what it should reach, in words.
+        target: goal in words.
         reached: whether it does; None where there is no target.
         n: streams, or clips.
         definition: exactly what was counted.
@@ -53,13 +53,13 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """How the figures are measured.
+    """Sizes of the accuracy measurement: presets, streams, frame blocks, seed.
 
     Args:
         presets: each streams on its own.
         streams: in lockstep.
         blocks: length of the long stream, in frame blocks.
-        seed: of prompts and noise.
+        seed: seed of prompts and noise.
     """
 
     presets: tuple[str, ...]
@@ -74,7 +74,7 @@ def measure_model(
     """Yield every figure of the model card.
 
     Args:
-        model: what `engine.load` returned.
+        model: model as `engine.load` returns it.
         device: where it runs.
         trial: how much.
         progress: called between frame blocks: (done, total, what).
@@ -129,7 +129,7 @@ class _Run:
 
 
 def _prompts(run: _Run) -> Iterator[Figure]:
-    """Accuracy on seen, held-out and shuffled prompts, and how soon a switch shows."""
+    """Measure accuracy on seen, held-out and shuffled prompts, and the frames until a switch shows."""
     rng, count = random.Random(run.trial.seed), run.trial.streams
     for kind in ("seen", "held-out"):
         first, second = ([sample_scene(rng, held_out=kind == "held-out") for _ in range(count)] for _ in range(2))
@@ -148,7 +148,7 @@ def _prompts(run: _Run) -> Iterator[Figure]:
 
 
 def _long(run: _Run) -> Iterator[Figure]:
-    """Accuracy along one long stream without a switch."""
+    """Measure accuracy along one long stream without a switch."""
     rng = random.Random(run.trial.seed + 1)
     scenes = [sample_scene(rng) for _ in range(run.trial.streams)]
     wanted = [block for block in LATE if block < run.trial.blocks]
@@ -170,7 +170,7 @@ def _long(run: _Run) -> Iterator[Figure]:
 
 
 def _right(clip: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """Which frames show all that was asked for, float64 `[N, F]`."""
+    """Mark the frames that show every prompted attribute with 1, others 0; float64 `[N, F]`."""
     wanted = torch.tensor([scene.attributes for scene in scenes], device=clip.device)
     return (oracle.detect(clip).labels == wanted.unsqueeze(1)).all(-1).double()
 
@@ -189,7 +189,7 @@ def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goa
 
 
 def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> Figure:
-    """Accuracy against another stream's prompt. Chance is how often two of these prompts ask for the same."""
+    """Measure accuracy against another stream's prompt. Chance is how often two of these prompts ask for the same."""
     value = float(torch.cat([part.flatten() for part in right]).mean())
     pairs = [(a, b) for number, a in enumerate(scenes) for b in scenes[number + 1 :]]
     chance = sum(a == b for a, b in pairs) / max(1, len(pairs))

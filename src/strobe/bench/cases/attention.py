@@ -36,7 +36,7 @@ Span = Literal["attention_kernel", "attention"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """What every implementation computes.
+    """Sizes and data of the attention call that every implementation computes.
 
     Args:
         q_tokens, kv_tokens, num_heads, head_dim, batch: sizes of q and k, v.
@@ -44,7 +44,7 @@ class AttentionCall:
         dtype: name of a dtype of `DTYPES`; "auto": bfloat16 on a GPU, float32 on a CPU.
         grid: tokens in (time, height, width); sparse attention needs it.
         sparsity: share of the key tiles that sparse attention skips.
-        seed: of q, k and v.
+        seed: seed of q, k and v.
 
     Raises:
         ConfigError: a size, the dtype or the grid is not possible.
@@ -76,7 +76,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionVariant:
-    """One implementation: the kernel, the whole section around it, what the kernel must give, and what it costs."""
+    """One implementation: the kernel, the whole section around it, the kernel's check, and its cost."""
 
     kernel: Callable[[], Tensor]
     section: Callable[[], Tensor]
@@ -89,7 +89,7 @@ class AttentionCase:
     """Implementations of one call on one device.
 
     Args:
-        call: what is computed.
+        call: sizes and data of the call.
         impls: names of implementations of dense attention, and of sparse attention with the prefix `sparse:`; the first is the
             reference that ratios are measured against.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -223,7 +223,7 @@ def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
 
 
 def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v `[B, S, H, D]`, standard normal, drawn on the CPU so that every device gets the same."""
+    """Draw q, k, v `[B, S, H, D]`, standard normal, on the CPU so that every device gets the same."""
     generator = torch.Generator().manual_seed(call.seed)
     kv_heads = call.num_kv_heads or call.num_heads
     q, k, v = (

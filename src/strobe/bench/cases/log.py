@@ -1,4 +1,4 @@
-"""What `strobe log` measures: the length of its clips, and the configurations that are held against the reference."""
+"""Clips and configurations of `strobe log`: each preset or optimisation as a cell against the base."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strobe.engine.prompts import Switch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
-    """How much a clip of the log shows: latent frames without a switch, then so many prompt switches, two frame blocks each.
+    """Length of a clip of the log: latent frames without a switch, then prompt switches, two frame blocks each.
 
     Raises:
         ConfigError: fewer than one latent frame, or fewer than no switches.
@@ -35,11 +35,11 @@ class Length:
 
 QUICK: Final = Length(latents=100, switches=10)
 FULL: Final = Length(latents=1000, switches=50)
-"""Long enough for a p99 of the steady state, from four clips, which need 459 samples."""
+"""Full length: four clips hold the 459 samples that a p99 of the steady state needs."""
 
 
 def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed: int) -> Script:
-    """The clip: steady frame blocks under the first prompt, then the other prompts in turn, every second frame block.
+    """Build the clip: steady frame blocks under the first prompt, then the other prompts, one every second frame block.
 
     Raises:
         ConfigError: switches are wanted and there is no second prompt.
@@ -54,7 +54,7 @@ def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed
 
 
 def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool) -> list[Cell]:
-    """A cell for every preset but the base's own, and for every optimisation alone on top of the base if asked for.
+    """Return a cell for every preset but the base's own and, if asked for, for every optimisation alone on the base.
 
     Where no preset is named, those that the device lacks nothing for.
 

@@ -1,4 +1,4 @@
-"""Quality of streamed clips: against a reference with the same noise, and against their own prompts by the pixel oracle."""
+"""Quality of streamed clips: against a reference with the same noise, and against their prompts by the pixel oracle."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from strobe.quality.temporal import border_jump
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
 SEEN: Final = 0.9
-"""Share of frames in which the gate wants to see an object."""
+"""Least share of frames with a visible object that passes the gate."""
 SEEN_AT_ONCE: Final = (0, 1, 4)
 """Attributes that a single frame shows: colour, shape, background; direction and speed take several."""
 
 BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
 BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
-"""What `by_oracle` gives of every clip, and of those with a prompt switch."""
+"""Metrics that `by_oracle` gives for every clip, and those only for clips with a prompt switch."""
 
 
 def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:
-    """Every metric of `fidelity.COMPARED` against the reference, frame i against frame i, mean over clips.
+    """Compute every metric of `fidelity.COMPARED`, frame i against frame i of the reference, mean over clips.
 
     Args:
         frames: uint8 [B, F, Y, X, 3].
         reference: the same prompts and noise, same shape.
-        reference_name: what it is, with dtype and device.
+        reference_name: name of the reference, with dtype and device.
     """
     yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
 
 
 def fidelity_lines(variant: str, clips: Sequence[Sequence[Fidelity]], reference_name: str) -> Iterator[Quality]:
-    """What was found of several clips, metric by metric: the mean over those that have a value.
+    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric.
 
     Args:
-        clips: of each clip, the same metrics in the same order.
+        clips: metrics of each clip, the same ones in the same order.
     """
     for column in zip(*clips, strict=True):
         values = [clip.value for clip in column if clip.value is not None]
@@ -58,7 +58,7 @@ def fidelity_lines(variant: str, clips: Sequence[Sequence[Fidelity]], reference_
 
 
 def quality_line(variant: str, name: str, value: float | None, *, n: int, reference: str = "", note: str = "") -> Quality:
-    """One number of one metric of the table."""
+    """Return one number of one metric of the table as a record."""
     row = metric(name)
     return Quality(
         variant=variant,
@@ -74,7 +74,7 @@ def quality_line(variant: str, name: str, value: float | None, *, n: int, refere
 
 
 def not_measured(variant: str, reason: str) -> Iterator[Quality]:
-    """A line for every metric that would otherwise be measured, with the reason instead of a value."""
+    """Yield a line for every metric that would otherwise be measured, with the reason instead of a value."""
     for name in COMPARED:
         yield quality_line(variant, name, None, n=0, note=reason)
 
@@ -88,7 +88,7 @@ def metrics(frame_size: tuple[int, ...], prompts: Sequence[str]) -> tuple[str, .
 
 
 def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
-    """Prompt accuracy, switch latency, drift, flicker and border jump, where the oracle can read clip and prompts.
+    """Measure prompt accuracy, switch latency, drift, flicker and border jump, where the oracle reads clip and prompts.
 
     Args:
         frames: uint8 [B, F, Y, X, 3].
@@ -119,7 +119,7 @@ def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]
 
 
 def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
-    """Whether the oracle was made for frames of this size and prompts like these."""
+    """Return whether the oracle was made for frames of this size and for these prompts."""
     try:
         return tuple(frame_size) == (SIZE, SIZE) and all(parse(prompt) for prompt in prompts)
     except ConfigError:
@@ -134,7 +134,7 @@ def shows_object(frames: Tensor) -> Held:
 
 
 def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
-    """Share of settled frames whose five attributes are all as asked for, per clip and prompt."""
+    """Compute the share of settled frames whose five attributes are all as prompted, per clip and prompt."""
     settle = SETTLE_BLOCKS * work.frames_per_block
     shares = []
     for index, (detection, attributes) in enumerate(zip(found, wanted, strict=True)):
@@ -148,7 +148,7 @@ def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor],
 
 
 def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Tensor]) -> Iterator[Quality]:
-    """Frames until a switch shows in colour, shape and background."""
+    """Count the frames until a switch shows in colour, shape and background."""
     if len(found) < 2:
         return
     at_once = list(SEEN_AT_ONCE)
@@ -172,7 +172,7 @@ def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Te
 
 
 def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
-    """How accuracy changes along the clip, by the attributes that single frames show."""
+    """Compute the change of accuracy from the second frame block to the last, by attributes that single frames show."""
     at_once, size = list(SEEN_AT_ONCE), work.frames_per_block
     right = [(each.labels == goal)[..., at_once].all(-1).double() for each, goal in zip(found, wanted, strict=True)]
     start = work.frames_first_block
@@ -201,6 +201,6 @@ def _first_frame(work: Workload, block: int) -> int:
 
 
 def _segments(work: Workload) -> list[tuple[int, int, str]]:
-    """First frame, frame after the last, and prompt, of every prompt in order."""
+    """Return the first frame, the frame after the last, and the prompt, of every prompt in order."""
     starts = [_first_frame(work, prompt.frame_block) for prompt in work.prompts] + [work.frames]
     return [(starts[index], starts[index + 1], prompt.text) for index, prompt in enumerate(work.prompts)]

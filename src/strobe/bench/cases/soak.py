@@ -1,4 +1,4 @@
-"""A soak: one stream for a long time, its frame blocks timed and its memory read after each, written down as it goes."""
+"""Soak: one long stream whose frame blocks are timed and whose memory is read after each, written at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SYNC_BLOCKS: Final = 50
 
 
 def soak_script(prompts: Sequence[str], num_blocks: int, switch_every: int, seed: int) -> Script:
-    """One long stream; with `switch_every` the prompts take turns, so many frame blocks each. `counted` says how few are too few.
+    """Build one long stream; with `switch_every` the prompts take turns, so many frame blocks each; see `counted`.
 
     Raises:
         ConfigError: a count that cannot be, or switches without a second prompt.
@@ -49,7 +49,7 @@ def run_soak(
     progress: Progress,
     open_run: Callable[[Path, str], RunWriter] = create_run,
 ) -> Path:
-    """Stream the baseline of a case once. No timer but the host's clock runs: a frame block lasts from one delivery to the next.
+    """Stream the baseline of a case once. Only the host's clock times it: a frame block lasts from delivery to delivery.
 
     Nothing is kept of a frame block but a line on the disk, so that the soak's own memory does not grow.
 
@@ -86,7 +86,7 @@ def run_soak(
 
 
 def _stream(case: Case, writer: RunWriter, limit_s: float | None, progress: Progress) -> int:
-    """Make the stream; return how many frame blocks it came to."""
+    """Make the stream; return the number of frame blocks it made."""
     name, clips = case.baseline, ClipNumbers(case.device)
     case.prepare(name)
     writer.append(case.settings(name))

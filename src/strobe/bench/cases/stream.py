@@ -1,4 +1,4 @@
-"""Presets of the streaming engine against each other: the same prompts, switches and noise for each."""
+"""Comparison of presets of the streaming engine: the same prompts, switches and noise for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
 
 REFERENCE: Final = "quality"
-"""The preset whose clip is the reference for quality, with the same noise, in the device's own dtype."""
+"""Preset of the reference clip for quality, with the same noise, in the device's default dtype."""
 GATE_BLOCKS: Final = 6
 """Frame blocks that a candidate is checked on: enough to fill the largest window and evict, with a prompt switch on the way."""
 GATE_SWITCH: Final = 3
@@ -42,13 +42,13 @@ GATE_SWITCH: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """What every clip shows.
+    """Prompts, length and seed of every clip.
 
     Args:
         prompt: the first prompt.
         switches: later prompts.
         num_blocks: frame blocks in a clip.
-        seed: of all noise.
+        seed: seed of all noise.
 
     Raises:
         ConfigError: two switches at one frame block, or one after the end.
@@ -69,7 +69,7 @@ class Script:
 
 
 class StreamCase:
-    """Compares presets on one script; a `strobe.bench.case.Case`.
+    """Case that compares presets on one script; a `strobe.bench.case.Case`.
 
     All variants have a session open while they are timed, because their clips are interleaved. It is checked here that all of
     them will fit. Quality is judged after they were closed.
@@ -130,7 +130,7 @@ class StreamCase:
         return scoring.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
 
     def gate(self, name: str) -> record.Gate:
-        """Hold a candidate against the baseline on its first frame blocks.
+        """Check a candidate against the baseline on its first frame blocks.
 
         A candidate with the baseline's schedule, window, positions and dtype must make the same latents. Any other must make
         finite ones and, where the oracle can read the clip, show an object. What runs a kernel without a green gate on this card
@@ -167,7 +167,7 @@ class StreamCase:
         yield from session.stream(self._script.num_blocks, switches=self._script.switches)
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
-        """In it the variant launches its passes kernel by kernel; None: it always does."""
+        """Return a context in which the variant launches its passes kernel by kernel; None: it always does."""
         session = self._session(name)
         return session.launched() if session.config.knobs.cuda_graphs else None
 
@@ -228,7 +228,7 @@ class StreamCase:
         yield self._keep(name, frames[0], folder)
 
     def close(self) -> None:
-        """Let every session go, and its memory."""
+        """Close every session and free its memory."""
         for session, _ in self._sessions.values():
             session.close()
         if self._sessions:
@@ -251,13 +251,13 @@ class StreamCase:
         return self._sessions[name][0]
 
     def _computes(self, name: str) -> tuple[object, ...]:
-        """What decides the values: two variants that agree in it must agree in their latents."""
+        """Return the settings that decide the values: variants that agree in them must agree in their latents."""
         config = self._session(name).config
         formats = config.linear_format, config.kv_format
         return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
-        """Latents and frames of a short clip with one hard prompt switch."""
+        """Return latents and frames of a short clip with one hard prompt switch."""
         prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         self.prepare(name)
         session = self._session(name)
@@ -266,7 +266,7 @@ class StreamCase:
         return [(block.latents.cpu(), block.frames) for block in stream]
 
     def _clips(self, config: EngineConfig) -> Tensor:
-        """Frames of all review samples, uint8 [B, F, Y, X, 3]."""
+        """Return the frames of all review samples, uint8 [B, F, Y, X, 3]."""
         script = self._script
         with Session(
             script.prompt, preset=config, model=self._loaded, seed=script.seed, samples=self._samples, device=self.device
@@ -288,7 +288,7 @@ class StreamCase:
         )
 
     def _attention(self, config: ResolvedConfig, tokens_per_frame: int) -> tuple[str, str]:
-        """The implementation that self-attention takes for a steady frame block, and why the others were passed over."""
+        """Return the impl that self-attention uses for a steady frame block, and the reasons against the others."""
         dit = self._loaded.dit.config
         shape = (1, config.frame_block * tokens_per_frame, dit.num_heads, dit.head_dim)
         query = torch.empty(shape, device=config.device, dtype=config.dtype)
@@ -297,7 +297,7 @@ class StreamCase:
         return choice.impl.name, "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
 
     def _sparse_choice(self, config: EngineConfig) -> Choice[Any]:
-        """What runs the attention over the selected tiles of the past."""
+        """Return the chosen impl for attention over the selected tiles of the past, with the reasons."""
         dit, dtype = self._loaded.dit.config, resolve(config, self._loaded.defaults, self.device).dtype
         tile = torch.empty(1, BLOCK, dit.num_heads, dit.head_dim, device=self.device, dtype=dtype)
         seen = torch.ones(1, dit.num_heads, 1, 1, dtype=torch.bool, device=self.device)
@@ -332,7 +332,7 @@ class StreamCase:
 def runnable(
     configs: Sequence[EngineConfig], device: str | torch.device
 ) -> tuple[tuple[EngineConfig, ...], tuple[record.Absent, ...]]:
-    """Tell the configurations that a device can run from those that it lacks something for; the first is the baseline.
+    """Separate the configurations that a device can run from those that it cannot, with the reason; the first is the baseline.
 
     Raises:
         ImplUnavailableError: the baseline cannot run there, or no candidate can.
@@ -357,7 +357,7 @@ def _refusal(config: EngineConfig, device: torch.device) -> ImplUnavailableError
 
 
 def named_apart(configs: Sequence[EngineConfig]) -> tuple[EngineConfig, ...]:
-    """Number a configuration that is there several times: `turbo`, `turbo-2`, `turbo-3`."""
+    """Number configurations that occur several times: `turbo`, `turbo-2`, `turbo-3`."""
     seen: Counter[str] = Counter()
     found = []
     for config in configs:
@@ -368,7 +368,7 @@ def named_apart(configs: Sequence[EngineConfig]) -> tuple[EngineConfig, ...]:
 
 
 def _preset_of(config: EngineConfig) -> str:
-    """The preset that a configuration is, whatever it is called; `record.CUSTOM` if it is none."""
+    """Return the preset that a configuration equals, whatever its name; `record.CUSTOM` if none."""
     if config.name in presets.PRESETS:
         return config.name
     same = (
@@ -378,7 +378,7 @@ def _preset_of(config: EngineConfig) -> str:
 
 
 def unwritten(start: Snapshot) -> Snapshot:
-    """A snapshot from before the first frame block whose cache takes no memory: nothing in it is ever read."""
+    """Copy a snapshot from before the first frame block with a cache that takes no memory, since nothing in it is read."""
     assert start.cache.end == 0
     tensors = {name: getattr(start.cache, name) for name in ("keys", "values", "sink_keys")}
     zeros = {name: tensor.new_zeros(()).expand(tensor.shape) for name, tensor in tensors.items()}

@@ -1,1 +1,1 @@
-"""One forward pass of a diffusers transformer, dense against sparse, compiled or not: what `strobe profile dit` measures."""
+"""One forward pass of a diffusers transformer, dense or sparse, eager or compiled: `strobe profile dit`."""

@@ -1,4 +1,4 @@
-"""Forward passes of one transformer under several kinds of attention, as a case for the runner."""
+"""Case for the runner: forward passes of one transformer under several kinds of attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ALL_TILES: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attends:
-    """One variant.
+    """One variant: a kind of attention, its sparsity, eager or compiled.
 
     Args:
         name: in the records.
@@ -57,7 +57,7 @@ class Attends:
 def variants_of(
     attention: Sequence[str], sparsity: Sequence[float], compiled: Sequence[bool], *, masked: bool
 ) -> tuple[Attends, ...]:
-    """Every kind of attention, eager and compiled as asked for; the first is the baseline.
+    """Return every kind of attention, eager and compiled as asked for; the first is the baseline.
 
     Args:
         masked: the stock attention is given a mask of pairs: strobe's dense attention without the padding joins the stock one.
@@ -105,19 +105,19 @@ class _Made:
 
 
 class DitCase:
-    """Compares kinds of attention in one transformer; a `strobe.bench.case.Case`.
+    """Case that compares kinds of attention in one transformer; a `strobe.bench.case.Case`.
 
     All variants share the weights: each has modules of its own over them, so that none has to be changed back. A denoise step is
     one forward pass over the same latents; the records count it as one frame block.
 
     Args:
         loaded: the transformer with its arguments.
-        variants: what is compared; the first is the baseline.
+        variants: variants to compare; the first is the baseline.
         steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
         device: where it runs.
-        seed: of weights and latents, for the records.
+        seed: seed of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:
@@ -178,7 +178,7 @@ class DitCase:
     # What the runner asks.
 
     def gate(self, name: str) -> record.Gate:
-        """Hold a variant against the stock attention before any number is taken.
+        """Check a variant against the stock attention before any number is taken.
 
         A dense one must give the same output. A sparse one must give it with every key tile selected, by the kernels that it
         runs, and finite numbers with its own selection; its implementation must have passed its gate on this card. A compiled one
@@ -188,7 +188,7 @@ class DitCase:
         return self._held(variant).line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
-        """Make the variant, if it is not there yet."""
+        """Build the variant unless it exists."""
         self._make(name)
 
     def blocks(self, name: str) -> Iterator[object]:
@@ -204,11 +204,11 @@ class DitCase:
                 yield step
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
-        """In it a compiled variant runs uncompiled, so that its attention kernels can be told by their names."""
+        """Return a context in which a compiled variant runs uncompiled, so that its attention kernels keep their names."""
         return self._uncompiled() if self._variants[name].compiled else None
 
     def settings(self, name: str) -> record.Variant:
-        """What the variant ran."""
+        """Return the settings of a variant: attention, sparsity, steps, dtype, compilation, kernel cost."""
         variant, made = self._variants[name], self._make(name)
         kernel, tokens = self._kernel_cost(variant, made)
         return record.Variant(
@@ -226,7 +226,7 @@ class DitCase:
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
-        """Say what is known of quality: of one forward pass, nothing with random weights."""
+        """Report what is known of quality: of one forward pass, nothing with random weights."""
         if self._loaded.random:
             yield from scoring.not_measured(name, RANDOM)
             return
@@ -244,7 +244,7 @@ class DitCase:
         )
 
     def close(self) -> None:
-        """Let every variant go, and diffusers have its own backend again."""
+        """Free every variant and restore diffusers' own backend."""
         if self._backend != "native":
             self._loaded.transformer.reset_attention_backend()
         self._made.clear()
@@ -252,7 +252,7 @@ class DitCase:
 
     @property
     def absent(self) -> tuple[record.Absent, ...]:
-        """See `strobe.bench.case.Case`: whatever cannot run here is an error."""
+        """Always empty: a variant that cannot run here is an error."""
         return ()
 
     # Making variants.
@@ -269,7 +269,7 @@ class DitCase:
         return self._made[name]
 
     def _fresh(self, variant: Attends, *, compiled: bool, sparsity: float | None = None) -> _Made:
-        """Modules over the shared weights, with their attention."""
+        """Build modules over the shared weights, with their attention."""
         stock = self._loaded.transformer
         shared = {id(value): value for value in (*stock.parameters(), *stock.buffers())}
         transformer, handle = copy.deepcopy(stock, shared), None
@@ -345,7 +345,7 @@ class DitCase:
         return self._outputs[""]
 
     def _choice(self, made: _Made, attn: Any) -> Any:
-        """What runs the fine stage, as `gate.recorded` asks."""
+        """Return the choice of the fine-stage impl, as `gate.recorded` needs it."""
         return attn.processor.explain(attn)
 
     # What it costs.
@@ -360,7 +360,7 @@ class DitCase:
         return "; ".join(f"{name}: {reason}" for name, reason in self._choice(made, attn).passed_over)
 
     def _kernel_cost(self, variant: Attends, made: _Made) -> tuple[tuple[record.SpanCost, ...], int]:
-        """FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
+        """Return FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
         known = made.handle or next((each.handle for each in self._made.values() if each.handle is not None), None)
         if known is None:
             probe = self._fresh(Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False), compiled=False)

@@ -1,7 +1,7 @@
-"""Regions inside the forward pass of a diffusers transformer, while somebody listens.
+"""Marks regions inside the forward pass of a diffusers transformer while a recorder listens.
 
 Sections are marked by forward hooks. The attention kernel has no module of its own: the function that calls it is replaced in the
-modules that call it, and put back. Nothing of it is there in a timed clip on a GPU.
+modules that call it, and put back. In a timed clip on a GPU none of it is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OURS: Final = "dense_attention"
 
 
 def listened() -> bool:
-    """Whether regions inside a pass are recorded now."""
+    """Return whether a recorder records regions inside a pass now."""
     return not isinstance(span(ATTENTION), nullcontext)
 
 

@@ -23,7 +23,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """What one forward pass is over.
+    """Sizes of one forward pass: pixels, frames, samples.
 
     Args:
         height, width: pixels.
@@ -37,7 +37,7 @@ class Shot:
     batch: int = 1
 
     def grid(self, stride: tuple[int, int, int], patch: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Tokens in time, height and width behind a causal autoencoder of that stride.
+        """Return the tokens in time, height and width behind a causal autoencoder of that stride.
 
         Raises:
             ConfigError: a size that the model's autoencoder or patches do not divide.
@@ -54,15 +54,15 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DitModel:
-    """One transformer.
+    """Entry of the table of transformers: class, sizes, strides and arguments.
 
     Args:
         cls: name of the class in diffusers.
         sizes: its configuration where it is not the default of the class.
         tiny: the same for a configuration that a CPU runs at once.
-        stride: of the model's autoencoder in time, height and width.
-        patch: of the transformer.
-        shot: what is measured unless told.
+        stride: stride of the model's autoencoder in time, height and width.
+        patch: patch size of the transformer.
+        shot: default sizes of a pass.
         tiny_shot: the same of the tiny configuration.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
@@ -205,11 +205,11 @@ class Loaded:
     """A transformer with the arguments of its forward pass.
 
     Args:
-        name: what reports call it.
+        name: name in reports.
         transformer: on its device, in its dtype, for inference.
-        arguments: of one forward pass, by name.
-        shot: what the pass is over.
-        weights_sha256: of the weights; of random ones, of the words that say so.
+        arguments: arguments of one forward pass, by name.
+        shot: sizes of the pass.
+        weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: whether the weights are drawn, so that outputs mean nothing.
         masked: as of `DitModel`.
         ran: the user's function that made it; empty for a model of the table.
@@ -233,10 +233,10 @@ class Loaded:
 def load_named(
     name: str, *, shot: Shot | None, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Loaded:
-    """Load a model of the table, or draw its weights.
+    """Load a model of the table from a folder, or draw random weights.
 
     Args:
-        shot: what a pass is over; None: the model's own.
+        shot: sizes of a pass; None: the model's own.
         tiny: its tiny configuration.
         weights: folder of a transformer as diffusers saves it; None: weights are drawn.
 
@@ -281,13 +281,13 @@ def load_named(
 
 
 def on(arguments: Mapping[str, Any], device: torch.device) -> Arguments:
-    """The same arguments with all tensors on a device."""
+    """Return the same arguments with all tensors on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
 @contextmanager
 def _drawn(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[None]:
-    """Modules made in the body lie on a device in a dtype; the global generator is as before afterwards."""
+    """Create modules made in the body on a device in a dtype; the global generator is restored afterwards."""
     before = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(seed)
@@ -299,7 +299,7 @@ def _drawn(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[None
 
 
 def _spread(model: nn.Module) -> None:
-    """Give every parameter a value that matters: tables that begin at 0 would hide what is wrong."""
+    """Set every parameter to non-trivial values: tables that start at 0 would hide errors."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             spread = 0.5 / value.shape[-1] ** 0.5 if value.dim() > 1 else 0.1
@@ -307,6 +307,6 @@ def _spread(model: nn.Module) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """One SHA-256 for all files of weights in a folder."""
+    """Compute one SHA-256 over all weight files in a folder."""
     files = sorted(folder.glob("*.safetensors"))
     return hashlib.sha256("".join(f"{file.name} {file_sha256(file)}\n" for file in files).encode()).hexdigest()

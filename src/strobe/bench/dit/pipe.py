@@ -1,4 +1,4 @@
-"""A user's own pipeline: a function that returns it, with the arguments of one forward pass."""
+"""A user's own pipeline, from a function that returns it with the arguments of one forward pass."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from strobe.integrations.diffusers.families import family_of
 
 
 def load_pipe(text: str, shot: Shot, device: torch.device) -> Loaded:
-    """Run `module:function`, which is code of the user's, and take what it returns.
+    """Run `module:function`, which is the user's code, and use the transformer and arguments it returns.
 
     The function takes no arguments. It returns the transformer, or a pipeline with one, and a mapping with the arguments of one
     forward pass of the transformer.
 
     Args:
         text: `module:function`; the module is looked for in the current folder too.
-        shot: what the pass is over, for the report.
+        shot: sizes of the pass, for the report.
         device: where everything is moved.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where cells of a benchmark run: each is a command in processes of its own, with a timeout, and leaves none behind."""
+"""Executors of benchmark cells: each cell is a command in its own processes, with a timeout, and leaves none behind."""
 
 from strobe.bench.executor.cell import Cell, Executor, Finished, Handle, Resources
 from strobe.bench.executor.local import LocalExecutor
@@ -8,7 +8,7 @@ __all__ = ["Cell", "Executor", "Finished", "Handle", "LocalExecutor", "Resources
 
 
 def open_executor(name: str = "local", address: str | None = None) -> Executor:
-    """An executor by name: `local`, or `ray`, over the cluster at `address` (None: the one of this machine).
+    """Return an executor by name: `local`, or `ray`, over the cluster at `address` (None: the one of this machine).
 
     Raises:
         ConfigError: another name, or an address for this machine.

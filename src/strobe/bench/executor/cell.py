@@ -1,4 +1,4 @@
-"""What every executor takes and gives: a cell, and what became of it."""
+"""Interface of executors: a cell to run, its resources and its result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Status = Literal["done", "failed", "timeout", "cancelled", "lost"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What a cell occupies while it runs.
+    """Resources that a cell occupies while it runs.
 
     Args:
         cpus: cores of each machine.
         gpus: whole GPUs of each machine.
-        exclusive: it takes times, so no other cell may run on its machine.
+        exclusive: it measures times, so no other cell may run on its machine.
         nodes: machines, all at once; its command runs on each, and `torchrun` without `--standalone` joins them into one world.
     """
 
@@ -37,7 +37,7 @@ class Resources:
             )
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the resources in words."""
         alone = ", nothing else there" if self.exclusive else ""
         return f"{self.nodes} machine{'s' * (self.nodes > 1)} of {self.cpus} CPU and {self.gpus} GPU{alone}"
 
@@ -51,7 +51,7 @@ class Cell:
             becomes that of the machine where it runs.
         env: set in addition to the environment of whoever starts it there.
         files: put into the folder before, by relative path.
-        resources: what it occupies.
+        resources: resources that it occupies.
         timeout_s: it is ended when it has run that long.
     """
 
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """The same for the same command, environment, files and resources."""
+        """Hash of command, environment, files and resources."""
         files = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(self.files.items())]
         what = [self.argv, sorted(self.env.items()), files, asdict(self.resources)]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
@@ -75,16 +75,16 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """What became of a cell.
+    """Result of a cell: status, exit code, output and files.
 
     Args:
         status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
-            `lost`: the machine it ran on was, more often than is retried, and stderr says so.
-        code: of the process; None if it never began, or nobody knows.
+            `lost`: its machine was lost, more often than is retried; stderr holds the reason.
+        code: exit code of the process; None if it never began, or is not known.
         wall_s: from its start to its end.
         stdout, stderr: the last 64 kB of each.
         swept: processes of the cell that outlived its first one, and were ended.
-        files: what it left in its folder, by relative path, without the files that were given and are as they were.
+        files: files left in its folder, by relative path, without the given files that did not change.
         node: the machine it ran on, as the executor names it; empty: this one.
         lost: machines that were lost while it ran there, before it ran on `node`.
     """
@@ -105,15 +105,15 @@ class Handle(Protocol):
 
     @property
     def cell(self) -> Cell:
-        """What was submitted."""
+        """Submitted cell."""
         ...
 
 
 class Executor(Protocol):
-    """Runs cells, here or elsewhere."""
+    """Interface that runs cells, here or elsewhere."""
 
     def at_once(self, resources: Resources) -> int:
-        """How many cells like this to submit before waiting for the first."""
+        """Return how many cells with these resources to submit before waiting for the first."""
         ...
 
     def submit(self, cell: Cell) -> Handle:
@@ -121,9 +121,9 @@ class Executor(Protocol):
         ...
 
     def wait(self, handle: Handle) -> Finished:
-        """Wait for its end, once it runs at most its timeout and a few seconds; a second call gives the same answer."""
+        """Wait for the cell's end, at most its timeout and a few seconds once it runs; repeated calls give the same result."""
         ...
 
     def cancel(self, handle: Handle) -> Finished:
-        """End it now; what is finished stays finished."""
+        """End the cell now; a finished cell stays finished."""
         ...

@@ -1,4 +1,4 @@
-"""Becomes the command it is given, and is ended when the process that started it ends, however that happens.
+"""Replaces itself by the given command, which is ended when the process that started it ends, for whatever reason.
 
 Run as a file, by an interpreter that imports nothing else: `python -I -S leash.py PARENT_PID COMMAND...`.
 """

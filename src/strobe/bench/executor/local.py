@@ -1,4 +1,4 @@
-"""Cells as processes of this machine."""
+"""Executor that runs cells as processes of this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BARE: Final = (sys.executable, "-I", "-S")
 
 @dataclass(kw_only=True, eq=False)
 class Running:
-    """A cell of this machine.
+    """A running cell of this machine.
 
     Args:
         mark: in the environment of all its processes.
@@ -45,7 +45,7 @@ class Running:
 
 
 class LocalExecutor:
-    """Runs cells on this machine, one at a time if they take times.
+    """Executor of this machine; cells that measure times run one at a time.
 
     Every cell has a folder and a session of its own and a mark in its environment. When it ends, for whatever reason, all
     processes with the mark are ended, also those that left the session; when this process ends, so do they.
@@ -59,7 +59,7 @@ class LocalExecutor:
         self._running: list[Running] = []
 
     def at_once(self, resources: Resources) -> int:
-        """One if it takes times, else as many as have cores."""
+        """Return 1 for cells that measure times, else as many as the cores allow."""
         return 1 if resources.exclusive else max(1, cpu_cores() // resources.cpus)
 
     def submit(self, cell: Cell) -> Running:
@@ -94,14 +94,14 @@ class LocalExecutor:
         return running
 
     def wait(self, handle: Handle) -> Finished:
-        """Wait for the end of a cell; at its timeout it is ended. On Ctrl-C it is ended too."""
+        """Wait for the end of a cell; at its timeout or on Ctrl-C it is ended."""
         running = _own(handle)
         while (found := self.poll(running, running.cell.timeout_s)) is None:
             pass
         return found
 
     def poll(self, running: Running, seconds: float) -> Finished | None:
-        """Wait for the end of a cell, but no longer than this; None: it is still running."""
+        """Wait for the end of a cell for at most `seconds`; None: it is still running."""
         if running.finished is not None:
             return running.finished
         left = max(0.0, running.started + running.cell.timeout_s - time.monotonic())
@@ -153,7 +153,7 @@ def _start(cell: Cell, mark: str, folder: Path, keeper: subprocess.Popen[bytes])
 
 
 def _dismiss(keeper: subprocess.Popen[bytes], folder: Path) -> None:
-    """The keeper looks once more and goes; so does the folder."""
+    """Let the keeper look once more for processes and end; remove the folder."""
     assert keeper.stdin is not None
     keeper.stdin.close()
     keeper.wait()
@@ -161,7 +161,7 @@ def _dismiss(keeper: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _left(folder: Path, cell: Cell) -> dict[str, bytes]:
-    """Contents of the plain files that a cell left or changed."""
+    """Return the contents of the plain files that a cell left or changed."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     return {name: content for name, content in found.items() if cell.files.get(name) != content}

@@ -1,4 +1,4 @@
-"""The processes of a cell, found by a mark in their environment, which children inherit whatever session they move to.
+"""Finds the processes of a cell by a mark in their environment, which children inherit in any session.
 
 Run as a file, by an interpreter that imports nothing else, it is the keeper of a cell: `python -I -S processes.py MARK GRACE_S
 FOLDER` leaves a process behind, child of nobody, which ends all processes of the mark and removes the folder when its standard
@@ -21,7 +21,7 @@ MARK: Final = "STROBE_CELL"
 
 
 def alive(mark: str) -> list[int]:
-    """Process ids that carry a mark and have not ended; of this user, on this machine."""
+    """Return the ids of this user's processes that carry a mark and have not ended."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for place in Path("/proc").iterdir():
         if not place.name.isdigit():
@@ -34,7 +34,7 @@ def alive(mark: str) -> list[int]:
 
 
 def end(mark: str, grace_s: float) -> int:
-    """End all processes of a mark: politely, and after `grace_s` by force. Returns how many there were.
+    """End all processes with a mark: by SIGTERM, after `grace_s` by SIGKILL. Return their number.
 
     New ones may be born meanwhile, so it goes on until there is none.
     """

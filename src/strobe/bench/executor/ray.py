@@ -1,4 +1,4 @@
-"""Cells over the machines of a Ray cluster.
+"""Executor over the machines of a Ray cluster.
 
 Ray places a cell and starts nothing but a worker; the worker starts the cell as on any machine (`local`), in processes of its
 own, and sends back what it printed and left. Nothing that is measured runs inside Ray. The GPUs of a cell are visible to all its
@@ -24,20 +24,20 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 
 EXTRA: Final = "ray"
 SEAT: Final = "strobe_node"
-"""What a machine offers one of (`ray start --resources`): a cell that takes times has all of it, another one a small part."""
+"""Ray resource of each machine, 1 in all (`ray start --resources`): cells that measure times take it whole, others a part."""
 PART: Final = 0.001
 LOOK_S: Final = 0.25
 SILENCE_S: Final = 60.0
-"""After its timeout and the grace, a cell that is placed and says nothing is lost."""
+"""Seconds after timeout and grace at which a placed cell without an answer counts as lost."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Sent:
-    """A cell on its way.
+    """A submitted cell: its placement, answers and lost machines.
 
     Args:
         group: its placement.
-        answers: of the worker on each machine, to come.
+        answers: pending answers of the worker on each machine.
         heard: the answers that came, by rank.
         ending: one went wrong, and the others were told to end.
         nodes: where it is placed, as soon as that is known, and since when.
@@ -56,14 +56,14 @@ class Sent:
 
 
 class RayExecutor:
-    """Runs cells over the machines of a Ray cluster, a cell that takes times alone on its machine.
+    """Executor over the machines of a Ray cluster; a cell that measures times is alone on its machine.
 
     All machines of a cell are reserved at once or not at all. A machine that is lost with a cell on it costs the cell its
     attempt: it is placed again, up to `retries` times, and `Finished.lost` says where it was. A cell that is submitted again
     while it runs or after it was done is not run again: the answer is the same, by the cell's hash.
 
     Args:
-        address: of the cluster, `HOST:PORT`; None: the one of this machine.
+        address: address of the cluster, `HOST:PORT`; None: the one of this machine.
         grace_s: between asking a cell to end and ending it.
         retries: after machines that were lost.
 
@@ -89,7 +89,7 @@ class RayExecutor:
                 raise StrobeError(f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}; {_START}") from error
 
     def at_once(self, resources: Resources) -> int:
-        """Twice as many as the cluster holds, so that a machine that gets free has the next."""
+        """Return twice as many cells as the cluster holds, so that a machine that becomes free has the next one."""
         if resources.exclusive:
             return max(1, 2 * len(self._fitting(resources)) // resources.nodes)
         return max(1, 2 * sum(int(node["CPU"]) // resources.cpus for node in self._fitting(resources).values()))
@@ -112,7 +112,7 @@ class RayExecutor:
         return sent
 
     def wait(self, handle: Handle) -> Finished:
-        """Wait for the end of a cell. Its time counts from its start on its machines, not from here. On Ctrl-C it is ended."""
+        """Wait for the end of a cell. Its timeout counts from its start on its machines. On Ctrl-C it is ended."""
         sent = _own(handle)
         try:
             while sent.finished is None:  # the others go on meanwhile: what is done makes room, what is lost is placed again
@@ -139,7 +139,7 @@ class RayExecutor:
         return self._finish(sent, sent.heard or {0: _nothing("cancelled")})
 
     def _place(self, sent: Sent) -> None:
-        """Reserve its machines and send it there; both wait for a place without anyone waiting for them here."""
+        """Reserve the cell's machines and submit it to them, without waiting for either."""
         wanted = sent.cell.resources
         bundle = _bundle(wanted)
         strategy = "STRICT_PACK" if wanted.nodes == 1 else "STRICT_SPREAD"
@@ -155,7 +155,7 @@ class RayExecutor:
         return self._ray.remote(max_retries=0, scheduling_strategy=where, **resources)
 
     def _look(self, sent: Sent) -> None:
-        """See which answers came, and whether the others still can."""
+        """Collect the answers that came, and check that the others can still come."""
         reason = self._hear(sent)
         if len(sent.heard) == len(sent.answers):
             self._finish(sent, sent.heard)
@@ -169,7 +169,7 @@ class RayExecutor:
                 self._ray.cancel(sent.answers[rank])
 
     def _hear(self, sent: Sent) -> str:
-        """Read the answers that came; why one will not come, or nothing."""
+        """Collect new answers of the workers; return the reason why one will not come, or an empty text."""
         reason = ""
         for rank, answer in enumerate(sent.answers):
             if rank not in sent.heard and self._ray.wait([answer], timeout=0)[0]:
@@ -181,7 +181,7 @@ class RayExecutor:
         return reason
 
     def _read(self, answer: Any) -> Finished | str:
-        """What a worker says, or why it says nothing."""
+        """Return a worker's result, or the reason why it has none."""
         errors = self._ray.exceptions
         try:
             found: Finished | None = self._ray.get(answer)
@@ -194,7 +194,7 @@ class RayExecutor:
         return "the machine left the cluster" if found is None else found
 
     def _absence(self, sent: Sent) -> str:
-        """Why no answer will come; empty if one may."""
+        """Return the reason why no answer will come; empty if one may."""
         if not sent.nodes:
             table = self._groups.placement_group_table(sent.group)
             if table["state"] != "CREATED":
@@ -207,7 +207,7 @@ class RayExecutor:
         return f"no word {SILENCE_S:g} s after its timeout" if silent else ""
 
     def _lose(self, sent: Sent, reason: str) -> None:
-        """An attempt is lost: place it again, or say that it was the last."""
+        """Handle a lost attempt: place the cell again, or finish it as lost after the last retry."""
         for answer in sent.answers:
             self._ray.cancel(answer, force=True)
         sent.lost.append(", ".join(map(self._name, sent.nodes)) or "not placed")
@@ -228,12 +228,12 @@ class RayExecutor:
         return sent.finished
 
     def _name(self, node: str) -> str:
-        """Address and the first digits of Ray's id: one machine may hold several nodes."""
+        """Return address and first digits of Ray's id: one machine may hold several nodes."""
         found = next((each for each in self._ray.nodes() if each["NodeID"] == node), None)
         return f"{found['NodeManagerAddress'] if found else 'node'} ({node[:8]})"
 
     def _offers(self) -> dict[str, Mapping[str, float]]:
-        """What each living machine has in all."""
+        """Return the total resources of each living machine, by node id."""
         return {node["NodeID"]: {"CPU": 0.0, "GPU": 0.0, **node["Resources"]} for node in self._ray.nodes() if node["Alive"]}
 
     def _fitting(self, wanted: Resources) -> dict[str, Mapping[str, float]]:
@@ -245,7 +245,7 @@ class RayExecutor:
         }
 
     def _refusal(self, wanted: Resources) -> str:
-        """Why the cluster can never run it; empty if it can."""
+        """Return the reason why the cluster can never run such a cell; empty if it can."""
         if len(self._fitting(wanted)) >= wanted.nodes:
             return ""
         offers = self._offers()
@@ -261,14 +261,13 @@ _START: Final = f"""start each machine with `ray start --head` or `--address HOS
 
 
 def _bundle(wanted: Resources) -> dict[str, float]:
-    """What Ray reserves on each machine."""
+    """Return the resources that Ray reserves on each machine of a cell."""
     gpus = {"GPU": float(wanted.gpus)} if wanted.gpus else {}
     return {"CPU": float(wanted.cpus), SEAT: 1.0 if wanted.exclusive else PART, **gpus}
 
 
 def _run(cell: Cell, grace_s: float, sender: tuple[str, str], rank: int, meet: str | None) -> Finished | None:
-    """On a worker: run a cell to its end. None if the worker's raylet ends: then the cluster knows nothing of this machine any
-    more, may have sent the cell elsewhere, and it must not go on here."""
+    """Run a cell to its end, on a worker. Return None if the worker's raylet ends: the cluster then lost this machine."""
     python, version = sender
     if version != strobe.__version__:
         raise ConfigError(f"strobe {strobe.__version__} is installed there and {version} here; install the same")
@@ -287,7 +286,7 @@ def _run(cell: Cell, grace_s: float, sender: tuple[str, str], rank: int, meet: s
 
 
 def _gang(cell: Cell, rank: int, meet: str | None) -> dict[str, str]:
-    """How `torchrun` on each machine of a cell finds the others, as the settings of its environment."""
+    """Return the environment by which `torchrun` on each machine of a cell finds the others."""
     if meet is None:
         return {}
     host, _, port = meet.rpartition(":")
@@ -300,7 +299,7 @@ def _gang(cell: Cell, rank: int, meet: str | None) -> dict[str, str]:
 
 
 def _meeting_point() -> str:
-    """On the first machine of a cell: an address of it with a port that is free now."""
+    """Return an address of the first machine of a cell with a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"{importlib.import_module('ray').util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -311,7 +310,7 @@ def _nothing(status: Any) -> Finished:
 
 
 def _joined(found: Sequence[Finished]) -> Finished:
-    """One answer of all machines: of the first that went wrong by itself, with all texts and files."""
+    """Merge the results of all machines: the worst status, all texts and files."""
     if len(found) == 1:
         return found[0]
     order = ("done", "cancelled", "timeout", "failed")

@@ -1,4 +1,4 @@
-"""Many jobs over one executor: as many cells under way as it takes, results in the order of the jobs."""
+"""Runs many jobs over one executor: as many cells at a time as it takes, results in the order of the jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from strobe.core.errors import StrobeError
 
 T = TypeVar("T")
 Job: TypeAlias = Generator[Cell, Finished, T]
-"""Work around one cell: gives the cell, is given what became of it, returns a result."""
+"""Generator around one cell: yields the cell, receives its `Finished`, returns a result."""
 
 
 def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:
-    """Run every job; why a cell is refused is raised inside its job. On Ctrl-C all cells are ended, and all jobs told."""
+    """Run every job; a refused cell raises inside its job. On Ctrl-C all cells are ended, and all jobs told."""
     under_way: deque[tuple[Job[T], Handle]] = deque()
     try:
         for job in jobs:

@@ -1,1 +1,1 @@
-"""Tree attention on real ranks: every strategy of one call side by side, gated, timed and taken apart on all ranks."""
+"""Benchmark of tree attention on real ranks: every strategy of one call, gated, timed, and profiled on all ranks."""

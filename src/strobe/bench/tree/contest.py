@@ -1,4 +1,4 @@
-"""The tensors of one rank, the contestants bound to them, and float64 to hold them against."""
+"""Tensors of one rank, the contestants bound to them, and the float64 reference."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from strobe.bench.tree.request import PEER, Check, Shape
 from strobe.core.errors import ImplUnavailableError
 
 CHECKED_ROWS: Final = 64
-"""Queries of every head that are held against float64, evenly spaced."""
+"""Queries of every head that are compared with float64, evenly spaced."""
 _ROUNDING: Final = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 _HALF_LSE: Final = 2.0**-13
-"""torch's CPU kernel for 16 bits approximates exp to about this."""
+"""Allowance for the lse of 16-bit tensors: the approximate error of exp in torch's CPU kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,9 +34,9 @@ class Inputs:
         q: `[B, S_q, H, D]`, all queries, or this rank's rows.
         k, v: this rank's keys, `[B, S_r, H_kv, D]`, the rows of a head side by side.
         shards: who owns which.
-        rows: of the result on this rank: `[start, stop)` of all queries.
+        rows: rows of the result on this rank: `[start, stop)` of all queries.
         expected, expected_lse: float64, of the checked rows `[B, R, H, D]` and `[B, H, R]`.
-        checked: which rows of this rank's result.
+        checked: rows of this rank's result that are checked.
         largest_v: absolute, of all keys.
     """
 
@@ -53,7 +53,7 @@ class Inputs:
 
 
 def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
-    """Draw everything, the same on every rank, and keep this rank's share of it and what it should give."""
+    """Draw the tensors, the same on every rank, and keep this rank's share and its expected result."""
     dtype = getattr(torch, shape.dtype)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -84,7 +84,7 @@ def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Dense attention in float64 by its definition, one key head at a time; `[B, H, S, D]` in and out, and the lse."""
+    """Compute dense attention in float64 by its definition, one key head at a time; `[B, H, S, D]` in and out, and the lse."""
     groups = q.shape[1] // k.shape[1]
     outs, lses = [], []
     for head in range(q.shape[1]):
@@ -101,7 +101,7 @@ Run = Callable[[], Tensor]
 
 
 def bind(name: str, inputs: Inputs, timeout_s: float, links: Links | None = None) -> Run:
-    """A contestant on this rank's tensors; `auto` chooses by the links.
+    """Bind a contestant to this rank's tensors; `auto` chooses by the links.
 
     Raises:
         ImplUnavailableError: the peer is not installed, or has no such call.
@@ -134,7 +134,7 @@ def _ours(
 
 
 def _peer(inputs: Inputs) -> Run:
-    """`tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
+    """Bind `tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
     if importlib.util.find_spec("ring_attention_pytorch") is None:
         raise ImplUnavailableError(PEER, "ring-attention-pytorch is not installed")
     if inputs.shape.placement != "replicated":
@@ -150,7 +150,7 @@ def _peer(inputs: Inputs) -> Run:
 
 
 def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
-    """Run a contestant once and hold this rank's rows against float64.
+    """Run a contestant once and compare this rank's rows with float64.
 
     The rounding of a weight is that of its lse and grows with it: a flat tolerance would be wrong at both ends.
     """

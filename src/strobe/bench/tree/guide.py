@@ -1,4 +1,4 @@
-"""The guide's blocks: the paper's three all-reduces through `Timer`, free-running and serialised."""
+"""Blocks of the guide's `Timer`: the paper's three all-reduces, free-running and serialised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.perf.records.record import Mode
 
 
 def guide_blocks(inputs: Inputs, device: torch.device, how: How, align: Callable[[], None]) -> dict[Mode, dict[str, list[float]]]:
-    """Milliseconds of every block by mode, of this rank.
+    """Measure every block on this rank, milliseconds by mode and block.
 
     `profiled_tree_attn_decode` takes the whole keys and cuts out its own; queries must be replicated.
     """

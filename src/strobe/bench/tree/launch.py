@@ -1,6 +1,6 @@
 """The first process of a cell, on the machine where it runs: `python -m strobe.bench.tree.launch DEVICE TORCHRUN_ARGUMENTS...`.
 
-It writes into its folder what else the machine does and how it is built, and becomes torchrun.
+It writes the load and the topology of the machine into its folder, and becomes torchrun.
 """
 
 from __future__ import annotations

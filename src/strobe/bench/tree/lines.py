@@ -1,4 +1,4 @@
-"""What the ranks of a cell wrote, as records."""
+"""Record lines from the results of the ranks of a cell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.records import grids, record
 
 
 def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
-    """One number; one that is not finite is written as absent."""
+    """Return one number as a record; one that is not finite has no value."""
     finite = abs(value) < float("inf")
     return record.Quality(
         variant=variant,
@@ -34,7 +34,7 @@ def _error(variant: str, metric: str, value: float, rank: int, reference: str) -
 
 
 def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
-    """Everything but the header, in order."""
+    """Yield every record but the header, in order."""
     for name in task.how.contestants:
         yield from _contestant(name, task, ranks)
     if ranks[0].links is not None:
@@ -54,7 +54,7 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
 
 
 def sizes(shape: Shape) -> dict[str, int]:
-    """Sizes of the call."""
+    """Return the sizes of the call by name."""
     return {
         "world_size": shape.world_size, "tokens": shape.seq_len, "q_tokens": shape.q_len, "heads": shape.heads,
         "kv_heads": shape.kv_heads, "head_dim": shape.dim, "batch": shape.batch,
@@ -126,7 +126,7 @@ def _predicted(name: str, found: Predicted) -> grids.Prediction:
 
 
 class _Taken(NamedTuple):
-    """What a span says beside its clip."""
+    """One timed call or region of a clip, before it becomes a span record."""
 
     name: str
     number: int
@@ -138,13 +138,13 @@ class _Taken(NamedTuple):
 
 
 class _Clips:
-    """Numbers clips."""
+    """Counter of clips."""
 
     def __init__(self) -> None:
         self._done: Counter[str] = Counter()
 
     def next(self, name: str, lap: int | None, spans: Sequence[_Taken]) -> Iterator[record.Record]:
-        """The spans of a clip, and its line."""
+        """Yield the spans of the next clip, and its line."""
         import torch
 
         number, order = self._done[name], self._done.total()
@@ -172,7 +172,7 @@ class _Clips:
 
 
 def _laps(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]:
-    """Each palindrome, place by place."""
+    """Yield the records of each palindrome, place by place."""
     laps = ranks[0].laps
     if not laps:
         return

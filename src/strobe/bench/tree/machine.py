@@ -1,4 +1,4 @@
-"""What else this machine does, and how it is built."""
+"""Load and topology of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANK_BYTES: Final = main_memory.GIB // 2
 
 
 def check_ranks(shapes: Sequence[Shape], max_ranks: int | None) -> None:
-    """Refuse cells whose ranks this machine does not hold, before any of them starts.
+    """Refuse cells with more ranks than this machine holds, before any of them starts.
 
     Args:
         max_ranks: most ranks on a CPU; by default 8 for each core, and one for each 0.5 GiB of free memory.
@@ -57,7 +57,7 @@ def _check_gpus(ranks: int) -> None:
 
 
 def busy_cores(seconds: float) -> float:
-    """Cores that others keep busy, mean over that time; 0 where the system does not tell."""
+    """Return the cores that other processes keep busy, mean over that time; 0 where the system does not tell."""
     before = _ticks()
     time.sleep(seconds)
     after = _ticks()
@@ -66,7 +66,7 @@ def busy_cores(seconds: float) -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """All ticks and idle ones since the start of the system."""
+    """Return all ticks and idle ticks since the start of the system."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
     except OSError:
@@ -80,7 +80,7 @@ def _online() -> int:
 
 
 def topology(device: str) -> str:
-    """Cores and memory nodes; for GPUs what `nvidia-smi topo -m` says of their links."""
+    """Return cores and memory nodes; for GPUs the links that `nvidia-smi topo -m` prints."""
     nodes = [
         f"node {place.name.removeprefix('node')}: cores {(place / 'cpulist').read_text(encoding='ascii').strip()}"
         for place in sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))

@@ -1,4 +1,4 @@
-"""What the plan says of a call, with links measured on these ranks, and with links that are faster."""
+"""Predicted times of a call by the plan, with links measured on these ranks, and with faster links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.records.grids import Collective, LinkRate, SentMessage, WhatIf
 
 
 def links_line(links: Links, auto: str) -> grids.Links:
-    """Links as their record; a bandwidth too large to be seen beside the latency is left out."""
+    """Return links as their record; a bandwidth too large to be seen beside the latency is left out."""
 
     def line(kind: Collective, rate: Rate) -> LinkRate:
         return LinkRate(kind=kind, alpha_s=finite(rate.alpha_s), bytes_per_s=finite(rate.bytes_per_s), host_s=finite(rate.host_s))
@@ -37,7 +37,7 @@ def finite(value: float) -> float | None:
 
 
 def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
-    """Every strategy that can do the call, and the one that `auto` takes."""
+    """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
     plan = _plan(inputs, links)
     faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
     for factor in what_if:
@@ -98,7 +98,7 @@ def _sent(message: Message, links: Links) -> SentMessage:
 
 
 def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "memory"]:
-    """Which roof local attention is under: a ring reads all keys for a share of the queries, the others a share for all."""
+    """Return whether local attention is bound by FLOPs or memory: a ring reads all keys, other strategies read a share."""
     shape = inputs.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size
     moved: float = 2 * shape.batch * shape.kv_heads * shape.dim * inputs.k.element_size() * shape.seq_len

@@ -33,12 +33,12 @@ from strobe.perf.measure.order import palindrome
 
 WARMUP: Final = 3
 START_S: Final = 60.0
-"""At least, for the ranks to be there: they import torch before they meet."""
+"""Least timeout for the ranks to start, s: they import torch before they meet."""
 
 
 @record
 def main() -> None:
-    """Run this rank; whatever stops it is written down before it is raised."""
+    """Run this rank; an error is written to its result before it is raised."""
     folder = Path(sys.argv[1])
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
     device = _begin(task)
@@ -72,7 +72,7 @@ class _Rank:
         self._held = task.how.delay_ms / 1e3 if task.how.delay_rank == result.rank else 0.0
 
     def run(self, folder: Path) -> None:
-        """Gate, predict, time, take apart."""
+        """Run the phases of this rank: gate, predict, time, profile."""
         how, result = self._how, self._result
         inputs = draw(self._shape, result.rank, self._device, how.seed)
         names = self._gate(inputs)
@@ -95,7 +95,7 @@ class _Rank:
         self._align()
 
     def _gate(self, inputs: Inputs) -> list[str]:
-        """Every contestant on every rank; those that all ranks passed."""
+        """Check every contestant on every rank; return those that passed on all ranks."""
         result, passed = self._result, []
         with torch.inference_mode():
             for name in self._how.contestants:
@@ -111,7 +111,7 @@ class _Rank:
         return passed
 
     def _align(self) -> None:
-        """All ranks are here, and the device is idle."""
+        """Wait until all ranks are here and the device is idle."""
         synchronize(self._device)
         dist.barrier()
         synchronize(self._device)
@@ -122,7 +122,7 @@ class _Rank:
         return run()
 
     def _time(self, runs: dict[str, Run]) -> None:
-        """Palindromes; every call begins when all ranks are there, and ends when this rank's result is."""
+        """Time palindromes; every call begins when all ranks are there, and ends with this rank's result."""
         result, how = self._result, self._how
         for name, run in runs.items():
             for _ in range(WARMUP):
@@ -145,7 +145,7 @@ class _Rank:
         return time.perf_counter_ns() - start
 
     def _take_apart(self, runs: dict[str, Run]) -> None:
-        """The same calls with marks: free-running, then serialised; the peer has none."""
+        """Record the regions of the same calls: free-running, then serialised; the peer has none."""
         for name, run in runs.items():
             if name == PEER:
                 continue

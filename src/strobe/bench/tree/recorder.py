@@ -1,4 +1,4 @@
-"""Takes one call apart: when each marked region began and ended on this rank."""
+"""Recorder of one call: start and end of each marked region on this rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Moment = int | torch.cuda.Event
 
 
 class MarkRecorder:
-    """Free-running by default: host clock on a CPU, events on the current stream of a GPU, and nothing waits.
+    """Recorder without waits: the host clock on a CPU, events on the current stream of a GPU.
 
     Args:
         device: where the call works.
@@ -35,7 +35,7 @@ class MarkRecorder:
         return _Region(self, region, part)
 
     def now(self) -> Moment:
-        """This moment, on the clock that counts here."""
+        """Return this moment, on the clock of the device."""
         if not self._on_gpu:
             return time.perf_counter_ns()
         if self.meet is not None:
@@ -45,7 +45,7 @@ class MarkRecorder:
         return event
 
     def take(self, run: Callable[[], object]) -> Taken:
-        """Run one call and give what was marked."""
+        """Run one call and return its marked regions."""
         self.done.clear()
         with recording(self):
             start = self.now()

@@ -1,4 +1,4 @@
-"""What a cell of the tree benchmark is, and what each of its ranks writes."""
+"""Messages of the tree benchmark: the task of a cell, and the result that each of its ranks writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
 PEER: Final = "peer:ring-attention-pytorch"
 BY_NAME: Final = ("symmetric", "auto")
-"""Take part only by name: the first needs GPUs that reach each other's memory, the second is one of the others."""
+"""Contestants that run only if named: the first needs GPUs with access to each other's memory, the second repeats another."""
 CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
@@ -31,10 +31,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         world_size: ranks.
         seq_len: keys of all ranks together; each holds a run of them, in rank order.
         q_len: queries.
-        heads, kv_heads: of queries and keys.
-        dim: of a head.
+        heads, kv_heads: heads of queries and keys.
+        dim: size of a head.
         batch: B.
-        dtype: of q, k and v.
+        dtype: dtype of q, k and v.
         device: `cpu` or `cuda`.
         placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
     """
@@ -61,7 +61,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the shape's folder: ranks, lengths, heads, batch, dtype, device."""
         groups = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
         rows = "" if self.placement == "replicated" else "_rows"
         return (
@@ -71,15 +71,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cell is measured; a folder holds cells of one such request.
+    """Settings of the measurement, the same for all cells of a folder.
 
     Args:
         contestants: in order; the first that can run is what ratios are measured against.
         iterations: timed calls of each, at least; never fewer than three palindromes.
         profile: also take calls apart, free-running and serialised.
-        seed: of all tensors.
-        threads: of each rank on a CPU; the same for all world sizes, so that a rank is the same thing on every curve.
-        timeout_s: of a wait for another rank.
+        seed: seed of all tensors.
+        threads: threads of each rank on a CPU; the same for all world sizes, so that ranks of all sizes can be compared.
+        timeout_s: timeout of a wait for another rank.
         delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
         what_if: factors on the speed of the links that predictions are made for.
     """
@@ -108,7 +108,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """Palindromes."""
+        """Number of palindromes."""
         return max(MIN_ROUNDS, min(MAX_ROUNDS, self.iterations // 4))
 
     @property
@@ -118,14 +118,14 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told, in `task.json` of its folder."""
+    """Task of a rank, in `task.json` of its folder."""
 
     shape: Shape
     how: How
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A region of one call on one rank, from the call's own start; `part`: of which kind, where there are several."""
+    """One region of a call on one rank, timed from the call's start; `part`: its kind, where there are several."""
 
     name: str
     start_ns: int
@@ -134,21 +134,21 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One call taken apart on one rank."""
+    """One call on one rank with its marked regions."""
 
     total_ns: int
     marks: tuple[Mark, ...]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant on one rank against float64.
+    """Errors of a contestant on one rank against float64.
 
     Args:
         refused: why it takes no part; empty if it ran.
         impossible: it cannot run here, and said so; False if it tried.
         error, limit: largest absolute error, and what is allowed.
-        lse_error, lse_limit: of the lse, where it has one.
-        bits: of the result, the same on ranks whose results are equal.
+        lse_error, lse_limit: the same for the lse, where it has one.
+        bits: checksum of the result, the same on ranks whose results are equal.
     """
 
     refused: str = ""
@@ -161,12 +161,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether it ran and both errors are within their limits; NaN is not."""
+        """Whether it ran and its errors are within their limits; NaN is not."""
         return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan says of a strategy.
+    """Prediction of the plan for one strategy.
 
     Args:
         local_ns: attention and merge.
@@ -185,28 +185,28 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comm_ns(self) -> float:
-        """All messages."""
+        """Predicted time of all messages, ns."""
         return sum(message.alpha_ns + message.beta_ns for message in self.messages)
 
     @property
     def total_ns(self) -> float:
-        """The whole call."""
+        """Predicted time of the whole call, ns."""
         return self.local_ns + self.comm_ns - self.hidden_ns + self.host_ns
 
 
 class RankResult(msgspec.Struct, kw_only=True):
-    """What a rank writes, in `rankN.json`.
+    """Result of a rank, in `rankN.json`.
 
     Args:
         error: why it ended early; empty if it did not.
-        header: of rank 0.
+        header: header of the records, from rank 0.
         checks: by contestant.
         laps: by contestant, in palindromes: ns of each call.
         free, serialised: by contestant: calls taken apart.
-        blocks: of the guide's `Timer`, by mode: ms by block.
-        links: what `measure_links` gave, and what `auto` takes with them.
+        blocks: times of the guide's `Timer` blocks, by mode and block, ms.
+        links: links that `measure_links` found, and the strategy that `auto` takes with them.
         predicted: by strategy.
-        versions: of what a contestant runs, where it is not ours.
+        versions: versions of the libraries of contestants that are not ours.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Cells of the tree benchmark: each in ranks of its own, its records written when it ends; what is finished stays."""
+"""Runs the cells of the tree benchmark, each in its own ranks; records are written when it ends, finished ones stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUEST: Final = "request.json"
 
 
 def cell_of(task: Task, timeout_s: float) -> Cell:
-    """The command that runs a cell's ranks, under torchrun with a port that it finds itself."""
+    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself."""
     shape = task.shape
     launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
     return Cell(
@@ -51,7 +51,7 @@ def run_cells(
     executor: Executor | None = None,
     max_ranks: int | None = None,
 ) -> Outcome:
-    """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
+    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same request.
@@ -93,7 +93,7 @@ def run_cells(
 
 
 def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
-    """Have one cell run and write its records; its name, and why it failed, or nothing."""
+    """Build the job that runs a cell and writes its records; it gives the name and, if it failed, the reason."""
     order = task.how.contestants
     with RunWriter(place) as writer:
         reason = ""
@@ -120,7 +120,7 @@ def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
 
 
 def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
-    """What the machine of a cell was like before its ranks began, the machines that were lost on the way, the rank held back."""
+    """Return the busy cores of the cell's machine before its ranks began, lost machines, and the delayed rank."""
     if TOPOLOGY in done.files:
         write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
     how = task.how
@@ -134,13 +134,13 @@ def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
 
 
 def _read(done: Finished) -> list[RankResult]:
-    """What the ranks wrote, in rank order; a rank that was killed wrote nothing."""
+    """Return the results of the ranks in rank order, without those of ranks that were killed."""
     written = [content for name, content in done.files.items() if fnmatch(name, "rank*.json")]
     return sorted((msgspec.json.decode(each, type=RankResult) for each in written), key=lambda each: each.rank)
 
 
 def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s: float) -> str:
-    """Why a cell has no result: the rank that failed first by its own words, a rank that is gone, or the launcher's."""
+    """Return the reason why a cell has no result: a rank's first error, a missing rank, or the launcher's; empty if none."""
     if done.status == "lost":
         return done.stderr
     if done.status == "timeout":
@@ -160,7 +160,7 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
 
 
 def _claim(folder: Path, how: How) -> None:
-    """Write how cells are measured, or check that it is how the folder's were."""
+    """Write the settings into the folder, or check that the folder holds the same ones."""
     file = folder / REQUEST
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""The JSON document of every verb, as structs that the manual is generated from and that the tests hold what is printed to."""
+"""JSON document of every verb, as structs; the manual is generated from them and the tests check output against them."""

@@ -1,4 +1,4 @@
-"""The manual's page of JSON documents, generated from the structs."""
+"""Generator of the manual's page of JSON documents from their structs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ values to a script. `report.json` is the page as it is laid out, not data.
 
 
 def json_markdown() -> str:
-    """Return `docs/json.md`: which verb prints what, then one table per document, then the parts of documents."""
+    """Return `docs/json.md`: the verbs with their documents, then one table per document, then the parts of documents."""
     kinds = dict.fromkeys(kind for found in DOCUMENTS.values() for kind in found)
     parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
     rows = [f"| `strobe {verb}` | {' or '.join(map(_link, found))} |" for verb, found in DOCUMENTS.items()]

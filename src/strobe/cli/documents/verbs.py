@@ -1,4 +1,4 @@
-"""What each verb prints with `--json`, by the words of the verb."""
+"""Structs of each verb's `--json` document, by the words of the verb."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Cells = Annotated[tuple[str, ...], Meta(description="names of cells")]
 
 
 class _Printed(Part, frozen=True, kw_only=True):
-    """A document that is built by its verb."""
+    """Base of documents that a verb builds itself."""
 
     v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
 class Traced(TraceDocument, frozen=True, kw_only=True):
-    """`strobe trace`: where the time of profiler traces went."""
+    """`strobe trace`: tables of profiler traces."""
 
     written: Written
 
 
 class Compared(SpeedupDocument, frozen=True, kw_only=True):
-    """`strobe speedup` of logs and traces: how much faster, at which level, and where the rest went."""
+    """`strobe speedup` of logs and traces: speedup at each level, and the ledger of the difference."""
 
     written: Written
     not_met: NotMet
@@ -54,13 +54,13 @@ class Reported(RunDocument, frozen=True, kw_only=True):
 
 
 class Measured(Reported, frozen=True, kw_only=True):
-    """`strobe compare`: the same of a run that was measured just now."""
+    """`strobe compare`: the speedups of the run that it measured."""
 
     red: Red
 
 
 class ClipMade(Part, frozen=True, kw_only=True):
-    """A clip."""
+    """A clip that was made: its file, length, speed, preset and device."""
 
     path: Annotated[str | None, Meta(description="the file; null if no frame was made")]
     frames: Annotated[int, Meta(description="pixel frames")]
@@ -83,7 +83,7 @@ class Generated(ClipMade, frozen=True, kw_only=True):
 
 
 class Serving(_Printed, frozen=True, kw_only=True):
-    """`strobe serve`: where it listens; printed before the first viewer can come."""
+    """`strobe serve`: the address it listens on; printed before the first viewer can connect."""
 
     url: Annotated[str, Meta(description="address of the page")]
     port: Annotated[int, Meta(description="port it listens on")]
@@ -93,20 +93,20 @@ class Serving(_Printed, frozen=True, kw_only=True):
 
 
 class Shown(Measured, frozen=True, kw_only=True):
-    """`strobe demo`: a comparison, and the clip beside it."""
+    """`strobe demo`: the comparison, and the clip made before it."""
 
     clip: Annotated[ClipMade, Meta(description="the clip")]
 
 
 class ProfiledStream(Measured, frozen=True, kw_only=True):
-    """`strobe profile stream`: a run of one preset, or of several."""
+    """`strobe profile stream`: the run of one or several presets."""
 
     kept: Annotated[tuple[str, ...], Meta(description="where earlier contents of the folder were moved")]
     attribution: Annotated[tuple[str, ...], Meta(description="path of the page on who calls what, if it was asked for")]
 
 
 class ProfiledAttention(_Printed, frozen=True, kw_only=True):
-    """`strobe profile attention`: one call, several implementations."""
+    """`strobe profile attention`: one call by several implementations."""
 
     run: Annotated[str, Meta(description="run folder")]
     report: ReportPaths
@@ -135,7 +135,7 @@ class ProfiledKernels(_Printed, frozen=True, kw_only=True):
 
 
 class Presets(_Printed, frozen=True, kw_only=True):
-    """`strobe presets show`: what each preset sets."""
+    """`strobe presets show`: the settings of each preset."""
 
     device: Annotated[str, Meta(description="device they would run on")]
     presets: Annotated[dict[str, str], Meta(description="by preset: what it is")]
@@ -146,7 +146,7 @@ class Presets(_Printed, frozen=True, kw_only=True):
 
 
 class Picked(_Printed, frozen=True, kw_only=True):
-    """`strobe presets pick`: the best quality that holds a frame rate."""
+    """`strobe presets pick`: the preset of best quality that holds a frame rate."""
 
     preset: Annotated[str, Meta(description="the preset")]
     holds: Annotated[bool, Meta(description="it holds the frame rate; if not, it is the fastest, and the exit code 1")]
@@ -163,7 +163,7 @@ class Picked(_Printed, frozen=True, kw_only=True):
 
 
 class Machine(_Printed, frozen=True, kw_only=True):
-    """`strobe doctor`: what this machine has and can run. Without torch only the checks are there."""
+    """`strobe doctor`: the state of this machine. Without torch it holds only the checks."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="`name`, `ok`, `detail`, and `fix` if it is not ok")]
     defaults: Annotated[
@@ -207,7 +207,7 @@ class Ablated(_Printed, frozen=True, kw_only=True):
 
 
 class Scored(_Printed, frozen=True, kw_only=True):
-    """`strobe bench shapes`: how good the bundled model is."""
+    """`strobe bench shapes`: quality scores of the bundled model."""
 
     figures: Annotated[
         tuple[dict[str, Any], ...],
@@ -216,12 +216,26 @@ class Scored(_Printed, frozen=True, kw_only=True):
 
 
 class Soaked(_Printed, frozen=True, kw_only=True):
-    """`strobe bench soak`: a long stream, its first part against its last."""
+    """`strobe bench soak`: the first part of a long stream against its last."""
 
     run: Annotated[str, Meta(description="run folder")]
     blocks: Annotated[int, Meta(description="frame blocks")]
     drift: Annotated[float | None, Meta(description="relative change of a frame block's time; null if too few")]
     figures: Annotated[dict[str, Any], Meta(description="by figure: `first`, `last`, `may_grow`, `holds`")]
+    report: ReportPaths
+
+
+class Loaded(_Printed, frozen=True, kw_only=True):
+    """`strobe bench serve`: what the viewers of a server saw, by load."""
+
+    run: Annotated[str, Meta(description="run folder")]
+    loads: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="each `load` with `at_once`, `came`, `refused`, `failed`, `on_time` and `play_ratio` (shares), `stalls`, "
+            "`stall_ns`, `first_picture_ns` and `prompt_to_pixel_ns` of each viewer and prompt, and `held`"
+        ),
+    ]
     report: ReportPaths
 
 
@@ -241,7 +255,7 @@ class Benched(_Printed, frozen=True, kw_only=True):
 
 
 class _Extracted(_Printed, frozen=True, kw_only=True):
-    """Figures out of logs and traces."""
+    """Base of documents with figures from logs and traces."""
 
     inputs: Annotated[tuple[dict[str, Any], ...], Meta(description="each file: `path`, `bytes`, `sha256`")]
     logs: Annotated[
@@ -251,7 +265,7 @@ class _Extracted(_Printed, frozen=True, kw_only=True):
 
 
 class Stages(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract stages`."""
+    """`strobe extract stages`: rounds of stages."""
 
     stages: Annotated[
         tuple[dict[str, Any], ...],
@@ -260,7 +274,7 @@ class Stages(_Extracted, frozen=True, kw_only=True):
 
 
 class Timers(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract attention`."""
+    """`strobe extract attention`: attention timers."""
 
     attention: Annotated[
         tuple[dict[str, Any], ...],
@@ -269,7 +283,7 @@ class Timers(_Extracted, frozen=True, kw_only=True):
 
 
 class Kernels(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract kernels`."""
+    """`strobe extract kernels`: focal kernels."""
 
     focal: Annotated[str, Meta(description="regular expression of the focal kernel")]
     kernels: Annotated[
@@ -285,7 +299,7 @@ class Trained(_Printed, frozen=True, kw_only=True):
 
 
 class Judged(_Printed, frozen=True, kw_only=True):
-    """`strobe quality`: clips against a reference."""
+    """`strobe quality`: scores of clips against a reference."""
 
     reference: Annotated[str, Meta(description="name of the reference")]
     cells: Annotated[
@@ -316,6 +330,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
     "bench soak": (Soaked,),
+    "bench serve": (Loaded,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),
     "extract kernels": (Kernels,),
@@ -329,4 +344,4 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "quality": (Judged,),
     "train-shapes": (Trained,),
 }
-"""Every verb; `speedup` prints the second one for a run folder."""
+"""Documents of every verb; for a run folder `speedup` prints the second one."""

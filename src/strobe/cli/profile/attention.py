@@ -1,4 +1,4 @@
-"""`strobe profile attention`: one attention call through several implementations."""
+"""`strobe profile attention`: one attention call by several implementations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Call:
 @Parameter(name="*", group="Times and trace")
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How often it is called.
+    """Flags of how often to call it, timed and traced.
 
     Args:
         rounds: palindromes of laps, A B B A; an interval needs two.
@@ -79,7 +79,7 @@ def attention(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> int:
-    """Check, time and trace one attention call through several implementations, and hold them against the device.
+    """Check, time and trace one attention call by several implementations, and compare them with the device's peaks.
 
     ```
     strobe profile attention --seq-q 4680 --seq-kv 18720 --heads 12 --head-dim 128 --dtype bfloat16 --impls sdpa  # gpu
@@ -148,7 +148,7 @@ def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
 
 
 def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, Figure | None]]:
-    """Speedups of every candidate; one that was not measured is None."""
+    """Return the speedups of every candidate; None for one that was not measured."""
     figures: dict[str, dict[str, Figure | None]] = {name: {"kernel": None, "section": None} for name in names}
     for each in report.speedups:
         ratio = each.ratio

@@ -30,7 +30,7 @@ DTYPES: Final = ("auto", "bfloat16", "float32")
 @Parameter(name="*", group="Forward pass")
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What runs.
+    """Flags of the forward pass: model, weights, sizes, dtype.
 
     Args:
         model: wan-1.3b, wan-14b, ltx-2 or hunyuan-video-1.5, with random weights unless --weights says where some are.
@@ -61,7 +61,7 @@ class Pass:
 @Parameter(name="*", group="Variants")
 @dataclass(frozen=True, kw_only=True)
 class Variants:
-    """What is compared. The first kind of attention, in the first mode, is the reference of all.
+    """Flags of the variants to compare. The first kind of attention, in the first mode, is the reference of all.
 
     Args:
         attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
@@ -80,7 +80,7 @@ class Variants:
 @Parameter(name="*", group="Times and trace")
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Timed clips, and a traced one of each variant: a run of its own, no timed clip carries the profiler.
+    """Flags of the timed clips and of the traced clip, which runs separately for each variant.
 
     Args:
         steps: forward passes of a clip, one denoise step each.
@@ -110,11 +110,11 @@ def dit(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> int:
-    """Time and trace the forward pass of a diffusers transformer under dense and sparse attention; say where the difference goes.
+    """Time and trace the forward pass of a diffusers transformer under dense and sparse attention, and explain the difference.
 
     ```
     strobe profile dit --model ltx-2 --size 512x768 --frames 121 --attention dense vsa --sparsity 0.8 0.9 --compile on off  # slow
-    strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o traces
+    strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o dit-traces
     strobe profile dit --pipe my_pipeline:make --attention dense vsa  # needs-files
     ```
 
@@ -169,7 +169,7 @@ def dit(
 
 
 def _loaded(what: Pass) -> Loaded:
-    """The transformer and the arguments of its forward pass."""
+    """Load the transformer and the arguments of its forward pass."""
     import torch
 
     from strobe.bench.dit.models import Shot, load_named, model_named
@@ -216,7 +216,7 @@ def _plan(runs: Runs) -> Plan:
 
 
 def _show(folder: Path, output: Output) -> None:
-    """Print attention and speedups."""
+    """Print the tables of attention and speedups."""
     with output.progress("report"):
         from strobe.perf.report.dit_page.bounds import attention_table, bounds_table
         from strobe.perf.report.dit_page.pairs import paired

@@ -1,4 +1,4 @@
-"""Where a profile goes: a folder of the user's choice, whose former contents are kept."""
+"""Output folder of a profile; its former contents are kept under another name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FOLDER: Final = Path("traces")
 
 
 def chosen_folder(out: Path | None) -> Path:
-    """Where to write: as told, else as STROBE_PROFILE_DIR says, else `traces`."""
+    """Return the folder to write to: the given one, else STROBE_PROFILE_DIR, else `traces`."""
     return out or Path(read_settings().profile_dir or FOLDER)
 
 
 def rotating(kept: list[Path]) -> Callable[[Path, str], RunWriter]:
-    """Open a run in a folder of the user's choice; what it held before is kept under another name and listed."""
+    """Open a run in the given folder; its former contents are kept under another name and listed."""
     from strobe.perf.records.store import RunWriter, rotate
 
     def open_run(folder: Path, slug: str) -> RunWriter:
@@ -34,6 +34,6 @@ def rotating(kept: list[Path]) -> Callable[[Path, str], RunWriter]:
 
 
 def tell_kept(kept: Sequence[Path], output: Output) -> None:
-    """Say what was moved out of the way."""
+    """Print what was moved out of the way."""
     for path in kept:
         output.note(f"the folder was not empty: what it held is kept as {path}")

@@ -1,4 +1,4 @@
-"""`strobe profile kernels`: the budget of one denoise step, operation by operation."""
+"""`strobe profile kernels`: the time of one denoise step, operation by operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMATS = (".md", ".html", ".json")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class What:
-    """What is profiled.
+    """Flags of the run to profile.
 
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`.
@@ -107,7 +107,7 @@ def _write(report: Report, out: Path) -> list[str]:
 
 
 def _numbers(found: KernelProfile) -> dict[str, object]:
-    """The budget for scripts, nanoseconds."""
+    """Return the step's time, its parts and every operation for the JSON document, ns."""
     step = found.step
     return {
         "n": len(step.times_ns),
@@ -122,7 +122,7 @@ def _numbers(found: KernelProfile) -> dict[str, object]:
 
 
 def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
-    """What the page says about the run."""
+    """Return the facts of the run for the page."""
     from strobe.bench.costs import dtype_name, steady_pass
     from strobe.perf.measure.machine import describe_machine, utc_now
     from strobe.perf.report.kernel_profile import Profiled

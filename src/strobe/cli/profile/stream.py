@@ -1,4 +1,4 @@
-"""`strobe profile stream`: a stream timed and traced, in one report; what calls what, apart from it."""
+"""`strobe profile stream`: a stream timed and traced in one report, and a separate page of what calls what."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
 _SPARSITY: Final = 0.8
-"""Of a preset that is dense itself, as of the preset `sparse`."""
+"""Sparsity for a preset that is dense itself, the same as in the preset `sparse`."""
 _PIECES: Final = 60
-"""Rows of a breakdown's table, at most."""
+"""Most rows of a breakdown's table."""
 
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
 class Profiled(ModelFlags):
-    """What is streamed, and how often.
+    """Flags of the stream: attention, repetitions, prompts, model.
 
     Args:
         compile: with or without torch.compile, whatever the preset says; with it, refused where nothing is compiled.
@@ -82,7 +82,7 @@ class Profiled(ModelFlags):
 @Parameter(name="*", group="Trace")
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """What the traced run records. It is a run of its own: no timed clip carries the profiler.
+    """Flags of the traced run, which is separate: no timed clip carries the profiler.
 
     Args:
         trace: take a trace at all.
@@ -105,7 +105,7 @@ class Traced:
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
 @dataclass(frozen=True, kw_only=True)
 class Attributed:
-    """What calls what: one frame block more under the profiler, with options that slow it down.
+    """Flags of the attribution run: one more frame block under the profiler, with options that slow it down.
 
     Args:
         with_stack: record Python frames and modules.
@@ -191,7 +191,7 @@ def stream(
 
 
 def _config(what: Profiled, name: str) -> EngineConfig:
-    """A preset, with torch.compile forced on or off and then so named."""
+    """Return a preset, renamed if torch.compile is forced on or off."""
     from strobe.engine.config import replace_knobs
 
     config, compiled = what.config(name), what.compile
@@ -219,7 +219,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
 
 
 def _configs(what: Profiled, names: Sequence[str]) -> list[EngineConfig]:
-    """Every preset with the attention that was asked for, each once."""
+    """Return every preset with the requested kinds of attention, each once."""
     found = []
     for config in (_config(what, name) for name in names):
         wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}

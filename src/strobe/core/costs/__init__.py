@@ -1,4 +1,4 @@
-"""FLOPs and bytes of a shape, and what devices can do at best. Plain ints, no torch."""
+"""FLOPs and bytes of a shape, and peak rates of devices. Plain ints, no torch."""
 
 from strobe.core.costs.models import (
     TRANSFORMERS,

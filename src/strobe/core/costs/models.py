@@ -1,4 +1,4 @@
-"""Cost of models whose sizes are public: passes of a video transformer, a decoder call. Sizes are data, each with its source."""
+"""Cost of models with public sizes: passes of a video transformer, a decoder call. Sizes are data, each with its source."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class TransformerShape:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """Number of channels of a head."""
         return self.dim // self.num_heads
 
     def tokens_per_frame(self, height: int, width: int) -> int:
-        """Tokens of one latent frame of a video of `height` x `width` pixels.
+        """Return the tokens of one latent frame of a video of `height` x `width` pixels.
 
         Raises:
             ShapeError: the size is not a multiple of stride and patch.
@@ -114,7 +114,7 @@ class Part:
 
     @property
     def total(self) -> Cost:
-        """All calls together."""
+        """Cost of all calls together."""
         return self.each * self.calls
 
 
@@ -124,7 +124,7 @@ def total(parts: Sequence[Part]) -> Cost:
 
 
 def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[Part, ...]:
-    """Cost of one pass, part by part. Text keys and values and the time path are worked out once and are not in it.
+    """Compute the cost of one pass, part by part, without text keys and values and the time path, which are computed once.
 
     FLOPs of a layer: linears `8 S d^2` (self), `4 S d^2` (cross) and `4 S d f` (feed-forward), attention `4 S K d` and `4 S L d`.
     """
@@ -195,7 +195,7 @@ WAN_VAE: Final = VideoDecoderShape(
 
 
 def vae_decode(shape: VideoDecoderShape, latent: LatentShape, *, dtype: str, first: bool = False) -> Cost:
-    """Decode `latent.frames` latent frames; with `first` they are the first of a video, whose frames do not double in time.
+    """Compute the cost of decoding `latent.frames` latent frames; with `first` a video begins, and its first frame stays single.
 
     Convolutions and the one attention over a frame of latents count; norms, activations and upsampling move bytes that a fused
     kernel would not and are left out.

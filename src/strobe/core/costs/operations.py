@@ -37,8 +37,10 @@ _SPELLINGS: Final = (
 
 
 def parse_dtype(name: str) -> str | None:
-    """Return the canonical name (a key of `DTYPE_BYTES`) of a dtype as torch (`torch.bfloat16`), a trace (`c10::BFloat16`) or a
-    person (`bf16`) spells it; None if it is none of them."""
+    """Return the canonical name of a dtype, a key of `DTYPE_BYTES`; None if the spelling is unknown.
+
+    Spellings are those of torch (`torch.bfloat16`), of traces (`c10::BFloat16`) and of people (`bf16`).
+    """
     word = re.sub(r"^(torch\.|c10::)", "", name.strip(), flags=re.IGNORECASE)
     return next((dtype for pattern, dtype in _SPELLINGS if re.fullmatch(pattern, word, re.IGNORECASE)), None)
 
@@ -57,7 +59,7 @@ def element_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What an operation takes; costs add, and multiply with a number of calls.
+    """FLOPs and bytes of an operation; costs add, and multiply with a number of calls.
 
     Args:
         flops: floating-point operations of matrix products and convolutions.
@@ -71,7 +73,7 @@ class Cost:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written."""
+        """Bytes read and written together."""
         return self.read_bytes + self.write_bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -97,7 +99,7 @@ def _check(**sizes: int) -> None:
 
 
 def matmul(m: int, k: int, n: int, *, dtype: str, batch: int = 1) -> Cost:
-    """`batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each.
+    """Compute the cost of `batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each.
 
     Raises:
         ShapeError: a size is negative.
@@ -109,27 +111,27 @@ def matmul(m: int, k: int, n: int, *, dtype: str, batch: int = 1) -> Cost:
 
 
 def linear(tokens: int, in_features: int, out_features: int, *, dtype: str, bias: bool = True) -> Cost:
-    """`x [tokens, in] @ W [in, out] (+ b)`: `2 tokens in out` FLOPs."""
+    """Compute the cost of `x [tokens, in] @ W [in, out] (+ b)`: `2 tokens in out` FLOPs."""
     cost = matmul(tokens, in_features, out_features, dtype=dtype)
     return cost + Cost(read_bytes=out_features * element_bytes(dtype) if bias else 0)
 
 
 def elementwise(elements: int, *, dtype: str, inputs: int = 1, outputs: int = 1) -> Cost:
-    """A fused pass over `elements`: `inputs` tensors read, `outputs` written, no FLOPs that a matrix peak is about."""
+    """Compute the cost of a fused pass over `elements`: `inputs` tensors read, `outputs` written, no FLOPs of matrix products."""
     _check(elements=elements, inputs=inputs, outputs=outputs)
     size = element_bytes(dtype)
     return Cost(read_bytes=inputs * elements * size, write_bytes=outputs * elements * size)
 
 
 def norm(tokens: int, dim: int, *, dtype: str) -> Cost:
-    """A norm over the last axis, its affine part fused: every element read and written once."""
+    """Compute the cost of a norm over the last axis with its affine part fused: every element read and written once."""
     return elementwise(tokens * dim, dtype=dtype) + Cost(read_bytes=2 * dim * element_bytes(dtype))
 
 
 def conv(
     positions: int, in_channels: int, out_channels: int, *, taps: int, dtype: str, inputs: int | None = None, bias: bool = True
 ) -> Cost:
-    """A convolution with `taps` weights per channel pair (27 for 3x3x3): `2 positions in out taps` FLOPs.
+    """Compute the cost of a convolution with `taps` weights per channel pair (27 for 3x3x3): `2 positions in out taps` FLOPs.
 
     Args:
         positions: of the output.
@@ -168,12 +170,12 @@ class AttentionShape:
 
     @property
     def pairs(self) -> int:
-        """(query token, key token) pairs of a dense call, over all heads and samples."""
+        """Number of (query token, key token) pairs of a dense call, over all heads and samples."""
         return self.batch * self.num_heads * self.q_tokens * self.kv_tokens
 
 
 def attention(shape: AttentionShape, *, dtype: str, pairs: int | None = None) -> Cost:
-    """Fused attention: `4 D` FLOPs for every pair of a query and a key token that meet (two products of `2 D`).
+    """Compute the cost of fused attention: `4 D` FLOPs for every pair of query and key token that meet (two products of `2 D`).
 
     Args:
         pairs: pairs computed, over all heads and samples: `block_mask_pairs` of the actual mask. None: dense, all of them. Bytes
@@ -194,7 +196,7 @@ def attention(shape: AttentionShape, *, dtype: str, pairs: int | None = None) ->
 
 
 def attention_backward(shape: AttentionShape, *, dtype: str, pairs: int | None = None) -> Cost:
-    """The gradients of fused attention: `10 D` FLOPs for every pair that meets (scores again, and four gradients, `2 D` each).
+    """Compute the cost of attention's gradients: `10 D` FLOPs per pair that meets (scores again, and four gradients, `2 D` each).
 
     Bytes: queries, keys, values, the output and its gradient are read, three gradients are written.
 
@@ -225,10 +227,10 @@ def block_mask_pairs(block_mask: Sequence[Sequence[object]], q_sizes: Sequence[i
 
 
 def kv_write(tokens: int, num_heads: int, head_dim: int, *, dtype: str) -> Cost:
-    """New keys and values put into a cache: both read once and written once."""
+    """Compute the cost of writing new keys and values to a cache: both are read once and written once."""
     return elementwise(2 * tokens * num_heads * head_dim, dtype=dtype)
 
 
 def kv_read(tokens: int, num_heads: int, head_dim: int, *, dtype: str) -> Cost:
-    """Keys and values of a window read once, as the attention kernel does; a cache that copies them writes as many bytes."""
+    """Compute the cost of reading the keys and values of a window once, as the attention kernel does."""
     return Cost(read_bytes=2 * tokens * num_heads * head_dim * element_bytes(dtype))

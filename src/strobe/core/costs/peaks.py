@@ -1,4 +1,4 @@
-"""What devices can do at best, as their makers publish it: dense matrix peaks at boost clock and memory bandwidth."""
+"""Peak rates of devices, as their makers publish them: dense matrix peaks at boost clock, and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEGA: Final = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePeaks:
-    """Peaks of one device.
+    """Peak rates of one device.
 
     Args:
         name: short name.
@@ -40,7 +40,7 @@ class DevicePeaks:
 
 
 def _tensor(half: float, float8: float | None, tfloat32: float, float32: float) -> dict[str, int]:
-    """Peaks in TFLOP/s of a device whose bfloat16 and float16 are one, as FLOP/s."""
+    """Convert peaks in TFLOP/s to FLOP/s by dtype, for a device with one rate for bfloat16 and float16."""
     peaks = {"bfloat16": half, "float16": half, "tfloat32": tfloat32, "float32": float32}
     return {dtype: round(value * _TERA) for dtype, value in (peaks if float8 is None else peaks | {"float8": float8}).items()}
 

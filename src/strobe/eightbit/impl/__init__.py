@@ -1,1 +1,1 @@
-"""How rows become eight bits: the reference, and Triton."""
+"""Quantisation of rows: the reference, and Triton."""

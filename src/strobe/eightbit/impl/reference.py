@@ -16,12 +16,12 @@ SMALLEST = 1e-12
 
 
 def scales(most: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales of rows whose largest magnitudes are given. A product, not a quotient: every device rounds it the same way."""
+    """Compute scales from the rows' largest magnitudes. A product, not a quotient: every device rounds it the same way."""
     return (most.float() * (1.0 / LIMITS[dtype])).clamp(min=SMALLEST)
 
 
 def rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x / scale`` in eight bits."""
+    """Compute ``x / scale`` in eight bits."""
     steps = x.float() * scale.reciprocal()
     return steps.nan_to_num(nan=0.0).round().to(dtype) if dtype == torch.int8 else steps.to(dtype)
 

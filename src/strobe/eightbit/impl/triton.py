@@ -21,20 +21,20 @@ _ELEMENTS: Final = 4096
 
 @triton.jit
 def _magnitudes(x):
-    """Bits of |x|: ordered as the numbers are, NaN above all."""
+    """Return the bits of |x|, which sort like the numbers, with NaN above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _scales(bits, inverse_limit: tl.constexpr, smallest: tl.constexpr):
-    """Scales of rows whose largest magnitudes are given as bits; NaN stays."""
+    """Compute scales from the bits of the rows' largest magnitudes; NaN stays."""
     scale = bits.to(tl.float32, bitcast=True) * inverse_limit
     return tl.where(scale < smallest, smallest, scale)
 
 
 @triton.jit
 def _rounded(x, scale, as_int: tl.constexpr):
-    """`x / scale` in eight bits; to integers by adding and taking away 1.5 * 2^23, whose step is one."""
+    """Compute `x / scale` in eight bits; integers are rounded by adding and subtracting 1.5 * 2^23, whose step is one."""
     steps = x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
     if as_int:
         whole = (steps + 12582912.0) - 12582912.0
@@ -49,7 +49,7 @@ def _rows_kernel(
     x_ptr, values_ptr, scale_ptr, num_rows, width, x_row,
     rows: tl.constexpr, columns: tl.constexpr, inverse_limit: tl.constexpr, smallest: tl.constexpr, as_int: tl.constexpr,
 ):  # fmt: skip
-    """Some rows: read, scaled, stored."""
+    """Quantise some rows: read, scale and store."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     column = tl.arange(0, columns)
     there = (row < num_rows)[:, None] & (column < width)[None, :]
@@ -61,7 +61,7 @@ def _rows_kernel(
 
 @triton.jit
 def _most_kernel(x_ptr, most_ptr, number, columns: tl.constexpr):
-    """The largest magnitude of all numbers, as bits."""
+    """Find the largest magnitude of all numbers, as bits."""
     at = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     x = tl.load(x_ptr + at, mask=at < number, other=0.0).to(tl.float32)
     tl.atomic_max(most_ptr, tl.max(_magnitudes(x), 0))
@@ -72,7 +72,7 @@ def _whole_kernel(
     x_ptr, most_ptr, values_ptr, scale_ptr, number,
     columns: tl.constexpr, inverse_limit: tl.constexpr, smallest: tl.constexpr, as_int: tl.constexpr,
 ):  # fmt: skip
-    """Some numbers, with the scale that all share."""
+    """Quantise some numbers with the scale that all share."""
     at = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     x = tl.load(x_ptr + at, mask=at < number, other=0.0).to(tl.float32)
     scale = _scales(tl.load(most_ptr + tl.zeros([1], tl.int32)), inverse_limit, smallest)
@@ -88,7 +88,7 @@ def _store_kernel(
     lines: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
     inverse_limit: tl.constexpr, smallest: tl.constexpr, as_int: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of some tokens of k or v; a line is one head of one token."""
+    """Quantise and store some heads of some tokens of k or v; a line is one head of one token."""
     which, batch = (tl.program_id(1) % 2).to(tl.int64), (tl.program_id(1) // 2).to(tl.int64)
     line = tl.program_id(0) * lines + tl.arange(0, lines)
     there = line < num_lines
@@ -114,7 +114,7 @@ def _expand_kernel(
     values_ptr, scale_ptr, out_ptr, pair_lines, batch_lines, out_pair, out_batch, num_lines,
     lines: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
 ):  # fmt: skip
-    """Some lines of keys or values, written out in full."""
+    """Dequantise some lines of keys or values."""
     which, batch = (tl.program_id(1) % 2).to(tl.int64), (tl.program_id(1) // 2).to(tl.int64)
     line = tl.program_id(0).to(tl.int64) * lines + tl.arange(0, lines)
     there = line < num_lines
@@ -128,7 +128,7 @@ def _expand_kernel(
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `reference.quantize_rows`, in one pass over x."""
+    """Quantise as `reference.quantize_rows`, in one pass over x."""
     width = x.shape[-1]
     flat = x.reshape(-1, width)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
@@ -146,7 +146,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `reference.quantize_tensor`, in two passes over x."""
+    """Quantise as `reference.quantize_tensor`, in two passes over x."""
     flat, dtype = x.contiguous(), torch.float8_e4m3fn
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty((1,) * x.dim(), dtype=torch.float32, device=x.device)
@@ -159,7 +159,7 @@ def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def store_rows(pair: tuple[Tensor, Tensor], rows: Tensor, kept: Quantized) -> None:
-    """As `reference.store_rows`, in one pass."""
+    """Store as `reference.store_rows`, in one pass."""
     k, v = (each if each.stride(3) == 1 else each.contiguous() for each in pair)
     batch, tokens, heads, width = k.shape
     channels = triton.next_power_of_2(width)
@@ -173,7 +173,7 @@ def store_rows(pair: tuple[Tensor, Tensor], rows: Tensor, kept: Quantized) -> No
 
 
 def expand_rows(kept: Quantized, out: Tensor) -> None:
-    """As `reference.expand_rows`, in one pass."""
+    """Dequantise as `reference.expand_rows`, in one pass."""
     _, batch, rows, heads, width = out.shape
     channels = triton.next_power_of_2(width)
     lines = max(1, _ELEMENTS // channels)

@@ -1,4 +1,4 @@
-"""One session on several devices, a process each: tokens and heads are shared out, the cache stays where it is."""
+"""One session on several devices, one process each: tokens and heads are divided, and the cache is not moved."""
 
 from strobe.engine.parallel.degrees import Degrees, Legal, degrees, legal_degrees
 from strobe.engine.parallel.group import DeviceGroup

@@ -1,4 +1,4 @@
-"""The cache of one rank: its heads of its share of every latent frame, and the messages that attention over all of them takes."""
+"""The cache of one rank: its heads of its share of every latent frame, and the messages of attention over all shares."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ class SharedStep:
 
     @property
     def reach(self) -> Reach | None:
-        """Of this rank's cache."""
+        """Reach of this rank's cache."""
         return self.step.reach
 
     @property
     def signature(self) -> Signature | None:
-        """Of this rank's cache: its messages are the same wherever its pass is. A recorded pass sends those of the `call` it was
-        recorded in, whose number nobody reads.
+        """Signature of this rank's cache; its messages are the same in every pass.
+
+        A recorded pass sends the messages of the `call` in which it was recorded; no receiver reads their number.
         """
         return self.step.signature
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """Of this rank's cache."""
+        """Return the buffers of this rank's cache."""
         return self.step.buffers(layer)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store this rank's k and v `[B, F * n, H, D]` where they are kept; return what this rank's cache keeps."""
+        """Send k and v `[B, F * n, H, D]` to the ranks that keep them, store what comes in, and return what this rank keeps."""
         both = torch.stack((k, v), dim=2).transpose(0, 1)  # [F * n, B, 2, H, D]
         nothing = both[:0]
         sends = [both[:, :, :, slice(*self.layout.heads(rank))] if rank in self.layout.row else nothing for rank in self._ranks]
@@ -70,7 +71,7 @@ class SharedStep:
         return self.step.write(layer, keys, values)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
-        """Attention of this rank's tokens, all heads, over what all ranks keep; k and v are stored first.
+        """Attend from this rank's tokens, all heads, over the keys of all ranks; k and v are stored first.
 
         Two messages: queries of the heads of a column go to all ranks of it, with keys and values to the one that keeps them;
         then partial results come back with their lse, and merge where the tokens are.
@@ -91,7 +92,7 @@ class SharedStep:
         return merge_messages(packed.chunk(self.layout.degrees.tree, dim=2), q.shape[3]).out
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """Every rank's part `[B, F, C, ph, n * pw]` of a flow, on every rank."""
+        """Gather every rank's part `[B, F, C, ph, n * pw]` of a flow on every rank."""
         own, counts = self.layout.counts[self.layout.rank], self.layout.counts
         width = part.shape[4] // own
         return self.call.gather(part, [(*part.shape[:4], count * width) for count in counts])
@@ -101,16 +102,16 @@ class SharedStep:
         return range(self.layout.degrees.num_ranks)
 
     def _shape(self, rank: int, batch: int, number: int, width: int) -> tuple[int, ...]:
-        """What a rank sends: `number` tensors of its tokens, this rank's heads."""
+        """Return the shape of a message from a rank: `number` tensors of its tokens, this rank's heads."""
         start, stop = self.layout.heads()
         return self._tokens(rank), batch, number, stop - start, width
 
     def _tokens(self, rank: int) -> int:
-        """Of a rank, in all frames."""
+        """Return the number of a rank's tokens in all frames."""
         return len(self.positions) * self.layout.counts[rank]
 
     def _out(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Queries of all tokens, keys and values of the tokens kept here, this rank's heads."""
+        """Exchange q, k and v for queries of all tokens, and keys and values of the tokens kept here, of this rank's heads."""
         columns = self.layout.degrees.ulysses
         packed = q.new_empty(columns, q.shape[1], q.shape[0], 3, q.shape[2] // columns, q.shape[3])
         for place, each in enumerate((q, k, v)):
@@ -128,7 +129,7 @@ class SharedStep:
         return self._whole([each[:, :, 0] for each in arrived]), (keys, values)
 
     def _back(self, out: Tensor) -> Tensor:
-        """From all tokens, this rank's heads `[B, F * N, h, W]`, to this rank's tokens, the heads of all ranks, in rank order."""
+        """Exchange `[B, F * N, h, W]`, all tokens and this rank's heads, for this rank's tokens with all heads, in rank order."""
         if self.by_rank:
             sends = list(out.split([*map(self._tokens, self._ranks)], dim=1))
         else:
@@ -138,7 +139,7 @@ class SharedStep:
         return torch.cat(self.call.exchange(sends, [own] * len(sends)).wait(), dim=2)
 
     def _whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """Tokens of some ranks `[B, F * n_r, ...]`, as the step takes them."""
+        """Join tokens of some ranks `[B, F * n_r, ...]` in the order that the step takes."""
         if self.by_rank:
             return torch.cat(list(parts), dim=1)
         frames = len(self.positions)
@@ -146,7 +147,7 @@ class SharedStep:
 
 
 class SharedCache:
-    """A cache that is spread over ranks: each has an ordinary one for its share, and nobody holds what another owns.
+    """A cache that is spread over ranks: each rank has an ordinary cache for its share.
 
     A snapshot is the whole cache on every rank, as one device would have it, and may be restored by any number of ranks.
 
@@ -182,7 +183,7 @@ class SharedCache:
         self._cache.reset()
 
     def snapshot(self) -> CacheState:
-        """The whole cache, gathered; all ranks call it.
+        """Gather the whole cache; all ranks call it.
 
         Raises:
             CollectiveError: a rank does not come, or is gone.
@@ -208,7 +209,7 @@ class SharedCache:
         return SharedStep(layout=self._layout, step=replace(step, rows=self._rows(step)), call=call, by_rank=True)
 
     def _rows(self, step: RingStep) -> Tensor:
-        """Rows of a step's tokens, rank by rank of this row, in a tensor that keeps its address as those of the ring do."""
+        """Return the cache rows of a step's tokens, ordered by rank; the tensor keeps its address for recorded passes."""
         frames = len(step.positions)
         held = self._by_rank.get(frames)
         if held is None:
@@ -221,7 +222,7 @@ class SharedCache:
         return held[1]
 
     def _gather(self, call: Call, part: Tensor) -> Tensor:
-        """A tensor `[L, B, rows, h, D]` of every rank, to that of one device."""
+        """Gather a tensor `[L, B, rows, h, D]` of every rank into that of a single device."""
         layout = self._layout
         if not part.shape[2]:
             return part.new_empty(*part.shape[:3], layout.num_heads, part.shape[4])
@@ -233,7 +234,7 @@ class SharedCache:
         return torch.cat([each.unflatten(2, (frames, -1)) for each in by_row], dim=3).flatten(2, 3)
 
     def _share(self, whole: Tensor) -> Tensor:
-        """The way back of `_gather`."""
+        """Cut this rank's share from a tensor that `_gather` would return."""
         layout = self._layout
         mine = whole[:, :, :, slice(*layout.heads())]
         if layout.degrees.tree == 1:
@@ -247,12 +248,12 @@ class SharedCache:
         return kept
 
     def _kept(self) -> list[int]:
-        """Tokens of a frame that each rank keeps."""
+        """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
 
 
 def share_shape(shape: CacheShape, layout: Layout) -> CacheShape:
-    """The shape of a rank's own cache."""
+    """Return the shape of a rank's own cache."""
     (first, last), (low, high) = layout.kept(), layout.heads()
     return replace(shape, tokens_per_frame=last - first, num_heads=high - low)
 

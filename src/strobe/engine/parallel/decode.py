@@ -1,4 +1,4 @@
-"""The decoder of a rank that has none: rank 0 makes the frames."""
+"""The decoder of the ranks other than 0: rank 0 alone makes frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 
 
 class FramesElsewhere(FrameDecoder):
-    """Gives no frames, and holds nothing.
+    """A decoder that returns no frames and holds no memory.
 
     Args:
         frame_size: height and width of the frames that there are not, in pixels.
@@ -22,27 +22,27 @@ class FramesElsewhere(FrameDecoder):
         self._frame_size = frame_size
 
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Nothing to compile."""
+        """Do nothing."""
 
     def place(self, arena: Arena) -> None:
-        """Nothing to allocate."""
+        """Do nothing."""
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
-        """No frames: uint8 [B, 0, Y, X, 3]."""
+        """Return no frames: uint8 [B, 0, Y, X, 3]."""
         none = torch.empty(latents.shape[0], 0, *self._frame_size, 3, dtype=torch.uint8)
         return iter([Decoded(none, latents.shape[1], state)])
 
     def state(self) -> DecoderState:
-        """Nothing to remember."""
+        """Return a state without memories."""
         return False, ()
 
     def adopt(self, state: DecoderState) -> DecoderState:
-        """Nothing to remember."""
+        """Return the state of this decoder."""
         return self.state()
 
     def share(self) -> FramesElsewhere:
-        """Itself."""
+        """Return this decoder."""
         return self
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""How many devices may share a session, and in which way. Plain ints, no torch."""
+"""Numbers of devices that may share a session, and the grid they form. Plain ints, no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strobe.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Degrees:
-    """Ranks as a grid of `tree x ulysses`.
+    """A grid of ranks, `tree x ulysses`.
 
     Args:
         ulysses: ranks that share the heads; divides their number.
@@ -22,13 +22,13 @@ class Degrees:
 
     @property
     def num_ranks(self) -> int:
-        """Devices of the session."""
+        """Number of devices of the session."""
         return self.ulysses * self.tree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Legal:
-    """Whether a number of ranks can share a session.
+    """A number of ranks with the grid in which they share a session, or the reason why they cannot.
 
     Args:
         num_ranks: how many.
@@ -70,7 +70,7 @@ def legal(num_ranks: int, *, num_heads: int, tokens_per_frame: int, sparse: bool
 
 
 def legal_degrees(num_heads: int, tokens_per_frame: int, max_ranks: int = 16, *, sparse: bool = False) -> tuple[Legal, ...]:
-    """Every number of ranks from 1 to `max_ranks`, with its degrees or the reason why there are none."""
+    """List every number of ranks from 1 to `max_ranks`, with its degrees or the reason why there are none."""
     sizes = {"num_heads": num_heads, "tokens_per_frame": tokens_per_frame}
     return tuple(legal(number, sparse=sparse, **sizes) for number in range(1, max_ranks + 1))
 
@@ -78,7 +78,7 @@ def legal_degrees(num_heads: int, tokens_per_frame: int, max_ranks: int = 16, *,
 def degrees(
     num_ranks: int, *, num_heads: int, tokens_per_frame: int, sparse: bool = False, ulysses: int | None = None
 ) -> Degrees:
-    """How a number of ranks shares a session.
+    """Return the degrees in which a number of ranks shares a session.
 
     Args: see `legal`.
 

@@ -33,7 +33,7 @@ CPU: Final = torch.device("cpu")
 
 
 class DeviceGroup:
-    """Processes that share a session, one device each. All of them make it, and then call the same things in the same order.
+    """The processes that share a session, one device each. All make it and then call the same methods in the same order.
 
     Rank 0 leads: its prompts are followed by all, and it alone decodes.
 
@@ -107,7 +107,7 @@ class DeviceGroup:
 
     @property
     def leads(self) -> bool:
-        """This is rank 0: it decodes, and its prompts count."""
+        """Whether this is rank 0, which decodes and whose prompts count."""
         return self.rank == 0
 
     def begin(self, what: str) -> Call:
@@ -119,7 +119,7 @@ class DeviceGroup:
         return self._begin(what, self.timeout_s)
 
     def agree(self, what: str, *, patience: int = 1) -> Call:
-        """Check that all ranks are here and are about to do the same.
+        """Check that all ranks are here and about to do the same.
 
         Args:
             what: it, in words.
@@ -133,7 +133,7 @@ class DeviceGroup:
         return call
 
     def follow(self, what: str, change: Change | None) -> Change | None:
-        """Agree on what comes next, and on the prompts of rank 0 for it; those of other ranks do not count."""
+        """Agree on the next step, and return rank 0's prompts for it; those of other ranks are ignored."""
         call = self.agree(what)
         said = msgspec.json.encode(change) if self.leads and change is not None else b""
         length = self._from_leader(call, torch.tensor([len(said)]), 1)
@@ -146,8 +146,9 @@ class DeviceGroup:
 
     @contextmanager
     def watched(self, call: Call) -> Iterator[None]:
-        """Give what the block queues here the timeout of its call, from when the GPU comes to it. Messages of a recorded pass
-        have none of their own. Nothing on a CPU.
+        """Give the work that the block queues on this GPU the timeout of its call, from when the GPU reaches it.
+
+        Messages of a recorded pass have no timeout of their own. Does nothing on a CPU.
         """
         if self.device.type != "cuda":
             yield
@@ -157,8 +158,7 @@ class DeviceGroup:
         self._comm.watch.add(reached(self.device), call.late, call.timeout_s, begun=begun)
 
     def settle(self) -> None:
-        """Wait for what is queued on this GPU; nothing on a CPU. All of it is watched: what is late is given up, and the queue
-        empties.
+        """Wait for the work queued on this GPU; all of it has a deadline, and late work is given up. Does nothing on a CPU.
 
         Raises:
             CollectiveError: something was given up.
@@ -172,11 +172,11 @@ class DeviceGroup:
             raise self._comm.error
 
     def keep(self, runner: Runner) -> None:
-        """Remember who has recorded messages of these processes: NCCL leaves them only when no graph holds any."""
+        """Remember a runner with recorded messages of these processes: NCCL can leave them only after its graphs are gone."""
         self._runners.add(runner)
 
     def close(self) -> None:
-        """Leave the processes that `join` met, and forget what sessions have recorded; nothing for a group that was given.
+        """Leave the processes that `join` met, and forget recorded passes; does nothing for a group that was given.
 
         Closing twice does nothing.
         """
@@ -196,14 +196,14 @@ class DeviceGroup:
         return self._comm.begin(what, 0, timeout_s, ends_process=False)  # `settle` comes before any result is handed out
 
     def _from_leader(self, call: Call, own: torch.Tensor, length: int) -> torch.Tensor:
-        """Rank 0's tensor of so many elements, on every rank."""
+        """Return rank 0's tensor of `length` elements on every rank."""
         empty = own[:0]
         sends = [own if self.leads else empty] * self.size
         return call.exchange(sends, [(length,), *[(0,)] * (self.size - 1)]).wait()[0]
 
 
 def own_device(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of one of the processes of a machine.
+    """Return the device of one of the processes of a machine.
 
     Raises:
         ConfigError: a GPU by number, or more processes than GPUs; the same on every rank of the machine.

@@ -1,4 +1,4 @@
-"""Who has which tokens, heads and keys. Plain ints, but for the two functions that cut latents and put them together."""
+"""The distribution of tokens, heads and keys over ranks: plain ints, and functions that cut and join latents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.engine.parallel.degrees import Degrees
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """One rank's part of a session.
+    """The tokens, heads and keys of one rank.
 
     Every latent frame is cut alike: rank r works on the tokens `tokens(r)` of each, and the ranks of one row of the grid keep the
     keys and values of their tokens, each for the heads of its column. So a key is made in the row that keeps it, and has one
@@ -34,43 +34,43 @@ class Layout:
 
     @property
     def grid(self) -> Grid:
-        """The ranks as the tree room counts them."""
+        """Ranks as a grid of `strobe.attention.tree`."""
         row, column = divmod(self.rank, self.degrees.ulysses)
         return Grid(num_tree_ranks=self.degrees.tree, num_head_ranks=self.degrees.ulysses, tree_rank=row, head_rank=column)
 
     @property
     def tokens(self) -> tuple[Span, ...]:
-        """Tokens `[start, stop)` of a frame of every rank."""
+        """Range of tokens `[start, stop)` of a frame, for every rank."""
         return split(self.tokens_per_frame, self.degrees.num_ranks)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of tokens of a frame of every rank."""
+        """Number of tokens of a frame, for every rank."""
         return tuple(stop - start for start, stop in self.tokens)
 
     @property
     def mine(self) -> Span:
-        """This rank's tokens of a frame."""
+        """Range of tokens of a frame of this rank."""
         return self.tokens[self.rank]
 
     @property
     def row(self) -> range:
-        """The ranks that keep the same tokens as this one, for other heads."""
+        """Ranks that keep the same tokens as this one, for other heads."""
         return self.grid.row_ranks()
 
     def kept(self, rank: int | None = None) -> Span:
-        """Tokens of a frame whose keys a rank's row keeps."""
+        """Return the range of tokens of a frame whose keys a rank's row keeps."""
         row = self.row if rank is None else self.grid.row_ranks(rank // self.degrees.ulysses)
         return self.tokens[row[0]][0], self.tokens[row[-1]][1]
 
     def heads(self, rank: int | None = None) -> Span:
-        """Heads of a rank's column."""
+        """Return the range of heads of a rank's column."""
         column = self.grid.head_rank if rank is None else rank % self.degrees.ulysses
         return self.grid.kv_heads(self.num_heads, column)
 
 
 def cut(latents: Tensor, patch: tuple[int, int], span: Span) -> Tensor:
-    """The patches `span` of every frame of latents `[B, F, C, Y, X]`, side by side: latents `[B, F, C, ph, n * pw]`.
+    """Cut the patches `span` out of every frame of latents `[B, F, C, Y, X]`, laid side by side: `[B, F, C, ph, n * pw]`.
 
     A transformer makes the same tokens of them as of the whole, for it knows places by their rotations alone.
     """
@@ -81,13 +81,13 @@ def cut(latents: Tensor, patch: tuple[int, int], span: Span) -> Tensor:
 
 
 def join(parts: Sequence[Tensor], patch: tuple[int, int], height: int) -> Tensor:
-    """The way back of `cut`: every rank's `[B, F, C, ph, n * pw]`, in order, to `[B, F, C, Y, X]`, `height` patches high."""
+    """Join every rank's `[B, F, C, ph, n * pw]` of `cut`, in order, to `[B, F, C, Y, X]`, `height` patches high."""
     line = torch.cat([part.unflatten(4, (-1, patch[1])) for part in parts], dim=4)  # [B, F, C, ph, h * w, pw]
     latents: Tensor = line.unflatten(4, (height, -1)).transpose(3, 4).flatten(5, 6).flatten(3, 4)
     return latents
 
 
 def rows(rotations: Tensor, frames: int, span: Span) -> Tensor:
-    """Of rotations `[F * N, ...]` those of the tokens `span` of every frame."""
+    """Select from rotations `[F * N, ...]` those of the tokens `span` of every frame."""
     mine: Tensor = rotations.unflatten(0, (frames, -1))[:, span[0] : span[1]].flatten(0, 1)
     return mine

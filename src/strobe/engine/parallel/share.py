@@ -1,4 +1,4 @@
-"""One rank's share of a session: what a stream runs on instead of the parts of one device."""
+"""One rank's share of a session: its transformer, decoder and cache in place of those of one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from strobe.models.wan.config import WanConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one rank has of a session.
+    """The part of a session that one rank runs.
 
     Args:
         devices: the ranks.
@@ -35,7 +35,7 @@ class Share:
 
     @classmethod
     def of(cls, devices: DeviceGroup, dit: WanConfig, latents: LatentShape, config: ResolvedConfig) -> Share:
-        """This rank's share.
+        """Return this rank's share of a session.
 
         Raises:
             ConfigError: so many ranks cannot share this session; says why, and names the nearest numbers that can.
@@ -50,22 +50,22 @@ class Share:
         )
 
     def parts(self, model: Model, config: ResolvedConfig, block_tokens: int) -> tuple[Transformer, FrameDecoder]:
-        """Transformer and decoder of this rank."""
+        """Return transformer and decoder of this rank."""
         dit = SharedTransformer(model, config, block_tokens, self.layout, self.devices)
         if self.devices.leads:
             return dit, FrameDecoder(model.vae, config)
         return dit, FramesElsewhere(model.defaults.frame_size)
 
     def shape(self, whole: CacheShape) -> CacheShape:
-        """The shape of this rank's cache."""
+        """Return the shape of this rank's cache."""
         return share_shape(whole, self.layout)
 
     def cache(self, own: KVCache) -> SharedCache:
-        """The whole cache, of which this rank holds `own`."""
+        """Return the shared cache, of which this rank holds `own`."""
         return SharedCache(own, self.layout, self.devices)
 
     def open(self, model: Model, config: ResolvedConfig, what: str) -> None:
-        """Agree that all ranks run the same session; a rank may take some timeouts longer to load it than another.
+        """Check that all ranks open the same session; ranks may differ in loading time by some timeouts.
 
         Raises:
             CollectiveError: they do not; names the rank.
@@ -76,7 +76,7 @@ class Share:
         self.devices.agree(f"session: {whole}", patience=LOADING)
 
     def follow(self, index: int, weights: str, change: Change | None) -> Change | None:
-        """Agree on the next frame block; returns the prompts of rank 0 for it.
+        """Agree on the next frame block, and return the prompts of rank 0 for it.
 
         Raises:
             CollectiveError: a rank is about to do something else, is gone, or does not come.

@@ -1,4 +1,4 @@
-"""The transformer of one rank: an ordinary one on this rank's tokens, and one message for the flow of all."""
+"""The transformer of one rank: an ordinary one on this rank's tokens, and one message that gathers the flow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_SHARED = {
 
 
 class SharedTransformer(Transformer):
-    """Weights are whole on every rank; its passes are over this rank's tokens of every latent frame.
+    """A transformer with all weights on every rank, whose passes run on this rank's tokens of every latent frame.
 
     Latents go in and flows come out whole, with the same bits on every rank.
 
@@ -64,7 +64,7 @@ class SharedTransformer(Transformer):
         self._devices.settle()
 
     def _pass(self, mode: Mode, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep) -> Tensor | None:
-        """A pass over this rank's tokens of the latents. Messages of a recorded one have no deadline but the replay's."""
+        """Run a pass on this rank's tokens of the latents. Messages of a recorded pass have no deadline but the replay's."""
         modulation, text_kv, rotations = self.conditions(latents, timestep, text, cache)
         local = cut(latents, self.dit.config.patch, self._layout.mine)
         conditions = modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine)
@@ -73,7 +73,7 @@ class SharedTransformer(Transformer):
 
 
 def on_several(config: ResolvedConfig) -> ResolvedConfig:
-    """The configuration on several devices: without the knobs that do nothing there, and why."""
+    """Turn off the knobs that do nothing on several devices, with the reason."""
     states = tuple(
         replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
         for state in config.knob_states

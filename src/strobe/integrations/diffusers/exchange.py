@@ -1,4 +1,4 @@
-"""The exchange of context parallelism: each process trades a share of the tokens for a share of the heads, and back (Ulysses).
+"""The Ulysses exchange of context parallelism: each process trades a share of the tokens for a share of the heads, and back.
 
 Source: DeepSpeed Ulysses, arXiv 2309.14509.
 """
@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError
 
 
 class HeadExchange:
-    """Trades between `[B, S of this process, H, D]` and `[B, S, H / P, D]` over a group of P processes.
+    """Exchange between `[B, S of this process, H, D]` and `[B, S, H / P, D]` over a group of P processes.
 
     Args:
         group: the processes among which the tokens are split, in their order.
@@ -36,12 +36,12 @@ class HeadExchange:
         self.here = self.tokens[dist.get_rank(group)]
 
     def scatter_heads(self, tensor: Tensor) -> Tensor:
-        """All tokens of this process's heads."""
+        """Exchange this process's tokens, all heads, for all tokens of this process's heads."""
         rows = tensor.unflatten(2, (self.size, -1)).permute(2, 1, 0, 3, 4).flatten(0, 1)  # [P * S_here, B, H / P, D]
         return self._trade(rows, self.tokens, [self.here] * self.size).transpose(0, 1).contiguous()
 
     def gather_heads(self, tensor: Tensor) -> Tensor:
-        """All heads of this process's tokens."""
+        """Exchange all tokens of this process's heads for this process's tokens, all heads."""
         rows = self._trade(tensor.transpose(0, 1), [self.here] * self.size, self.tokens)  # [P * S_here, B, H / P, D]
         joined: Tensor = rows.unflatten(0, (self.size, self.here)).permute(2, 1, 0, 3, 4).flatten(2, 3)
         return joined

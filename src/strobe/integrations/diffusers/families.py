@@ -1,4 +1,4 @@
-"""What each family of transformers calls its layers, and where its forward says how many tokens the video has."""
+"""Families of transformers: the names of their layers, and how their forward pass gives the video's grid of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strobe.integrations.diffusers.processors import LTX2Processor, SparseProces
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One layer whose attention becomes sparse.
+    """One layer with attention that becomes sparse.
 
     Args:
         name: key of its processor in `attn_processors`.
@@ -57,7 +57,7 @@ class Family:
     gated: bool = False
 
     def layers(self, transformer: nn.Module) -> tuple[Layer, ...]:
-        """Layers of a transformer, in order."""
+        """List the layers of a transformer, in order."""
         return tuple(
             Layer(name=f"{blocks}.{number}.{attn}.processor", block=block, attn=block.get_submodule(attn))
             for blocks, attn in self.blocks
@@ -65,13 +65,13 @@ class Family:
         )
 
     def places(self) -> dict[str, int]:
-        """Place of every argument of the transformer's forward."""
+        """Map the name of every argument of the transformer's forward to its place."""
         names = list(inspect.signature(self.model.forward).parameters)[1:]
         return {name: place for place, name in enumerate(names)}
 
 
 def _sizes(latents: Tensor, patch: tuple[int, int, int]) -> Triple:
-    """Tokens of latents `[B, C, F, Y, X]`."""
+    """Compute the token grid (time, height, width) of latents `[B, C, F, Y, X]`."""
     if latents.dim() != 5:
         raise ShapeError(f"hidden_states: got shape {tuple(latents.shape)}, expected latents [B, C, F, Y, X]")
     t, h, w = (size // step for size, step in zip(latents.shape[2:], patch, strict=True))
@@ -130,7 +130,7 @@ def _enter_hunyuan(forward: Forward, config: Any, given: Arguments) -> None:
 
 
 def _enter_hunyuan15(forward: Forward, config: Any, given: Arguments) -> None:
-    """The text is that of two encoders, then the image, which counts unless it is all 0."""
+    """Enter a forward pass: text of two encoders, then the image's tokens, which count unless the image is all 0."""
     latents, images = given["hidden_states"], given["image_embeds"]
     forward.enter(_sizes(latents, (config.patch_size_t, config.patch_size, config.patch_size)), latents)
     image_tokens = images.shape[1] if _known(images, _any) else 0
@@ -163,5 +163,5 @@ FAMILIES: Final = (
 
 
 def family_of(model: object) -> Family | None:
-    """The family of a transformer; None for anything else. A subclass may do other things with its tokens: it is none."""
+    """Return the family of a transformer; None for others, and for subclasses, which may treat tokens differently."""
     return next((family for family in FAMILIES if type(model) is family.model), None)

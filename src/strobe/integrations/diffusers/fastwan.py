@@ -49,7 +49,7 @@ class FastWanScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         self.step_index: int | None = None
 
     def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None) -> None:
-        """Begin anew.
+        """Start the schedule again at its first step.
 
         Raises:
             ConfigError: another number of steps than the model was distilled for.
@@ -61,7 +61,7 @@ class FastWanScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         self.step_index = None
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Say at which step to begin."""
+        """Set the step at which to begin."""
         self.begin_index = begin_index
 
     def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True) -> Any:
@@ -86,7 +86,7 @@ class FastWanPipeline(WanPipeline):  # type: ignore[misc]
 
     @classmethod
     def of(cls, pipe: WanPipeline) -> FastWanPipeline:
-        """Make one of the components of a `WanPipeline`, which stays as it is."""
+        """Make a pipeline from the components of a `WanPipeline`, which stays as it is."""
         scheduler = FastWanScheduler()
         return cls(**pipe.components | {"scheduler": scheduler}, expand_timesteps=pipe.config.expand_timesteps)
 
@@ -100,7 +100,7 @@ class FastWanPipeline(WanPipeline):  # type: ignore[misc]
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         **kwargs: Any,
     ) -> Any:
-        """Generate, as `WanPipeline` does.
+        """Generate a video, as `WanPipeline` does.
 
         Args:
             num_inference_steps: may be left out: it is the number of FastWan's timesteps.

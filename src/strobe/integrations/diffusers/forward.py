@@ -1,4 +1,4 @@
-"""What the layers of a transformer share: the options of `sparsify`, and what is known of the forward pass that runs."""
+"""State shared by the layers of a transformer: the options of `sparsify`, and facts of the running forward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TileName = tuple[int, ...] | int | Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseOptions:
-    """How the layers attend.
+    """Options of the layers' sparse attention.
 
     Args:
         sparsity: share of the key tiles that a sparse layer skips.
@@ -40,7 +40,7 @@ class SparseOptions:
 
 
 def numbers_of(name: str, given: int | Iterable[int], most: int | None = None) -> frozenset[int]:
-    """The numbers that an option names: the first `given`, or those listed.
+    """Return the numbers that an option names: the first `given`, or those listed.
 
     Args:
         most: numbers from 0 to below this are allowed; None for any.
@@ -60,7 +60,7 @@ def numbers_of(name: str, given: int | Iterable[int], most: int | None = None) -
 
 
 class Forward:
-    """What is known of the forward pass that runs; its transformer's pre-hook writes it, the layers read it.
+    """Facts of the running forward pass; the transformer's pre-hook writes them, the layers read them.
 
     The attributes are plain: a compiler guards on the few that a layer reads.
     """
@@ -76,7 +76,7 @@ class Forward:
         self._turned: tuple[Tensor, Rope] | None = None  # Wan's angles, and the tables made of them
 
     def enter(self, grid: Triple, latents: Tensor) -> None:
-        """Take the grid of a forward pass.
+        """Set the grid of a forward pass.
 
         Raises:
             ShapeError: the tile is larger than the grid.
@@ -87,11 +87,11 @@ class Forward:
         self.device = latents.device
 
     def leave(self) -> None:
-        """Let go of what belongs to a forward pass that has ended."""
+        """Drop what belongs to a forward pass that has ended."""
         self._turned = None
 
     def tables(self, angles: Rope) -> Rope:
-        """(cos, sin), each `[S, D / 2]`, of Wan's `[1, S, 1, D]`, where every angle is twice; made once for all layers."""
+        """Convert Wan's rotations `[1, S, 1, D]`, every angle twice, to (cos, sin), each `[S, D / 2]`, once for all layers."""
         if torch.compiler.is_compiling():
             return _tables(angles)
         if self._turned is None or self._turned[0] is not angles[0]:
@@ -99,7 +99,7 @@ class Forward:
         return self._turned[1]
 
     def check_tile(self, grid: Triple) -> None:
-        """Raise ShapeError where the tile that was asked for is larger than a grid."""
+        """Raise ShapeError if the tile that was asked for is larger than a grid."""
         if self.options.tile == "auto":
             return
         tile = tile_layout(grid, self.options.tile).tile
@@ -122,7 +122,7 @@ class Arguments:
         self._places, self._args, self._kwargs = places, args, kwargs
 
     def __getitem__(self, name: str) -> Any:
-        """The argument, None if it was not given."""
+        """Return the argument, or None if it was not given."""
         if name in self._kwargs:
             return self._kwargs[name]
         place = self._places.get(name, len(self._args))  # an older diffusers does not know every argument

@@ -1,4 +1,4 @@
-"""Trained gates of video sparse attention, found, checked and put into a transformer's blocks.
+"""Trained gates of video sparse attention: found, checked and put into a transformer's blocks.
 
 FastVideo's FastWan checkpoints hold `blocks.N.to_gate_compress.weight` and `.bias`, `[dim, dim]` and `[dim]`: a linear layer
 beside `to_q`, fed by the same modulated norm, whose output weighs the coarse attention channel by channel. diffusers has no place
@@ -53,7 +53,7 @@ class GateSource:
 
 
 def find_gates(given: Any, parts: Mapping[str, tuple[nn.Module, tuple[Layer, ...]]]) -> dict[str, GateSource | None]:
-    """The gates of every transformer: what `sparsify` was given, or what lies where they were loaded from.
+    """Find the gates of every transformer: those given to `sparsify`, or those in the folder it was loaded from.
 
     Args:
         given: `auto`, None for none, a folder or file, tensors by name, or any of these by the name of the component.
@@ -72,7 +72,7 @@ def find_gates(given: Any, parts: Mapping[str, tuple[nn.Module, tuple[Layer, ...
 
 
 def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Layer, ...], *, several: bool) -> GateSource | None:
-    """The gates of one transformer."""
+    """Find the gates of one transformer."""
     if given is None:
         return None
     if isinstance(given, str) and given == "auto":
@@ -107,7 +107,7 @@ def _where_it_was_loaded_from(component: str, transformer: nn.Module, layers: tu
 
 
 def _in_place(place: Path) -> dict[str, Tensor]:
-    """Gates of a file or of a folder."""
+    """Read the gates of a file or of a folder."""
     if place.is_dir():
         return _in_folder(place)
     if not place.is_file():
@@ -116,7 +116,7 @@ def _in_place(place: Path) -> dict[str, Tensor]:
 
 
 def _in_folder(folder: Path) -> dict[str, Tensor]:
-    """Gates of every weight file in a folder; no other tensor is read."""
+    """Read the gates of every weight file in a folder; no other tensor is read."""
     found: dict[str, Tensor] = {}
     for file in sorted(folder.glob(f"*{SAFE}")):
         names = [name for name in read_shapes(file) if NAME in name.split(".")]
@@ -128,7 +128,7 @@ def _in_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _checked(where: str, tensors: dict[str, Tensor], layers: tuple[Layer, ...], *, must: bool) -> GateSource | None:
-    """The gates by layer, once each fits and none is left over."""
+    """Sort gates by layer, and check that each fits and none is left over."""
     gates = dict(_of_attention(where, tensors, layers))
     if not gates:
         if must:
@@ -154,7 +154,7 @@ def _checked(where: str, tensors: dict[str, Tensor], layers: tuple[Layer, ...], 
 
 
 def _of_attention(where: str, tensors: dict[str, Tensor], layers: tuple[Layer, ...]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Gates of the coarse attention by layer. Those per head on the result of attention are told by their shape and left out."""
+    """Yield gates of the coarse attention by layer; gates per head on the attention's result are skipped by their shape."""
     found: Found = {}
     for name, tensor in tensors.items():
         match = _KEY.search(name)
@@ -180,7 +180,7 @@ def _width(layer: Layer) -> int:
 
 
 def trained_sparsity(source: GateSource, layers: tuple[Layer, ...]) -> float:
-    """The sparsity that gates were trained with.
+    """Return the sparsity that gates were trained with.
 
     Raises:
         ConfigError: it is not known for a model of this width.
@@ -195,7 +195,7 @@ def trained_sparsity(source: GateSource, layers: tuple[Layer, ...]) -> float:
 
 
 class Gates:
-    """The gates that were put into the blocks of a transformer, and taken out again.
+    """The gates put into the blocks of a transformer, until they are removed.
 
     They are submodules of the blocks, so that they move, and are offloaded, with them, and are saved in FastWan's layout. Blocks
     that are offloaded already have lists of what they hold: beside those a gate stands alone, with an offload of its own.
@@ -211,14 +211,14 @@ class Gates:
         self.owners = tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
 
     def remove(self) -> None:
-        """Take them out of the blocks."""
+        """Remove the gates from the blocks."""
         for owner in self.owners:
             delattr(owner, NAME)
         self.owners = ()
 
 
 def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:
-    """Make the gate of a layer and return what holds it."""
+    """Make the gate of a layer, and return the object that holds it."""
     width, dtype = _width(layer), dtype_of(layer.attn)
     device = next((each.device for each in layer.attn.parameters() if each.device.type != "meta"), torch.device("cpu"))
     gate = nn.Linear(width, width, bias="bias" in tensors, device="meta")
@@ -245,7 +245,7 @@ def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:
 
 
 def _group_offload(layer: Layer) -> Any:
-    """The settings of diffusers' group offload where the layer is under one; None where it is not."""
+    """Return the settings of diffusers' group offload of the layer; None if it has none."""
     for module in layer.block.modules():
         registry = getattr(module, "_diffusers_hook", None)
         for hook in () if registry is None else registry.hooks.values():

@@ -1,4 +1,4 @@
-"""`sparsify` and what it returns."""
+"""`sparsify`, and the handle that it returns."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _tile(given: Iterable[int] | int | Literal["auto"] | None, source: GateSourc
 
 
 def _transformers(pipe: Any) -> dict[str, tuple[nn.Module, Family]]:
-    """The transformers of a pipeline by component, whose video attention can be sparse; a transformer alone has no name."""
+    """Return a pipeline's transformers that can become sparse, by component; a single transformer has an empty name."""
     components: Any = getattr(pipe, "components", None)
     given = components if isinstance(components, Mapping) else {"": pipe}
     found = {}
@@ -142,7 +142,7 @@ def _processor(layer: Layer) -> Any:
 
 
 class _Part:
-    """One transformer that is sparse."""
+    """One sparse transformer of a pipeline."""
 
     def __init__(
         self, pipe: Any, component: str, transformer: Any, family: Family, source: GateSource | None, options: SparseOptions
@@ -174,12 +174,12 @@ class _Part:
         self.transformer.set_attn_processor({**self.transformer.attn_processors, **processors})
 
     def take_back(self) -> None:
-        """Put back the processors that were replaced, where no one else has put others."""
+        """Put back the processors that were replaced, except where others were set meanwhile."""
         mine = {layer.name: _processor(layer) for layer in self.layers if isinstance(_processor(layer), SparseProcessor)}
         self.put({name: processor.replaced for name, processor in mine.items()})
 
     def undo(self) -> None:
-        """Leave the transformer as it was."""
+        """Restore the transformer."""
         for hook in self.hooks:
             hook.remove()
         self.take_back()
@@ -187,7 +187,7 @@ class _Part:
             self.gates.remove()
 
     def report(self, grid: Triple | None) -> tuple[LayerReport, ...]:
-        """What every layer runs over a grid."""
+        """Report what every layer runs over a grid."""
         return tuple(self._layer(layer, self.forward.grid if grid is None else grid) for layer in self.layers)
 
     def _layer(self, layer: Layer, grid: Triple | None) -> LayerReport:
@@ -214,13 +214,13 @@ class _Part:
 
 
 def _step_of(scheduler: Any) -> int:
-    """Denoise steps that a scheduler has done since it began; no tensor is looked at."""
+    """Return the number of denoise steps that a scheduler has done since it began; no tensor is read."""
     begin = scheduler.begin_index or 0
     return 0 if scheduler.step_index is None else scheduler.step_index - begin
 
 
 class SparseHandle:
-    """A sparse pipeline, until `restore()`; as a context manager until its end.
+    """A sparse pipeline, until `restore()` or, as a context manager, until the end of the block.
 
     Args:
         pipe: what `sparsify` was given.
@@ -232,7 +232,7 @@ class SparseHandle:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether any layer is sparse without trained gates: nobody has measured what that does to quality."""
+        """Whether any layer is sparse without trained gates, so that its effect on quality was never measured."""
         return any(part.gates is None and part.forward.options.sparsity > 0 for part in self._parts)
 
     @property
@@ -270,7 +270,7 @@ class SparseHandle:
 
     @contextmanager
     def dense(self) -> Iterator[None]:
-        """Run the layers by diffusers' own processors meanwhile."""
+        """Run the layers by diffusers' own processors inside this context."""
         for part in self._parts:
             part.take_back()
         try:
@@ -281,7 +281,7 @@ class SparseHandle:
 
     @contextmanager
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
-        """Measure meanwhile which share of the dense attention's mass the selected tiles hold, `[B, H]` for every sparse call.
+        """Measure, inside this context, the share of dense attention's mass in the selected tiles, `[B, H]` per sparse call.
 
         Compiled layers run uncompiled meanwhile: each adds to a list of its own, so no two could share a graph.
 

@@ -24,7 +24,7 @@ Operands = tuple[Tensor, Tensor, Tensor]
 
 
 class JointProcessor(SparseProcessor):
-    """Joint attention of HunyuanVideo and HunyuanVideo 1.5. Padding of the text is left out: it costs nothing.
+    """Joint attention of HunyuanVideo and HunyuanVideo 1.5. Padding tokens of the text are left out.
 
     The rows of padding text are 0 where diffusers' own hold something; nothing ever attends to them.
     """
@@ -57,7 +57,7 @@ class JointProcessor(SparseProcessor):
         return out, text_out
 
     def _operands(self, attn: Any, hidden_states: Tensor, text_states: Tensor) -> tuple[Operands, Operands]:
-        """Queries, keys and values of the video and of the text, `[B, S, H, D]`, normed."""
+        """Project queries, keys and values of the video and of the text, `[B, S, H, D]`, normed."""
         if attn.add_q_proj is None:  # both streams share the weights
             joined = _projected(attn, torch.cat([hidden_states, text_states], dim=1), (attn.to_q, attn.to_k, attn.to_v))
             q, k, v = _normed(joined, attn.norm_q, attn.norm_k)
@@ -68,7 +68,7 @@ class JointProcessor(SparseProcessor):
         return _normed(video, attn.norm_q, attn.norm_k), _normed(text, attn.norm_added_q, attn.norm_added_k)
 
     def _joint(self, video: Operands, text: Operands) -> tuple[Tensor, Tensor]:
-        """Both outputs. Samples with texts of one length are one call."""
+        """Compute both outputs, with one call for samples whose texts have the same length."""
         if self.split:
             raise ConfigError(
                 f"{self.name}: joint attention over several processes is not supported; diffusers has no plan for it either"
@@ -103,7 +103,7 @@ def _normed(operands: Operands, norm_q: Any, norm_k: Any) -> Operands:
 
 
 def _groups(lengths: tuple[int, ...], batch: int) -> Iterator[tuple[slice, int]]:
-    """The samples of a batch, together where their texts have one length."""
+    """Group the samples of a batch: all together if their texts have one length, else one by one."""
     if len(set(lengths)) == 1:
         yield slice(0, batch), lengths[0]
         return

@@ -20,7 +20,7 @@ from strobe.integrations.diffusers.forward import Forward, Rope, Triple
 
 
 class SparseProcessor:
-    """What every family's processor has in common: which layer it is, whom it replaces, and the attention of a video.
+    """The common part of every family's processor: its layer, the processor it replaces, and the attention of a video.
 
     What diffusers sets on a processor, backend and parallelism, is kept by the one it replaces, and is there when that is put
     back. The backend counts for the other layers alone.
@@ -72,7 +72,7 @@ class SparseProcessor:
         return 0.0 if self.forward.dense else self.usual_sparsity
 
     def check_arguments(self, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None) -> None:
-        """Refuse what sparse self-attention cannot honour.
+        """Refuse arguments that sparse self-attention does not support.
 
         Raises:
             ImplUnavailableError: a mask of pairs of tokens.
@@ -87,7 +87,7 @@ class SparseProcessor:
             )
 
     def gate(self, hidden_states: Tensor, heads: int) -> Tensor | None:
-        """Weight of the coarse output, `[B, S, H, D]`; None without a trained gate.
+        """Compute the weight of the coarse output, `[B, S, H, D]`; None without a trained gate.
 
         Raises:
             ShapeError: the gate's weights are on another device than the tokens.
@@ -106,7 +106,7 @@ class SparseProcessor:
         return found
 
     def grid(self) -> Triple:
-        """Tokens of the video in time, height and width.
+        """Return the token grid of the video in time, height and width.
 
         Raises:
             ConfigError: the layer is called outside of its transformer's forward.
@@ -120,7 +120,7 @@ class SparseProcessor:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, gate: Tensor | None = None, rope: Rope | None = None, return_lse: bool = False
     ) -> AttentionOutput:
-        """Attention of a video's tokens over each other, `[B, S, H, D]`, across the processes of context parallelism too.
+        """Attend among a video's tokens, `[B, S, H, D]`, across the processes of context parallelism too.
 
         Args:
             gate: weight of the coarse output.
@@ -198,14 +198,14 @@ class SparseProcessor:
 
 
 def heads_of(attn: nn.Module) -> tuple[int, int]:
-    """Heads of an attention module and channels of one."""
+    """Return the number of heads of an attention module and the channels of one."""
     heads: Any = attn.heads
     inner: Any = attn.inner_dim
     return heads, inner // heads
 
 
 def dtype_of(attn: nn.Module) -> torch.dtype:
-    """The dtype that an attention module computes in: that of its norms, which no quantiser takes."""
+    """Return the dtype that an attention module computes in: that of its norms, which no quantiser changes."""
     norm: Any = attn.norm_q
     weight = getattr(norm, "weight", None)
     if weight is None:  # a norm without weights

@@ -1,4 +1,4 @@
-"""What the layers of a sparse pipeline run, told without running anything."""
+"""Report of what the layers of a sparse pipeline run, without running anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strobe.core.notebook import html_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerReport:
-    """One layer.
+    """The attention of one layer, as it would run.
 
     Args:
         component: name of the transformer in its pipeline; empty without a pipeline.
@@ -41,7 +41,7 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseReport:
-    """Every layer of a pipeline that `sparsify` touched.
+    """The attention of every layer of a pipeline that `sparsify` changed.
 
     Args:
         layers: in order.
@@ -56,7 +56,7 @@ class SparseReport:
     quality: str
 
     def rows(self) -> list[dict[str, object]]:
-        """One dictionary per layer."""
+        """Return one dictionary per layer."""
         return [
             {
                 "component": each.component,
@@ -92,7 +92,7 @@ class SparseReport:
 
 
 def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
-    """Runs of neighbouring layers that differ in nothing but their name."""
+    """Group neighbouring layers that differ only in their name."""
     runs: list[list[LayerReport]] = []
     for each in layers:
         if runs and _facts(runs[-1][0]) == _facts(each):

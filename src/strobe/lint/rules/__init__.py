@@ -1,4 +1,4 @@
-"""Every rule, in the order findings are listed in."""
+"""All rules, in the order in which findings are listed."""
 
 from typing import Final
 

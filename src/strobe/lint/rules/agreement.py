@@ -1,4 +1,4 @@
-"""One document, one value: tables against each other, and sentences against tables."""
+"""Rules that compare repeated figures: tables with each other, and sentences with tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEDGE: Final = re.compile(
     r"(?i)\b(?:theoretical\w*|expect\w*|target\w*|previous\w*|before|earlier|was|were|used to|goal|budget|limit|would|could|"
     r"should|if|paper|published|claim\w*|estimate\w*|ideal\w*|predict\w*|at least|at most|instead of|example|e\.g\.)\b"
 )
-"""Words that say that a figure is not what this document measured."""
+"""Words that mark a figure as not measured in this document."""
 
 
 def two_values(study: Study) -> Iterator[Claim]:
@@ -57,7 +57,7 @@ Cells = dict[tuple[str, str], Figure]
 
 
 def _cells(study: Study, view: View) -> Cells:
-    """Figures of a table by configuration and metric; what has two rows or columns of one name identifies nothing.
+    """Return the figures of a table by configuration and metric, without names that occur in two rows or columns.
 
     What a line saves belongs to two configurations, and the row names neither: it may differ from table to table.
     """
@@ -89,7 +89,7 @@ def _differ(one: Figure, two: Figure) -> bool:
 
 
 def _contradiction(clashing: Sequence[Figure], everywhere: Sequence[Figure]) -> Claim:
-    """Name the figure that most places contradict; of two, the later one."""
+    """Build the claim about the figure that most places contradict; of two, the later one."""
 
     def backers(figure: Figure) -> int:
         return sum(other.quantity.bounds.overlaps(figure.quantity.bounds) for other in everywhere)
@@ -112,7 +112,7 @@ def _contradiction(clashing: Sequence[Figure], everywhere: Sequence[Figure]) -> 
 
 
 def prose_disagrees(study: Study) -> Iterator[Claim]:
-    """Compare `Turbo: SS Max 450 ms` in a sentence with what the tables give this configuration."""
+    """Compare `Turbo: SS Max 450 ms` in a sentence with the tables' figures for that configuration."""
     metrics: dict[str, list[Figure]] = defaultdict(list)
     for figure in study.figures:
         title = figure.series.metric.title
@@ -145,7 +145,7 @@ def _against_tables(study: Study, sentence: Sentence, title: str, figures: Seque
 
 
 def _beside(sentence: Sentence, title: str) -> Iterator[Quantity]:
-    """Figures right after a metric's name (`SS Max (585 ms)`, `SS Max of 585 ms`) or, for a unit like FPS, right before it."""
+    """Yield figures right after a metric's name (`SS Max (585 ms)`) or, for a unit like FPS, right before it."""
     for named in re.finditer(rf"(?<!\w){re.escape(title)}(?!\w)", sentence.text):
         for said in sentence.found:
             between = sentence.text[named.end() : said.start]
@@ -155,7 +155,7 @@ def _beside(sentence: Sentence, title: str) -> Iterator[Quantity]:
 
 
 def delta_disagrees(study: Study) -> Iterator[Claim]:
-    """Compare `SSIM: -0.03` said of a configuration with its figure minus the baseline's in the table of that metric."""
+    """Compare `SSIM: -0.03` in a sentence with the configuration's figure minus the baseline's in the tables."""
     tables = {series.metric.quality: (view, series) for view in study.views for series in view.of_kind("quality")}
     pattern = re.compile(
         rf"(?i)(?<![A-Za-z])({'|'.join(map(re.escape, sorted(QUALITY, key=len, reverse=True)))})(?![A-Za-z])\W{{0,3}}(?=[+-−])"
@@ -214,7 +214,7 @@ def value_of_another(study: Study) -> Iterator[Claim]:
 
 
 def _step_counts(study: Study) -> dict[tuple[int, ...], int]:
-    """Sections whose heading, settings or text give one number of denoise steps, in that order of trust."""
+    """Map sections to their number of denoise steps, from the heading, then settings, then the text."""
     counts: dict[tuple[int, ...], int] = {}
     sections = {sentence.section.path: sentence.section for sentence in study.document.sentences}
     sections |= {line.section.path: line.section for line in study.document.code}
@@ -267,7 +267,7 @@ def _belongs_to(
 
 
 def _owner(figure: Figure) -> str:
-    """Whose figure it is: its configuration, or the heading it stands under."""
+    """Return the owner of a figure: its configuration, or the heading above its table."""
     return figure.entry.key if key(figure.entry.key) == figure.config else figure.view.table.section.title
 
 

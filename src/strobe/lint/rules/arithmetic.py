@@ -1,4 +1,4 @@
-"""Sums and products written out in sentences, and decompositions of one total that exclude each other."""
+"""Rules for sums and products written out in sentences, and for two decompositions of one total that disagree."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _EXPRESSION: Final = re.compile(rf"(?P<left>{_TERM}(?:\s*[-+*×x·/÷−–]\s*{
 _TOKEN: Final = re.compile(rf"\s*(?:(?P<number>{_NUMBER}){_UNIT}|(?P<sign>[-+*×x·/÷−–()]))")
 _BEFORE: Final = re.compile(r"[\w)\]^.,]$|(?:[-+*×·/÷=^]|\bx)\s*$")
 SMALL: Final = 100
-"""A whole number below this in a formula is a count and exact; a larger one may be rounded."""
+"""Limit below which a whole number in a formula is an exact count; larger ones may be rounded."""
 APART: Final = Fraction(1, 50)
 CLOSE: Final = Fraction(1, 100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expression:
-    """`4 x 144.5 ms = 578 ms` in a sentence: what it gives, and what is said that it gives."""
+    """A formula in a sentence, such as `4 x 144.5 ms = 578 ms`: its computed value and its claimed result."""
 
     sentence: Sentence
     text: str
@@ -41,11 +41,11 @@ class Expression:
 
 
 class _NotArithmetic(ValueError):
-    """The text looks like a formula and is none."""
+    """The text looks like a formula and is not one."""
 
 
 def expressions(study: Study) -> Iterator[Expression]:
-    """Every formula with numbers alone in the document's sentences."""
+    """Yield every formula of numbers alone in the document's sentences."""
     for sentence in study.document.sentences:
         text = mask(sentence.text, sizes=False)
         for found in _EXPRESSION.finditer(text):
@@ -81,7 +81,7 @@ def _units_in(left: str) -> set[str]:
 
 
 def _one_unit(left: str, said: Quantity) -> bool:
-    """The formula is in one unit of time or memory at most, that of its result, or its result is a ratio or a rate."""
+    """Return True if all terms share at most one unit of time or memory, that of the result, or the result is a ratio or rate."""
     units = _units_in(left)
     if len(units) > 1:
         return False
@@ -89,7 +89,7 @@ def _one_unit(left: str, said: Quantity) -> bool:
 
 
 def _scaled(value: Bounds, left: str, said: Quantity) -> Bounds:
-    """The formula's value in the base unit of what is said."""
+    """Convert the formula's value to the base unit of the claimed result."""
     units = _units_in(left)
     scale = said.unit.scale if said.unit else Fraction(1)
     if units and said.dimension in ("time", "bytes"):
@@ -157,7 +157,7 @@ def _factor(tokens: list[Bounds | str]) -> tuple[Bounds, list[Bounds | str]]:
 
 
 def formula(study: Study) -> Iterator[Claim]:
-    """Evaluate every formula and compare it with what it is said to give."""
+    """Evaluate every formula and compare it with its claimed result."""
     for each in expressions(study):
         if not each.value.overlaps(each.said.bounds) and each.said.plain:
             yield Claim(
@@ -205,13 +205,13 @@ def arrow(study: Study) -> Iterator[Claim]:
 
 
 def _leads_to(text: str, one: Quantity, two: Quantity) -> bool:
-    """`one -> two`, or `from one to two`."""
+    """Return True for the texts `one -> two` and `from one to two`."""
     between = text[one.stop : two.start]
     return bool(_ARROW.fullmatch(between) or (_TO.fullmatch(between) and _FROM.search(text[: one.start])))
 
 
 def _is_claimed(text: str, ratio: Quantity) -> bool:
-    """`3.3x faster`, `a speedup of 3.3x`, or `(3.3x)` alone: not the `2x` of `2x A100`."""
+    """Return True for `3.3x faster`, `a speedup of 3.3x` or a bare `(3.3x)`, but not for the `2x` of `2x A100`."""
     before, after = text[: ratio.start], text[ratio.stop :]
     alone = before.rstrip().endswith(("(", ":", "=")) and after.lstrip().startswith((")", "(", ";", ",", "."))
     return bool(_COMPARES.search(after) or _COMPARED.search(before) or alone or not (before + after).strip(" .()"))
@@ -265,7 +265,7 @@ _MATCHES: Final = re.compile(
 
 
 def decompositions(study: Study) -> Iterator[Claim]:
-    """Find two products that are said to make up the same measured value and give different results."""
+    """Find two products that are claimed to make up the same measured value and give different results."""
     found = [(each, target) for each in expressions(study) if each.product and (target := _target(study, each)) is not None]
     for number, (one, first) in enumerate(found):
         for two, second in found[number + 1 :]:
@@ -285,7 +285,7 @@ def decompositions(study: Study) -> Iterator[Claim]:
 
 
 def _target(study: Study, each: Expression) -> Bounds | None:
-    """The measured value that a formula is to explain: `(575 ms measured)`, or `matches Balanced mean latency` by the tables."""
+    """Return the measured value that a formula explains: `(575 ms measured)`, or `matches Balanced mean latency`."""
     text = each.sentence.text
     for other in each.sentence.found:
         if other.start > each.stop and other.dimension == each.said.dimension and _MEASURED.match(text[other.stop :]):

@@ -1,4 +1,4 @@
-"""Columns that are computed from others: changes, speedups, `vs baseline`."""
+"""Rules for columns computed from other columns: changes, speedups, `vs baseline`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 FLOOR_POINTS: Final = Fraction(3, 10)
-"""A change is not called wrong within 0.3 percentage points of the right one, beyond its printed digits."""
+"""Tolerance of a change beyond its printed digits, percentage points."""
 FLOOR_RATIO: Final = Fraction(1, 100)
-"""Nor a ratio within 1 %."""
+"""Relative tolerance of a ratio beyond its printed digits."""
 MAJORITY: Final = Fraction(3, 5)
 _ONE: Final = exactly(1)
 _HUNDRED: Final = exactly(100)
@@ -26,7 +26,7 @@ _STATISTIC: Final = re.compile(r"(?i)^(?:mean|avg|average|median|p50|max|min)\s+
 _OTHER: Final = re.compile(r"(?i)\b(?:median of|geo(?:metric)? ?mean|paired|pairs|per pair|interval|need not equal|bootstrap)\b")
 
 Formula = Callable[[Bounds, Bounds], Bounds]
-"""From reference and candidate to the printed figure."""
+"""Function from reference and candidate to the printed figure."""
 
 FORMULAS: Final[dict[str, dict[str, Formula]]] = {
     "percent": {
@@ -48,7 +48,7 @@ FORMULAS: Final[dict[str, dict[str, Formula]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operands:
-    """What one derived figure may have been computed from."""
+    """One derived figure and the two figures it may have been computed from."""
 
     entry: Entry
     said: Quantity
@@ -59,7 +59,7 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """One way to read a derived column: a formula on the figures of one source, and the rows it gives."""
+    """One interpretation of a derived column: a formula on the figures of one source, and the rows that fit it."""
 
     source: str
     formula: str
@@ -68,7 +68,7 @@ class Reading:
 
     @property
     def complete(self) -> bool:
-        """It gives every row."""
+        """Whether the formula gives the printed value in every row."""
         return len(self.fits) == len(self.rows)
 
 
@@ -79,7 +79,7 @@ def _family(said: Quantity, operand: Quantity) -> str:
 
 
 def _apply(operands: Operands, formula: str) -> Bounds | None:
-    """What a formula gives for all values that print as the operands do; None if it does not suit them."""
+    """Evaluate a formula over the intervals of its operands; None if it does not suit them."""
     table = FORMULAS[_family(operands.said, operands.candidate)]
     if formula not in table or operands.reference.bounds.low <= 0 or operands.candidate.bounds.low <= 0:
         return None
@@ -87,13 +87,13 @@ def _apply(operands: Operands, formula: str) -> Bounds | None:
 
 
 def _exact(operands: Operands, formula: str) -> Fraction:
-    """What a formula gives for the operands as printed."""
+    """Evaluate a formula for the operands as printed."""
     table = FORMULAS[_family(operands.said, operands.candidate)]
     return table[formula](exactly(operands.reference.value), exactly(operands.candidate.value)).middle
 
 
 def _readings(groups: dict[str, list[Operands]]) -> list[Reading]:
-    """Every source with every formula, the one that gives most rows first."""
+    """Return every source with every formula, the pair that fits most rows first."""
     found = []
     for source, rows in groups.items():
         for formula in dict.fromkeys(name for table in FORMULAS.values() for name in table):
@@ -109,7 +109,7 @@ def _usable(entry: Entry) -> bool:
 
 
 def _reference_row(view: View, derived: Series) -> int | None:
-    """The row that the others are compared with: named in the head, marked in the column, or the first."""
+    """Return the row that others are compared with: named in the head, marked in the column, or the first."""
     title = derived.metric.title.lower()
     named = [
         entry
@@ -121,7 +121,7 @@ def _reference_row(view: View, derived: Series) -> int | None:
 
 
 def _against_row(view: View, derived: Series) -> dict[str, list[Operands]]:
-    """Operands if each row is compared with one row of a column."""
+    """Return the operands for comparing each row with one row of a column."""
     reference = _reference_row(view, derived)
     if reference is None:
         return {}
@@ -142,7 +142,7 @@ def _against_row(view: View, derived: Series) -> dict[str, list[Operands]]:
 
 
 def _across(view: View, derived: Series) -> dict[str, list[Operands]]:
-    """Operands if each row compares two columns of the same kind."""
+    """Return the operands for comparing two columns of the same kind within each row."""
     columns = [series for series in view.of_kind("time", "rate", "memory") if series.metric.statistic not in ("spread",)]
     groups: dict[str, list[Operands]] = {}
     for number, first in enumerate(columns):
@@ -159,12 +159,12 @@ def _across(view: View, derived: Series) -> dict[str, list[Operands]]:
 
 
 def _statistics_of_one(one: Series, two: Series) -> bool:
-    """Two statistics of the same quantity (`SS Mean`, `SS Max`)."""
+    """Return True for two statistics of the same quantity (`SS Mean`, `SS Max`)."""
     return one.metric.statistic != two.metric.statistic and words(one.metric.title) == words(two.metric.title)
 
 
 def _of_rows(view: View, derived: Series) -> dict[str, list[Operands]]:
-    """Operands of a change column if metrics are rows and two configurations are columns."""
+    """Return the operands of a change column in a table with metrics as rows and two configurations as columns."""
     rows = []
     if len(view.keys) == 2:
         for series in view.series:
@@ -177,7 +177,7 @@ def _of_rows(view: View, derived: Series) -> dict[str, list[Operands]]:
 
 
 def _columns(study: Study) -> Iterator[tuple[View, Series, list[Reading]]]:
-    """Every derived column with its readings."""
+    """Yield every derived column with its readings."""
     for view in study.views:
         if view.table.origin != "table" or _OTHER.search(view.table.context):
             continue
@@ -190,7 +190,7 @@ def _columns(study: Study) -> Iterator[tuple[View, Series, list[Reading]]]:
 
 
 def change_column(study: Study) -> Iterator[Claim]:
-    """Find rows of a derived column that the reading which gives the other rows does not give."""
+    """Find rows of a derived column that the formula of the other rows does not give."""
     for view, derived, readings in _columns(study):
         best = readings[0] if readings else None
         if best is None or best.complete:
@@ -224,7 +224,7 @@ def _has(reading: Reading, row: Operands) -> bool:
 
 
 def _obvious(best: Reading, readings: Sequence[Reading]) -> Reading:
-    """Of a column with one row that no formula gives: the formula its unit and sign mean."""
+    """Return the reading that unit and sign suggest, for a column whose only row fits no formula."""
     said = best.rows[0].said
     wanted = "reference / candidate" if said.dimension != "percent" else "candidate / reference - 1"
     if said.dimension == "percent" and not said.signed:
@@ -265,7 +265,7 @@ def statistic_unnamed(study: Study) -> Iterator[Claim]:
 
 
 def _says(view: View, derived: Series, source: Series) -> bool:
-    """The head of the column, or the caption or a note, names the statistic."""
+    """Return True if the column's head, the caption or a note names the statistic."""
     names = {"mean": r"mean|avg|average", "p50": r"p50|median", "max": r"max\w*|worst", "min": r"min\w*|best"}
     pattern = names.get(source.metric.statistic, re.escape(source.metric.statistic))
     texts = (derived.metric.title, view.table.caption, *view.table.notes)

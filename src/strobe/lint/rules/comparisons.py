@@ -1,4 +1,4 @@
-"""Superlatives, what fits into memory, and what is said to explain a difference."""
+"""Rules for superlatives, claims of fitting into memory, and claimed explanations of a difference."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _comparable(figure: Figure) -> bool:
 
 
 def _in_scope(noun: str, figure: Figure, mine: Figure) -> bool:
-    """A noun that only this table's heading has (`attention operation`) keeps the comparison inside the table."""
+    """Return False for a figure of another table if only this table's heading has the noun (`attention operation`)."""
     telling = [
         word for word in words(noun) if word not in {"single", "individual", "part", "cost", "contributor", "component", "share"}
     ]
@@ -151,7 +151,7 @@ SLACK: Final = Fraction(3, 2)
 
 
 def explains(study: Study) -> Iterator[Claim]:
-    """Find a part that is said to explain a difference smaller than the part itself."""
+    """Find a part that is claimed to explain a difference and is larger than that difference."""
     for sentence in study.document.sentences:
         found = _EXPLAINS.match(sentence.text)
         times = [each for each in sentence.found if each.dimension == "time" and each.plain]

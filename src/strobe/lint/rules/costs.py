@@ -1,4 +1,4 @@
-"""Claims that the hardware or the model's arithmetic does not allow."""
+"""Rules for claims that exceed the hardware's peaks or contradict the model's FLOPs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FP4: Final = re.compile(r"(?i)\b(?:nv|mx)?fp4\b|\bint4\b")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """A rate somewhere in the document, with the words around it."""
+    """A rate in the document, with the words around it."""
 
     quantity: Quantity
     place: Place
@@ -38,7 +38,7 @@ class Rate:
 
 
 def above_peak(study: Study) -> Iterator[Claim]:
-    """Compare every FLOP/s and byte/s with the dense peak of the device at the dtype that is named, or at its fastest."""
+    """Compare every FLOP/s and byte/s with the device's dense peak at the named dtype, or at its fastest."""
     for rate in (*_rates(study), *_quotients(study)):
         text = f"{rate.label} {rate.context}"
         device = study.device_of(rate.label, rate.context)
@@ -62,7 +62,7 @@ def above_peak(study: Study) -> Iterator[Claim]:
 
 
 def _matrix_peak(study: Study, device: DevicePeaks, *texts: str) -> tuple[int, str]:
-    """Peak for the dtype named nearest; without one, of the device's fastest dtype."""
+    """Return the peak of the nearest named dtype; without one, of the device's fastest dtype."""
     for text in texts:
         named = [dtype for word in DTYPE.findall(text) if (dtype := parse_dtype(word))]
         peaks = [(peak, dtype) for dtype in named if (peak := device.peak_flops_per_s(dtype)) is not None]
@@ -88,7 +88,7 @@ def _rates(study: Study) -> Iterator[Rate]:
 
 
 def _quotients(study: Study) -> Iterator[Rate]:
-    """Rates that a table implies: a column of FLOPs beside a column of times, with no rate of its own."""
+    """Yield rates that a table implies: a column of FLOPs beside a column of times, without a rate column."""
     for view in study.views:
         works, times = (
             view.of_kind("work"),
@@ -167,7 +167,7 @@ def below_floor(study: Study) -> Iterator[Claim]:
 
 
 def _matrix_peak_or_half(study: Study, device: DevicePeaks, label: str) -> tuple[int, str]:
-    """Peak of the dtype a label names, or of 16 bits: nothing else is the default of such a model."""
+    """Return the peak of the dtype that a label names, else of 16 bits, the default of such models."""
     named = any(parse_dtype(word) for word in DTYPE.findall(label))
     if named or study.dtype:
         return _matrix_peak(study, device, label)
@@ -176,7 +176,7 @@ def _matrix_peak_or_half(study: Study, device: DevicePeaks, label: str) -> tuple
 
 
 def _costs(study: Study) -> dict[str, Cost] | None:
-    """Cost of one call of each part, and of the whole pass under the empty name."""
+    """Return the cost of one call of each part, and of the whole pass under the empty name."""
     options = study.options
     if options.model is None or options.tokens_per_frame is None or options.window is None:
         return None
@@ -193,7 +193,7 @@ def _pass(study: Study, window: int) -> tuple[Part, ...]:
 
 
 def _timed_parts(study: Study) -> Iterator[tuple[str, Quantity, Place]]:
-    """Every time with the label it stands under: figures of tables, items of lists, and `each step takes ...`."""
+    """Yield every time with its label: figures of tables, items of lists, and `each step takes ...`."""
     for figure in study.figures:
         if figure.quantity.dimension == "time" and figure.series.metric.statistic in ("", "mean", "p50", "min"):
             yield figure.entry.key, figure.quantity, figure.place
@@ -210,7 +210,7 @@ def _timed_parts(study: Study) -> Iterator[tuple[str, Quantity, Place]]:
 
 
 def _part(label: str) -> str | None:
-    """The part of a pass that a label is about, and nothing else (`self-attention KV cache clone` is not attention)."""
+    """Return the part of a pass that a label names alone (`self-attention KV cache clone` is not attention)."""
     if any(word not in _BENIGN and not word.isdigit() for word in words(re.sub(r"\([^)]*\)", " ", label))):
         return None
     return next((name for name, pattern in _PARTS if re.search(rf"(?i)(?<![A-Za-z]){pattern}(?![A-Za-z])", label)), None)
@@ -220,7 +220,7 @@ def _part(label: str) -> str | None:
 
 _WINDOW: Final = re.compile(r"(?i)\b(?:window|local[ _]att\w*|context)\b")
 FREE: Final = Fraction(1, 4)
-"""A smaller window that saves less than a quarter of the FLOPs it removes did not act, or FLOPs were not what took the time."""
+"""Least saving of a smaller window / removed FLOPs; below it the window had no effect, or FLOPs did not take the time."""
 WORTH: Final = Fraction(1, 10)
 
 

@@ -1,4 +1,4 @@
-"""Figures of different things that agree too well to be measurements."""
+"""Rules for figures of different things that agree too well to be measurements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 CLOSE: Final = Fraction(1, 10_000)
-"""Two figures that agree to one part in 10,000 are looked at."""
+"""Relative difference up to which two figures are examined."""
 DIGITS: Final = 5
 CHANCE: Final = 0.01
-"""They are called a coincidence that needs a source if so close a pair is less likely than this among all the figures."""
+"""Probability of so close a pair among all figures, below which the pair is reported."""
 COPIED_DIGITS: Final = 7
-"""Rows that agree in fewer significant digits in all may agree by chance."""
+"""Fewest significant digits in all that make two equal rows a copy; fewer may agree by chance."""
 
 
 def coincidence(study: Study) -> Iterator[Claim]:
@@ -77,18 +77,18 @@ def copied_row(study: Study) -> Iterator[Claim]:
 
 
 _CHOSEN: Final = re.compile(r"(?i)\b(?:best|worst|slowest|fastest|median|selected|chosen|default|recommended|same)\b")
-"""Labels of rows that repeat another one by their nature."""
+"""Labels of rows that repeat another row by definition, such as best or worst."""
 _RATE: Final = re.compile(r"/\s?s\b")
 """Labels of rates: two of them are the same where nothing is padded."""
 
 
 def _names(one: str, two: str) -> bool:
-    """One label is or contains the other."""
+    """Return True if one label is or contains the other."""
     return key(one) in key(two) or key(two) in key(one)
 
 
 def _nested(one: str, two: str) -> bool:
-    """The labels name a level and the one right around it, which may add less than a printed digit."""
+    """Return True if the labels name a level and the one right around it, which may add less than a printed digit."""
     inner, outer = rank_of(one), rank_of(two)
     return inner is not None and outer is not None and abs(outer - inner) == 1
 

@@ -1,4 +1,4 @@
-"""Quality metrics that compare with a reference nobody named."""
+"""Rules for quality metrics whose reference is not named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFERENCE: Final = re.compile(r"(?i)^\s*(?:reference|ref\.?|baseline \(referenc
 
 
 def quality_reference(study: Study) -> Iterator[Claim]:
-    """Find tables of PSNR, SSIM, LPIPS or the like where neither the table nor its section names what was compared with."""
+    """Find tables of PSNR, SSIM, LPIPS or the like without a named reference, neither in the table nor its section."""
     for view in study.views:
         series = view.of_kind("quality")
         if not series or not any(each.figures for each in series):
@@ -46,7 +46,7 @@ def quality_reference(study: Study) -> Iterator[Claim]:
 
 
 def _own_reference(view: View, series: list[Series]) -> tuple[Series, Entry] | None:
-    """A row that calls itself the reference and still has figures that a reference cannot have against itself."""
+    """Return a row that calls itself the reference but has figures that a reference cannot have against itself."""
     table = view.table
     for each in series:
         ideal = QUALITY[each.metric.quality][1]

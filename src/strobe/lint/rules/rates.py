@@ -1,4 +1,4 @@
-"""FPS against latency."""
+"""Rules that compare FPS with latency."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 CHANCE: Final = 0.01
-"""Rows that agree on a whole number of frames count as evidence if that would happen by chance less often than this."""
+"""Probability of agreement by chance, below which rows that agree on a whole number of frames are evidence."""
 FLOOR: Final = Fraction(1, 100)
-"""A rate within 1 % of what the latency gives is not called wrong: a mean of rates is not the rate of the mean."""
+"""Relative tolerance of a rate against its latency: a mean of rates is not the rate of the mean."""
 MAJORITY: Final = Fraction(3, 5)
 _PER_FRAME: Final = re.compile(r"(?i)\b(?:per|between|inter)[ -](?:\w+ )?frames?\b|/ ?frame\b")
-"""A time of one frame is not that of a block."""
+"""Words of a time per frame, which is not that of a frame block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +51,18 @@ class _Pair:
 
     @property
     def identity(self) -> tuple[str, Fraction, Fraction]:
-        """Equal for the same claim repeated."""
+        """Key that is equal for repetitions of the same claim."""
         return key(self.entry.key), self.time.value, self.rate.value
 
     def agrees(self, frames: int) -> bool:
-        """The rate is `frames` / latency, as printed or within 1 %."""
+        """Return True if the rate is `frames` / latency, as printed or within 1 %."""
         expected = frames * self.batch / self.time.value
         return self.frames.low <= frames <= self.frames.high or abs(self.rate.value - expected) <= FLOOR * expected
 
 
 @dataclass(frozen=True, slots=True)
 class _Consensus:
-    """What most rows agree on: which latency, and how many frames it stands for."""
+    """The latency that most rows agree on, and the number of frames made in it."""
 
     label: str
     frames: int
@@ -90,7 +90,7 @@ def _pairs(view: View) -> Iterator[_Pair]:
 
 
 def _batches(view: View) -> dict[int, Fraction]:
-    """Samples made at once, by row, if the table has a column of them."""
+    """Return the samples made at once, by row, if the table has a column of them."""
     names = ("batch", "batch size", "batch_size", "bs", "concurrency")
     if view.by_columns and view.table.header[0].lower() in names:
         cells = enumerate(row.cells[0] for row in view.table.rows)
@@ -100,7 +100,7 @@ def _batches(view: View) -> dict[int, Fraction]:
 
 
 def _consensus(pairs: Sequence[_Pair]) -> _Consensus | None:
-    """The latency and the whole number that most distinct rows agree on, if that is no accident."""
+    """Return the latency and whole number of frames that most distinct rows agree on, unless that may be chance."""
     best: _Consensus | None = None
     for label in dict.fromkeys(key(pair.latency.metric.title) for pair in pairs):
         distinct = {pair.identity: pair for pair in pairs if key(pair.latency.metric.title) == label}.values()
@@ -115,7 +115,7 @@ def _consensus(pairs: Sequence[_Pair]) -> _Consensus | None:
 
 
 def _given(pairs: Sequence[_Pair], options: Sequence[int]) -> _Consensus | None:
-    """The latency that fits one of the allowed numbers of frames best."""
+    """Return the latency that fits one of the allowed numbers of frames best."""
     scored = [
         (sum(pair.agrees(frames) for pair in pairs if key(pair.latency.metric.title) == label), label, frames)
         for label in dict.fromkeys(key(pair.latency.metric.title) for pair in pairs)
@@ -134,7 +134,7 @@ def _given(pairs: Sequence[_Pair], options: Sequence[int]) -> _Consensus | None:
 
 
 def _allowed(study: Study, series: Series) -> list[int]:
-    """Frames in a block as the options give them, latent or pixel frames as the column says; either if it does not say."""
+    """Return the frames of a block given by the options: latent or pixel, as the column says; both if it does not say."""
     given = study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
     if given is None:
         return []
@@ -144,7 +144,7 @@ def _allowed(study: Study, series: Series) -> list[int]:
 
 
 def fps_latency(study: Study) -> Iterator[Claim]:
-    """Compare every rate with the latency beside it, by the number of frames that the other rows agree on or that is given."""
+    """Compare every rate with the latency beside it, by the number of frames given or agreed on by the other rows."""
     tables = {id(view): list(_pairs(view)) for view in study.views}
     everything = [pair for pairs in tables.values() for pair in pairs]
     document = {label: _consensus(pairs) for label, pairs in _by_rate(everything)}
@@ -164,7 +164,7 @@ def fps_latency(study: Study) -> Iterator[Claim]:
 
 
 def frames_of_block(study: Study) -> int | None:
-    """Frames made in one latency, as given or as the rates and latencies of the document imply."""
+    """Return the frames made in one latency, as given or as implied by the document's rates and latencies."""
     if study.options.frames_per_block or study.options.model:
         return study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
     agreed = _consensus([pair for view in study.views for pair in _pairs(view)])
@@ -172,13 +172,13 @@ def frames_of_block(study: Study) -> int | None:
 
 
 def _by_rate(pairs: Sequence[_Pair]) -> list[tuple[str, list[_Pair]]]:
-    """Pairs by the rate they are about: latent and pixel FPS differ."""
+    """Group pairs by their kind of rate: latent and pixel FPS differ."""
     labels = dict.fromkeys(key(pair.series.metric.title) for pair in pairs)
     return [(label, [pair for pair in pairs if key(pair.series.metric.title) == label]) for label in labels]
 
 
 def _claims(study: Study, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]]) -> Iterator[Claim]:
-    """One claim per wrong figure, however often the document repeats it."""
+    """Yield one claim per wrong figure, however often the document repeats it."""
     found: dict[tuple[str, Fraction, Fraction], Claim] = {}
     for pair, frames, group in wrong:
         place = study.figure_place(pair.view, pair.series, pair.entry)
@@ -208,7 +208,7 @@ def _claims(study: Study, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]]) -
 
 
 def _repeated(study: Study, identity: tuple[str, Fraction, Fraction]) -> Iterator[Place]:
-    """Sentences that pair the same rate with the same latency, such as `9.1 FPS (302 ms)`."""
+    """Yield sentences that pair the same rate with the same latency, such as `9.1 FPS (302 ms)`."""
     _, time, rate = identity
     for sentence in study.document.sentences:
         for one, two in pairwise(sentence.found):

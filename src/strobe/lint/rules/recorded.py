@@ -1,4 +1,4 @@
-"""What `records.jsonl` says of itself: counts against what was recorded, and what makes its times unusable."""
+"""Rules for `records.jsonl`: damaged lines, counts that differ from the recorded spans, and unusable times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of(study: Study, kind: type) -> list[Numbered]:
 
 
 def recorded_lines(study: Study) -> Iterator[Claim]:
-    """Find lines that are not as they were written."""
+    """Find lines that were changed or lost after they were written."""
     if study.broken:
         yield Claim(
             place=_place(study, 0, "gzip", ""),

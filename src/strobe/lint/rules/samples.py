@@ -1,4 +1,4 @@
-"""Percentiles from too few samples, and statistics of one sample that are out of order."""
+"""Rules for percentiles from too few samples, and for statistics of one sample that are out of order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SETUP: Final = re.compile(r"(?i)\b(?:environment|set-?up|method\w*|configuratio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """A number of samples that the document states, where, and in which words."""
+    """A number of samples stated in the document, its place and its wording."""
 
     n: int
     line: int
@@ -51,14 +51,14 @@ class Samples:
 
 
 def samples_needed(percentile: float) -> int:
-    """Fewest samples of which the largest lies above the percentile at 99 % confidence: 459 for p99, 90 for p95."""
+    """Return the fewest samples whose largest exceeds the percentile at 99 % confidence: 459 for p99, 90 for p95."""
     if percentile == 99:
         return P99_SAMPLES
     return math.ceil(math.log(0.01) / math.log(percentile / 100))
 
 
 def percentile_samples(study: Study) -> Iterator[Claim]:
-    """Find percentiles from p99 on whose number of samples is stated and too small."""
+    """Find percentiles from p99 on with too small a stated number of samples."""
     stated = list(_statements(study))
     groups: dict[tuple[int, str, Samples], list[Figure]] = {}
     for figure in study.figures:
@@ -89,7 +89,7 @@ def _claim(study: Study, figures: list[Figure], found: Samples) -> Claim:
 
 
 def _blocks(study: Study, found: Samples) -> int:
-    """Frame blocks in a number of frames: what has a latency of its own is a block."""
+    """Convert a number of frames to frame blocks, since latencies are measured per block."""
     size = frames_of_block(study)
     return found.n // size if size and re.search(r"(?i)\bframes?$", found.text) else 0
 
@@ -103,7 +103,7 @@ def _level(statistic: str) -> float | None:
 
 
 def _samples_of(figure: Figure, stated: list[Samples]) -> Samples | None:
-    """Samples behind a figure: a count in its own row, else the most that its section, or failing that the document, states."""
+    """Return the samples behind a figure: a count in its row, else the most stated in its section or document."""
     own = _own_count(figure)
     if own is not None:
         return own
@@ -144,7 +144,7 @@ def _counts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _statements(study: Study) -> Iterator[Samples]:
-    """Every number of samples the document states: in sentences, cells of settings, and flags of commands."""
+    """Yield every number of samples in the document: in sentences, cells of settings, and flags of commands."""
     for sentence in study.document.sentences:
         for n, text in _counts(sentence.text):
             yield Samples(n=n, line=sentence.line, section=sentence.section, text=text)
@@ -156,7 +156,7 @@ def _statements(study: Study) -> Iterator[Samples]:
 
 
 def _in_table(table: Table) -> Iterator[Samples]:
-    """A settings table: `Benchmark mode | quick (100 frames)`, `Iterations | 100`."""
+    """Yield the samples of a settings table: `Benchmark mode | quick (100 frames)`, `Iterations | 100`."""
     if len(table.header) != 2:
         return
     for row in table.rows:
@@ -175,13 +175,13 @@ _PERCENTILE: Final = re.compile(r"p(\d{2})(\d*)")
 
 
 def _rank(name: str) -> float | None:
-    """Where a statistic lies between the smallest and the largest value; `None` for what is no quantile."""
+    """Return the position of a statistic between minimum and maximum; `None` if it is not a quantile."""
     found = _PERCENTILE.fullmatch(name)
     return float(f"{found[1]}.{found[2] or 0}") if found else _RANKS.get(name)
 
 
 def statistics_order(study: Study) -> Iterator[Claim]:
-    """Find quantiles of one row that fall where they must rise, and means outside of the smallest and the largest value."""
+    """Find quantiles of one row that fall instead of rising, and means outside of minimum and maximum."""
     for view in study.views:
         groups: dict[tuple[str, ...], list[Series]] = {}
         for series in view.of_kind("time"):
@@ -197,7 +197,7 @@ def statistics_order(study: Study) -> Iterator[Claim]:
 
 
 def _fallen(study: Study, view: View, pairs: Iterable[tuple[Series, Series]]) -> Iterator[Claim]:
-    """One claim for each row in which the first of a pair is larger than the second."""
+    """Yield one claim for each row in which the first of a pair is larger than the second."""
     told: set[int] = set()
     for low, high in pairs:
         names = low.metric.title, high.metric.title

@@ -1,4 +1,4 @@
-"""Percentages of a whole, and other columns that follow from their neighbours."""
+"""Rules for percentages of a whole, and for other columns that follow from their neighbours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from strobe.lint.study import Study
 from strobe.lint.views import Entry, Series, View
 
 ROUNDED: Final = Fraction(1, 2)
-"""A share is not called wrong within half a percentage point of what it should be, beyond its printed digits."""
+"""Tolerance of a share beyond its printed digits, percentage points."""
 COMPLETE: Final = Fraction(1, 20)
-"""Rows that add up to the implied total within 5 % are all there are."""
+"""Relative difference of the rows' sum from the implied total up to which the list is complete."""
 MANY: Final = 5
-"""Of a list that leaves rows out, so many must agree on a total."""
+"""Fewest rows of an incomplete list that must agree on a total."""
 NEAR: Final = Fraction(12)
-"""Shares that add up to within 12 points of 100 % are meant to be shares of one whole."""
+"""Distance of the sum from 100 %, in points, up to which shares are taken for shares of one whole."""
 
 
 def _rows(series: Series) -> list[tuple[Entry, Quantity]]:
@@ -29,7 +29,7 @@ def _rows(series: Series) -> list[tuple[Entry, Quantity]]:
 
 
 def share_sum(study: Study) -> Iterator[Claim]:
-    """Add up the columns of shares: with a total of 100 %, or near enough to it to be meant so."""
+    """Add up the columns of shares that have a total of 100 %, or are near enough to be meant so."""
     for view in study.views:
         nested = view.table.origin == "table" and any(row.depth for row in view.table.rows)
         if not view.by_columns or view.table.origin == "list" or nested or explained(view):
@@ -41,7 +41,7 @@ def share_sum(study: Study) -> Iterator[Claim]:
 
 
 def _hundred(study: Study, view: View, series: Series, rows: Sequence[tuple[Entry, Quantity]]) -> Iterator[Claim]:
-    """Shares with a total that is not their sum, or that add up to somewhat more than 100 %."""
+    """Yield shares whose sum is not their stated total, or is somewhat more than 100 %."""
     total = next(((entry, figure) for entry, figure in series.figures if is_total(entry.key)), None)
     added = sum((figure.bounds for _, figure in rows), exactly(0))
     whole = total[1].bounds if total else exactly(HUNDRED)
@@ -61,7 +61,7 @@ def _sum_text(rows: Sequence[tuple[Entry, Quantity]], added: Bounds) -> str:
 
 
 def _of_other(view: View, series: Series) -> bool:
-    """The shares are wrong one by one against the figures beside them: then that is said instead."""
+    """Return True if single shares contradict the figures beside them: those are reported instead."""
     return any(_off(view, series, values) for values in view.series if additive(view, values))
 
 
@@ -83,7 +83,7 @@ def share_of_total(study: Study) -> Iterator[Claim]:
 
 
 def _of_the_row(view: View, shares: Series) -> bool:
-    """Each share is that of two figures of its own row, such as busy of length."""
+    """Return True if each share is the ratio of two figures of its own row, such as busy of length."""
     columns = view.of_kind("time", "memory", "count", "work")
     return any(one is not two and _quotient(shares, one, two) for one in columns for two in columns)
 
@@ -95,7 +95,7 @@ def _quotient(shares: Series, one: Series, two: Series) -> bool:
 
 
 def _whole(shares: Series, values: Series) -> Bounds | None:
-    """The total that most rows imply by value / share, if it is the sum of the column, or most of many rows imply it."""
+    """Return the total that most rows imply by value / share, if it is the column's sum or many rows imply it."""
     pairs = [
         (figure, value)
         for entry, figure in _rows(shares)
@@ -116,7 +116,7 @@ def _whole(shares: Series, values: Series) -> Bounds | None:
 
 
 def _off(view: View, shares: Series, values: Series) -> list[tuple[Entry, Quantity, Bounds]] | None:
-    """Rows whose share is not value / total; None if the column is not shares of these values."""
+    """Return the rows whose share is not value / total; None if the column holds no shares of these values."""
     whole = _whole(shares, values)
     if whole is None:
         return None
@@ -177,7 +177,7 @@ def _products(study: Study, view: View, columns: tuple[Series, Series, Series]) 
 
 
 def detail_total(study: Study) -> Iterator[Claim]:
-    """Compare a row of a budget with the table that breaks it down, by the words of its label and that table's heading."""
+    """Compare a row of a budget with the table that breaks it down, matched by label and heading."""
     for budget in study.views:
         times = [series for series in budget.of_kind("time") if additive(budget, series)]
         if not times or not any(is_total(name) for name in budget.keys):
@@ -196,7 +196,7 @@ _GENERIC: Final = listed(
 
 
 def _details(view: View, label: str) -> bool:
-    """A heading that repeats the label's words, with nothing but words like `details` or `operation` added."""
+    """Return True if a heading repeats the label's words and adds only words like `details` or `operation`."""
     own, title = words(label), words(view.table.caption or view.table.section.title)
     telling = [word for word in own if word not in _GENERIC]
     extra = [

@@ -1,4 +1,4 @@
-"""Per-call times set against stage times without the number of calls between them."""
+"""Rule for per-call times compared with stage times without the number of calls in a stage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _COUNTED: Final = re.compile(
     r"\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
 )
 APART: Final = 20
-"""A stage of at least this many calls."""
+"""Ratio of a stage time to a call time above which the stage holds many calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Versus:
-    """A time of two variants at one level."""
+    """The times of two variants at one level."""
 
     stage: bool
     label: str
@@ -37,7 +37,7 @@ class _Versus:
 
 
 def calls_per_stage(study: Study) -> Iterator[Claim]:
-    """Find documents that compare two variants per call and per stage, and never say how many calls a stage makes."""
+    """Find documents that compare two variants per call and per stage without the number of calls in a stage."""
     if _counted(study):
         return
     pairs = list(_pairs(study))
@@ -81,7 +81,7 @@ def _counted(study: Study) -> bool:
 
 
 def _pairs(study: Study) -> Iterator[_Versus]:
-    """Levels that the document gives for two variants: two items of a list, or two columns of a row."""
+    """Yield the levels that the document gives for two variants: two items of a list, or two columns of a row."""
     for view in study.views:
         times = [
             figure
@@ -115,7 +115,7 @@ def _versus(label: str, one: Figure, two: Figure) -> Iterator[_Versus]:
 
 
 def _name(figure: Figure) -> str:
-    """The variant: first word of a list item's label, or the column's head."""
+    """Return the variant: the first word of a list item's label, or the column's head."""
     text = figure.entry.key if figure.series.metric.title == VALUE else figure.series.metric.title
     words = re.findall(r"[A-Za-z]\w*", text)
     return words[0].lower() if words else ""

@@ -1,4 +1,4 @@
-"""Totals, shares and what is counted twice."""
+"""Rules for totals, shares, and rows that are counted twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_ADDITIVE: Final = re.compile(
     r"do(?:es)? not add|top[- ]?\d+|largest \d+|first \d+|selected|excerpt|examples? only|wall[- ]?clock|wall time|critical path|"
     r"double[- ]count\w*)\b"
 )
-"""Words that say that the rows are not meant to add up to the total."""
+"""Words that state that the rows do not add up to the total."""
 
 _ADDITIVE: Final = frozenset({"time", "memory", "count", "work"})
 _SUMMABLE: Final = frozenset({"", "mean", "sum"})
@@ -35,7 +35,7 @@ MOST_PARTS: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A column of figures cut at its totals: parts since the total before, and the total that closes them."""
+    """A column of figures cut at a total: the parts since the total before it, and that total."""
 
     view: View
     series: Series
@@ -46,7 +46,7 @@ class Column:
 
 
 def _closed(view: View, series: Series) -> Iterator[Column]:
-    """Each total of a column with the parts above it; of a total in the first row, the parts are below."""
+    """Yield each total of a column with the parts above it; for a total in the first row, the parts below."""
     if view.table.origin == "lines":
         yield from _closed_lines(view, series)
         return
@@ -70,7 +70,7 @@ def _closed(view: View, series: Series) -> Iterator[Column]:
 
 
 def _closed_lines(view: View, series: Series) -> Iterator[Column]:
-    """In printed output a total closes the lines or the totals under its own heading; one that names a group does not."""
+    """Yield totals of printed output: each closes the lines or totals under its own heading, unless it names a group."""
     rows = view.table.rows
     for entry in series.entries:
         if entry.quantity is None or not is_total(entry.key) or group_of(view, entry):
@@ -83,7 +83,7 @@ def _closed_lines(view: View, series: Series) -> Iterator[Column]:
 
 
 def _sum(entries: Iterable[Entry]) -> Bounds | None:
-    """What the printed parts can add up to; None if one of them is no figure. Nothing counts as zero."""
+    """Add up the intervals of printed parts; None if one of them is not a figure. Empty cells count as zero."""
     total = exactly(0)
     for entry in entries:
         if entry.quantity is None:
@@ -95,7 +95,7 @@ def _sum(entries: Iterable[Entry]) -> Bounds | None:
 
 
 def adds_up(column: Column) -> bool | None:
-    """Whether the total is the sum of its parts, of all parts, or of the totals before it; None if that cannot be said."""
+    """Return True if the total equals the sum of its parts, of all parts, or of earlier totals; None if undecidable."""
     claimed = column.total.quantity
     assert claimed is not None
     choices = [column.parts, column.everything, column.totals, (*column.totals, *column.parts)]
@@ -105,7 +105,7 @@ def adds_up(column: Column) -> bool | None:
 
 
 def additive(view: View, series: Series) -> bool:
-    """A column whose parts may be added: times, memory, counts; no peaks, percentiles or rates."""
+    """Return True for a column whose parts may be added: times, memory, counts; no peaks, percentiles or rates."""
     metric = series.metric
     if metric.kind not in _ADDITIVE or metric.statistic not in _SUMMABLE or not view.by_columns:
         return False
@@ -113,13 +113,13 @@ def additive(view: View, series: Series) -> bool:
 
 
 def explained(view: View) -> bool:
-    """The document says why the rows need not add up."""
+    """Return True if the document says why the rows need not add up."""
     table = view.table
     return NOT_ADDITIVE.search(table.context) is not None or any(_MORE.match(row.label) for row in table.rows)
 
 
 def _hierarchy(view: View) -> list[tuple[int, list[int]]]:
-    """Rows with the rows below that are their parts: set in further, or named after them (`attn`, `attn / qkv`, `attn.qkv`)."""
+    """Return rows with their child rows below: indented, or named after them (`attn`, `attn / qkv`, `attn.qkv`)."""
     rows = view.table.rows
     families = []
     for number, row in enumerate(rows):
@@ -172,7 +172,7 @@ def _missed(study: Study, column: Column) -> Claim:
 
 
 def _counted_twice(view: View, column: Column) -> tuple[Entry, list[Entry]] | None:
-    """A parent and its children that the total holds both, if leaving the children out gives the sum of the rest."""
+    """Return the first parent row whose children are counted in the total as well, with them; None if there is none."""
     by_row = {entry.row: entry for entry in column.everything}
     for parent, children in _hierarchy(view):
         if parent in by_row and all(child in by_row for child in children):
@@ -181,7 +181,7 @@ def _counted_twice(view: View, column: Column) -> tuple[Entry, list[Entry]] | No
 
 
 def children_with_parent(study: Study) -> Iterator[Claim]:
-    """Find totals that count a row together with the rows it is made of."""
+    """Find totals that count a row together with the rows that are its parts."""
     for view in study.views:
         if view.table.origin == "list":
             continue
@@ -217,7 +217,7 @@ def _double(study: Study, column: Column) -> Iterator[Claim]:
 
 
 def group_of(view: View, total: Entry) -> list[Entry]:
-    """Rows of printed output whose group heading the total names: `Total Computation` and the rows under `COMPUTATION:`."""
+    """Return the rows of the group that a printed total names: `Total Computation` and the rows under `COMPUTATION:`."""
     rows = view.table.rows
     own = set(words(total.key)) - {"total"}
     found = []
@@ -250,7 +250,7 @@ def _totals(view: View) -> list[Entry]:
 
 
 def _group_sum(view: View, total: Entry) -> Bounds | None:
-    """Sum of the group that a total names, in the column of totals if there is one."""
+    """Return the sum of the group that a total names, from the column of totals if there is one."""
     rows = {entry.row for entry in group_of(view, total)}
     columns = sorted(
         (series for series in view.series if series.metric.kind == "time"), key=lambda each: each.metric.statistic != "sum"
@@ -296,7 +296,7 @@ def _group_claim(study: Study, view: View, total: Entry, parts: Bounds, leaves: 
 
 
 def percentile_sum(study: Study) -> Iterator[Claim]:
-    """Find totals of percentiles or maxima that are the sum of those of the parts."""
+    """Find totals of percentiles or maxima computed as the sum of the parts' values."""
     for view in study.views:
         for series in view.of_kind("time"):
             if series.metric.statistic in _SUMMABLE or series.metric.statistic == "spread" or not view.by_columns:
@@ -314,7 +314,7 @@ def percentile_sum(study: Study) -> Iterator[Claim]:
 
 
 def row_sum(study: Study) -> Iterator[Claim]:
-    """Find rows whose total column is not the sum of the columns before it, where it is in most rows."""
+    """Find rows whose total column differs from the sum of the columns before it, where most rows agree."""
     for view in study.views:
         if not view.by_columns or view.table.origin == "lines" or explained(view):
             continue

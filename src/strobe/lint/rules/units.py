@@ -1,4 +1,4 @@
-"""Figures without a unit, and labels that cannot be right."""
+"""Rules for figures without a unit, and for unit labels that cannot be right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STORED: Final = re.compile(r"(?i)\b(?:memory|vram|footprint)\b")
 
 
 def no_unit(study: Study) -> Iterator[Claim]:
-    """Find columns or rows of times or memory whose figures have no unit: not in the cells, the head or the caption."""
+    """Find columns or rows of times or memory without a unit in the cells, the head or the caption."""
     for view in study.views:
         for series in view.series:
             bare = [(entry, figure) for entry, figure in series.figures if figure.unit is None]
@@ -45,7 +45,7 @@ def no_unit(study: Study) -> Iterator[Claim]:
 
 
 def _missing(view: View, series: Series) -> str:
-    """What unit a series needs, or empty."""
+    """Return the units that a series needs and lacks; empty if it lacks none."""
     title, context = series.metric.title, f"{view.table.caption} {view.table.section.title}"
     if series.metric.kind in ("count", "rate", "share", "change", "quality"):
         return ""
@@ -73,7 +73,7 @@ _BEHAVES: Final = re.compile(
 
 
 def label_admitted(study: Study) -> Iterator[Claim]:
-    """Find sentences that say themselves that figures carry the wrong unit."""
+    """Find sentences that admit a wrong unit on figures of the document."""
     for sentence in study.document.sentences:
         label, behaves = _LABEL.search(sentence.text), _BEHAVES.search(sentence.text)
         if not label or not behaves:
@@ -90,7 +90,7 @@ def label_admitted(study: Study) -> Iterator[Claim]:
 
 
 def _proof(study: Study, label: Unit, real: Unit) -> str:
-    """With figures of the document: what the label would mean, and what it would be shorter than."""
+    """Describe the label's consequence with figures of the document: its meaning, and the longer time it contradicts."""
     every = levels(study)
     for outer in sorted((level for level in every if level.rank > 0), key=lambda level: (level.rank != 2, level.rank)):
         claimed = outer.quantity.value * label.scale / real.scale
@@ -117,7 +117,7 @@ _RANKS: Final = (
 )
 _SCALES: Final = (1000, 10**6, 10**9)
 FAR: Final = 20
-"""A container at least this many times shorter than its contents is a wrong unit, not another basis."""
+"""Factor by which a time must be shorter than a time inside it to indicate a wrong unit rather than another basis."""
 _OTHER_BASIS: Final = re.compile(
     r"(?i)\b(?:sum|total|all calls|saved|share|budget|overhead|launch|gap|idle|delta|difference|per token|per frame|speed-?up)\b"
 )
@@ -141,7 +141,7 @@ class Level:
 
 
 def levels(study: Study) -> list[Level]:
-    """Times whose label or heading names a level and at most a variant besides: shortest level first."""
+    """Return the times whose label or heading names a level and at most a variant, shortest level first."""
     found = []
     for figure in study.figures:
         if (
@@ -180,12 +180,12 @@ _FUNCTION: Final = re.compile(r"(?i)(?<!\w)\w*(?:fwd|kernel)_\w+|(?<!\w)\w*_(?:\
 
 
 def _own_words(text: str) -> list[str]:
-    """Words of a label apart from names of functions and what is in brackets."""
+    """Return the words of a label without names of functions and text in brackets."""
     return list(words(_FUNCTION.sub(" ", re.sub(r"\([^)]*\)", " ", text))))
 
 
 def rank_of(text: str) -> int | None:
-    """The level a label names, if it names at most a variant besides."""
+    """Return the level that a label names, if it names at most a variant besides."""
     bare = re.sub(r"\([^)]*\)", " ", text)
     if re.search(r"[/:]", bare) or len([word for word in _own_words(bare) if word not in _LEVEL_WORDS]) > 1:
         return None
@@ -196,13 +196,13 @@ def rank_of(text: str) -> int | None:
 
 
 def _inside(inner: Level, outer: Level) -> bool:
-    """A level of the same variant on the same basis: the same table, or both are averages."""
+    """Return True for a level of the same variant on the same basis: the same table, or both are averages."""
     same = inner.view is outer.view or (inner.mean and outer.mean)
     return inner.rank < outer.rank and inner.variant == outer.variant and same
 
 
 def contained(study: Study) -> Iterator[Claim]:
-    """Find a time that is far shorter than what runs inside it, and the unit that would make it right."""
+    """Find a time that is far shorter than a time inside it, and the unit that would make it right."""
     every = levels(study)
     for outer in every:
         inside = [inner for inner in every if _inside(inner, outer) and inner.quantity.value > FAR * outer.quantity.bounds.high]

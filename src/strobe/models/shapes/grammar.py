@@ -133,7 +133,7 @@ class Scene:
 
 
 def split_words(prompt: str) -> list[str]:
-    """Lower-case words of a prompt, punctuation dropped.
+    """Split a prompt into lower-case words without punctuation.
 
     Raises:
         ConfigError: a word is not in `VOCABULARY`; the message names the nearest one.
@@ -171,7 +171,7 @@ def parse(prompt: str) -> Scene:
 
 
 def _example(found: Mapping[str, int]) -> str:
-    """A prompt that can be drawn, with what was given and the first value of what was not."""
+    """Return an example prompt with the values found, and for every missing one its first choice."""
     colour, shape, direction = (CHOICES[name][found.get(name, 0)] for name in ("colour", "shape", "direction"))
     return f'for example "{_article(colour)} {colour} {shape} moving {direction}"'
 

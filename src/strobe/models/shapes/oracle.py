@@ -1,4 +1,4 @@
-"""Reads a clip's attributes from its pixels, without learned parts: what was drawn, where, and how it moves."""
+"""Detection of a clip's attributes from its pixels, without learned parts: what was drawn, where, and how it moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE_RADII = tuple(range(20, 31))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """What `detect` read from N clips of F frames. A label is a position in `grammar.CHOICES`, or -1 where nothing could be read.
+    """Labels that `detect` read from N clips of F frames: positions in `grammar.CHOICES`, -1 where nothing could be read.
 
     Args:
         colour: int64 `[N, F]`.
@@ -52,7 +52,7 @@ class Detection:
 
     @property
     def labels(self) -> Tensor:
-        """Labels in the order of `grammar.CHOICES`, int64 `[N, F, 5]`; the clip's direction and speed stand at every frame."""
+        """Labels in the order of `grammar.CHOICES`, int64 `[N, F, 5]`; every frame has the direction and speed of its clip."""
         clip = torch.stack((self.direction, self.speed), -1)[:, None].expand(*self.colour.shape, 2)
         return torch.cat((torch.stack((self.colour, self.shape), -1), clip, self.background[..., None]), -1)
 
@@ -134,7 +134,7 @@ def detect(frames: Tensor) -> Detection:
 
 
 def centroids(frames: Tensor) -> Tensor:
-    """Where the object is: `(x, y)` in pixels, float32 `[N, F, 2]`, NaN where there is none. Much cheaper than `detect`.
+    """Locate the object: `(x, y)` in pixels, float32 `[N, F, 2]`, NaN where there is none. Much cheaper than `detect`.
 
     Args:
         frames: float `[N, F, 3, 128, 128]` in [0, 1].
@@ -152,7 +152,7 @@ def centroids(frames: Tensor) -> Tensor:
 
 
 def flicker(detection: Detection) -> Tensor:
-    """Mean absolute second difference in time of the object's mean colour, float32 `[N]`; 0 for a steady or evenly fading object.
+    """Measure the mean absolute second time difference of the object's mean colour, float32 `[N]`; 0 if steady or evenly fading.
 
     NaN where a clip has no three neighbouring frames with an object.
     """
@@ -168,13 +168,13 @@ def _check(frames: Tensor) -> tuple[int, int]:
 
 
 def _distance_to_background(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Background colour `[M, 3]`, the median of every fourth pixel each way, and every pixel's RGB distance to it `[M, Y, X]`."""
+    """Return the background colour `[M, 3]`, a median over every 4th pixel, and each pixel's RGB distance to it `[M, Y, X]`."""
     backdrop = pixels[:, :, ::4, ::4].flatten(2).median(2).values
     return backdrop, (pixels - backdrop[:, :, None, None]).square_().sum(1).sqrt_()
 
 
 def _centre(weight: Tensor) -> Tensor:
-    """Centre of mass on the torus, `(x, y)` `[M, 2]` in [0, 128): the circular mean, made exact by the mean offset from it."""
+    """Compute the centre of mass on the torus, `(x, y)` `[M, 2]` in [0, 128): circular mean plus the mean offset from it."""
     profiles = torch.stack((weight.sum(1), weight.sum(2)), 1)  # [M, 2, 128] along x, along y
     profiles = profiles / profiles.sum(2, keepdim=True).clamp(min=1e-9)
     positions = torch.arange(SIZE, device=weight.device, dtype=torch.float32)
@@ -187,7 +187,7 @@ def _centre(weight: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centred templates `[K, CROP * CROP]`, shape-major over `TEMPLATE_RADII`, and their sums of squares `[K]`."""
+    """Draw centred templates `[K, CROP * CROP]`, shape-major over `TEMPLATE_RADII`, and sum their squares `[K]`."""
     shape = torch.arange(len(SHAPES), device=device).repeat_interleave(len(TEMPLATE_RADII))
     radius = torch.tensor(TEMPLATE_RADII, device=device, dtype=torch.float32).repeat(len(SHAPES))
     offset = (torch.arange(CROP, device=device, dtype=torch.float32) - CROP // 2).expand(len(shape), CROP)
@@ -196,7 +196,7 @@ def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Best shape `[M]` and its soft intersection over union `[M]`: a.b / (a.a + b.b - a.b), coverages a (seen), b (template)."""
+    """Return the best shape `[M]` and its soft IoU `[M]`: a.b / (a.a + b.b - a.b), coverages a (seen) and b (template)."""
     corner = centre.floor()
     window = torch.arange(-(CROP // 2), CROP // 2 + 1, device=cover.device)
     index = torch.remainder(corner.long()[:, :, None] + window, SIZE)  # [M, 2, CROP + 1]
@@ -213,7 +213,7 @@ def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _motion(centre: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Direction `[N]`, speed `[N]` and velocity `[N, 2]` from centres `[N, F, 2]`, over steps whose two frames are valid."""
+    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from centres `[N, F, 2]`, over steps with two valid frames."""
     steps = wrapped(centre.diff(dim=1))
     steps = torch.where((valid[:, 1:] & valid[:, :-1])[..., None], steps, torch.nan)
     if steps.shape[1] == 0:

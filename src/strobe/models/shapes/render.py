@@ -1,4 +1,4 @@
-"""Scenes become pictures: batched anti-aliased shapes on a torus, on CPU or GPU."""
+"""Rendering of scenes to pictures: batched anti-aliased shapes on a torus, on CPU or GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _outline_table(device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def palette(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Object colours `[8, 3]` and background colours `[4, 3]` in [0, 1], float32."""
+    """Return object colours `[8, 3]` and background colours `[4, 3]` in [0, 1], float32."""
 
     def scaled(colours: dict[str, Rgb]) -> Tensor:
         return torch.tensor(list(colours.values()), device=device) / 255
@@ -60,7 +60,7 @@ def palette(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def coverage(shape: Tensor, offset_x: Tensor, offset_y: Tensor, radius: Tensor) -> Tensor:
-    """How much of each pixel an object covers: `s * s * (3 - 2 s)` with `s = clamp(1/2 - distance / EDGE, 0, 1)`.
+    """Compute the share of each pixel that an object covers: `s * s * (3 - 2 s)`, `s = clamp(1/2 - distance / EDGE, 0, 1)`.
 
     The distance to the outline is signed and in pixels, negative inside.
 
@@ -87,7 +87,7 @@ def coverage(shape: Tensor, offset_x: Tensor, offset_y: Tensor, radius: Tensor) 
 
 
 def wrapped(difference: Tensor, size: int = SIZE) -> Tensor:
-    """Shortest signed difference on a circle of `size` pixels, in [-size/2, size/2)."""
+    """Return the shortest signed difference on a circle of `size` pixels, in [-size/2, size/2)."""
     return torch.remainder(difference + size / 2, size) - size / 2
 
 

@@ -43,7 +43,7 @@ Parts = tuple[CausalWan, SceneEncoder, TinyVAE]
 
 
 def build() -> Parts:
-    """Untrained transformer, text encoder and autoencoder of the bundled model's sizes."""
+    """Build untrained transformer, text encoder and autoencoder of the bundled model's sizes."""
     return CausalWan(WAN), SceneEncoder(VOCABULARY, dim=WAN.text_dim, length=WAN.text_len), TinyVAE(VAE)
 
 

@@ -1,4 +1,4 @@
-"""Prompts to embeddings, through a folder that remembers them: the text encoder runs once per prompt, not per session."""
+"""Embeddings of prompts, kept in a folder: the text encoder runs once per prompt, not once per session."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ STALE_S = 3600
 
 
 class Embedder(Protocol):
-    """A text encoder: cleaned prompts to rows."""
+    """A text encoder that turns cleaned prompts into rows."""
 
     @property
     def identity(self) -> str:
-        """What makes two encoders give the same rows: a digest of weights and tokeniser."""
+        """Digest of weights and tokeniser; encoders with the same digest give the same rows."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows."""
+        """Dtype of the rows."""
         ...
 
     @property
     def length(self) -> int:
-        """Most rows of a prompt."""
+        """Largest number of rows of a prompt."""
         ...
 
     def clean(self, prompt: str) -> str:
-        """The prompt as the encoder reads it."""
+        """Clean a prompt as the encoder expects it."""
         ...
 
     def check(self, prompt: str) -> None:
-        """Refuse a cleaned prompt that `embed` would refuse."""
+        """Check that `embed` accepts a cleaned prompt."""
         ...
 
     def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """Cleaned prompts to rows [tokens, dim] on the CPU, without padding. Each is independent of the others."""
+        """Embed cleaned prompts to rows [tokens, dim] on the CPU, without padding, each independently of the others."""
         ...
 
     def place(self, device: torch.device) -> None:
-        """Be told where frames are made; see `strobe.engine.load.TextEncoder`."""
+        """Tell the encoder which device makes frames; see `strobe.engine.load.TextEncoder`."""
         ...
 
 
@@ -77,7 +77,7 @@ class _Header:
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """What happened to a cache since it was opened.
+    """Counts of hits, misses and failures of a cache since it was opened.
 
     Args:
         hits: embeddings found.
@@ -125,7 +125,7 @@ class PromptCache:
             ) from error
 
     def holds(self, key: Key) -> bool:
-        """Whether there is an entry, good or not."""
+        """Whether there is an entry, valid or not."""
         return (self.folder / key.file).is_file()
 
     def is_empty(self) -> bool:
@@ -133,7 +133,7 @@ class PromptCache:
         return not self._entries()
 
     def get(self, key: Key) -> Tensor | None:
-        """Rows [tokens, dim] on the CPU, or None if they are not there or not to be trusted."""
+        """Read rows [tokens, dim] to the CPU; None if they are missing or damaged."""
         path = self.folder / key.file
         try:
             rows = _read(path, key)
@@ -151,7 +151,7 @@ class PromptCache:
         return rows
 
     def put(self, key: Key, rows: Tensor) -> None:
-        """Keep rows [tokens, dim]. What cannot be kept is counted, not raised: the rows themselves are good."""
+        """Keep rows [tokens, dim]; a failure to write is counted and not raised, because the rows themselves are good."""
         rows = rows.detach().cpu().contiguous()
         header = _Header(version=VERSION, key=key, sha256=_digest(rows))
         data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
@@ -205,7 +205,7 @@ def _digest(rows: Tensor) -> str:
 
 
 class PromptEncoder:
-    """Prompts to text as the transformer takes it: rows, then zeros up to `length`. Threads take turns at the encoder.
+    """An encoder of prompts for the transformer: rows, then zeros up to `length`. Threads use the embedder in turn.
 
     Args:
         embedder: the text encoder.
@@ -221,7 +221,7 @@ class PromptEncoder:
 
     @property
     def length(self) -> int:
-        """Text tokens of a prompt, padding included."""
+        """Number of text tokens of a prompt, padding included."""
         return self.embedder.length
 
     def check(self, prompts: Sequence[str]) -> None:
@@ -236,7 +236,7 @@ class PromptEncoder:
                 self.embedder.check(cleaned)
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text [B, length, dim] on the CPU in the encoder's dtype; padded rows are zeros.
+        """Encode prompts to text [B, length, dim] on the CPU in the encoder's dtype; padded rows are zeros.
 
         Raises:
             ConfigError: a prompt is empty or too long, or there is none.
@@ -252,7 +252,7 @@ class PromptEncoder:
         return torch.stack([F.pad(found[prompt], (0, 0, 0, self.length - len(found[prompt]))) for prompt in cleaned])
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Whether all of them are kept."""
+        """Whether the embeddings of all prompts are kept."""
         return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
 
     def place(self, device: torch.device) -> None:
@@ -261,7 +261,7 @@ class PromptEncoder:
             self.embedder.place(device)
 
     def _complete(self, known: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Read or make the rows that are not known."""
+        """Read rows that are not known from the folder, and encode the others."""
         kept = {prompt: self._kept(prompt) if rows is None else rows for prompt, rows in known.items()}
         new = [prompt for prompt, rows in kept.items() if rows is None]
         made = dict(zip(new, self.embedder.embed(new), strict=True)) if new else {}
@@ -286,6 +286,6 @@ class PromptEncoder:
         return Key(identity=self.embedder.identity, prompt=cleaned, dtype=str(self.embedder.dtype))
 
     def _kept(self, cleaned: str) -> Tensor | None:
-        """What another thread has made meanwhile, or what lies in the folder."""
+        """Return rows that another thread has made meanwhile or that the folder holds, or None."""
         rows = self._remembered(cleaned)
         return self.cache.get(self._key(cleaned)) if rows is None and self.cache is not None else rows

@@ -1,4 +1,4 @@
-"""A prompt as the released Wan models were trained to read it."""
+"""Cleaning of prompts as in the training of the released Wan models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By what an embedding is found."""
+"""The key under which an embedding is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What an embedding depends on.
+    """The values on which an embedding depends.
 
     Args:
         identity: of the encoder.
@@ -24,10 +24,10 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """sha256 of all of it, hexadecimal."""
+        """sha256 of all fields, hexadecimal."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
     def file(self) -> str:
-        """Name of the entry in a folder."""
+        """File name of the entry in a folder."""
         return f"{self.digest}.safetensors"

@@ -15,7 +15,7 @@ LIMIT_BYTES = 1 << 28
 
 
 class PromptMemory:
-    """Embeddings that any number of sessions share; the one that was not used for longest goes first.
+    """Embeddings in main memory, shared by any number of sessions; the least recently used goes first.
 
     A prompt is found by whoever has it, and by nobody else: only the digests of prompts are held, and none is listed.
 
@@ -35,12 +35,12 @@ class PromptMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the embeddings that are held."""
+        """Memory of the embeddings that are held, bytes."""
         with self._lock:
             return sum(rows.nbytes for rows in self._rows.values())
 
     def get(self, key: Key) -> Tensor | None:
-        """Rows [tokens, dim] on the CPU, not to be written to; None if they are not there."""
+        """Return rows [tokens, dim] on the CPU, not to be written to; None if they are not held."""
         with self._lock:
             rows = self._rows.get(key.digest)
             if rows is not None:
@@ -48,7 +48,7 @@ class PromptMemory:
             return rows
 
     def put(self, key: Key, rows: Tensor) -> None:
-        """Hold rows, and let go of what does not fit beside them."""
+        """Hold rows, and drop the least recently used ones that no longer fit."""
         if rows.nbytes > self.limit_bytes:
             return
         with self._lock:

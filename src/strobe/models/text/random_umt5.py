@@ -1,4 +1,4 @@
-"""umT5 with random weights, of any size: what it takes is measured, what it says means nothing."""
+"""umT5 with random weights, of any size, to measure time and memory; its output has no meaning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE = 4
 
 
 class RandomUmt5(Umt5):
-    """The encoder without its files: weights are drawn from a seed, a word is as many tokens as it has groups of characters.
+    """An encoder without files: weights are drawn from a seed, a word has as many tokens as groups of characters.
 
     Args:
         config, dtype, device: see `Umt5`.
@@ -37,7 +37,7 @@ class RandomUmt5(Umt5):
 
     @cached_property
     def identity(self) -> str:
-        """Names its sizes."""
+        """Identity of the encoder: its sizes."""
         return f"random umt5 {self.config}"
 
     def _tokens(self, prompt: str) -> list[int]:

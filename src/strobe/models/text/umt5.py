@@ -72,7 +72,7 @@ class Umt5Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Umt5Files:
-    """Where an encoder lies.
+    """The files of an encoder.
 
     Args:
         weights: one file, or the shards.
@@ -107,7 +107,7 @@ class Umt5Files:
         return cls(weights=weights, tokenizer=tokenizers[0])
 
     def fingerprint(self) -> str:
-        """Digest of the tokeniser and of samples of the weights, hexadecimal; the same wherever the files lie."""
+        """Compute a digest of the tokeniser and of samples of the weights, hexadecimal; it does not depend on the folder."""
         digest = hashlib.sha256()
         for path in (*self.weights, *sorted(path for path in self.tokenizer.rglob("*") if path.is_file())):
             size_bytes = path.stat().st_size
@@ -121,7 +121,7 @@ class Umt5Files:
 
 
 def key_names(config: Umt5Config) -> dict[str, str]:
-    """Name of every tensor in transformers to the original one."""
+    """Map the name of every tensor in transformers to the original one."""
     layer = {
         "layer.0.layer_norm": "norm1",
         **{f"layer.0.SelfAttention.{part}": f"attn.{part}" for part in "qkvo"},
@@ -186,7 +186,7 @@ class Umt5:
             raise WeightsError(f"{self.files.tokenizer} holds no tokeniser ({reason}); copy it from the release again") from error
 
     def clean(self, prompt: str) -> str:
-        """The prompt as the model was trained to read it; see `clean_prompt`."""
+        """Clean a prompt as in the training of the model; see `clean_prompt`."""
         return clean_prompt(prompt)
 
     def check(self, prompt: str) -> None:
@@ -198,7 +198,7 @@ class Umt5:
         self._tokens(prompt)
 
     def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """Cleaned prompts to rows [tokens, dim] on the CPU, without padding.
+        """Encode cleaned prompts to rows [tokens, dim] on the CPU, without padding.
 
         Raises:
             ConfigError: a prompt has too many tokens.
@@ -213,14 +213,16 @@ class Umt5:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights."""
+        """Memory of the weights, bytes."""
         config = self.config
         layer = config.dim * (4 * config.attention_dim + 3 * config.ffn_dim + 2) + config.num_buckets * config.num_heads
         return self.dtype.itemsize * (config.vocabulary * config.dim + config.num_layers * layer + config.dim)
 
     def place(self, device: torch.device) -> None:
-        """Choose a device, if none was given: that on which frames are made. Where the weights fit beside what is held there and
-        `SPARE_BYTES`, they stay; where a layer fits, they come layer by layer for each prompt; elsewhere a CPU encodes.
+        """Choose a device for the encoder, if none was given: the one that makes frames, if the weights fit there.
+
+        They stay there if they fit beside what is held and `SPARE_BYTES`; if only a layer fits, layers are copied one by one for
+        each prompt; else the CPU encodes.
 
         Args:
             device: what a stream holds there was allocated.
@@ -235,7 +237,7 @@ class Umt5:
             self.device, self.by_layer = device, True
 
     def release(self) -> None:
-        """Let go of the weights; the next prompt reads them again."""
+        """Free the weights; the next prompt reads them again."""
         self._model = None
 
     def _tokens(self, prompt: str) -> list[int]:
@@ -245,7 +247,7 @@ class Umt5:
         return found
 
     def _rows(self, model: Any, ids: Tensor) -> Tensor:
-        """Rows of one prompt; the embedding of tokens is looked up where it lies."""
+        """Compute the rows of one prompt; token embeddings are looked up on the device of the table."""
         table = model.shared.weight
         given = F.embedding(ids.to(table.device), table).to(self.device)
         mask = torch.ones(ids.shape, dtype=torch.int64, device=self.device)
@@ -253,12 +255,12 @@ class Umt5:
         return rows.cpu()
 
     def _beside(self) -> AbstractContextManager[object]:
-        """On a GPU a stream of its own, so that frames do not wait for a prompt."""
+        """Return a context with a CUDA stream of its own, so that frames do not wait for a prompt; on a CPU it does nothing."""
         return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device.type == "cuda" else nullcontext()
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """The model on its device, and its weights back where they were afterwards."""
+        """Give the model on its device, and move its weights back afterwards."""
         if self._model is None:
             self._model = self._read()
         if self.by_layer:
@@ -300,7 +302,7 @@ class Umt5:
         return model.requires_grad_(False).eval()
 
     def _weights(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors under the names of transformers, in the dtype asked for."""
+        """Read the tensors under the names of transformers, in the encoder's dtype."""
         tensors: dict[str, Tensor] = {}
         for path in self.files.weights:
             tensors |= read_tensors(path, mapped=True)
@@ -315,7 +317,7 @@ class Umt5:
 
 
 def visiting(layer: nn.Module, device: torch.device) -> tuple[RemovableHandle, RemovableHandle]:
-    """Have a layer's weights on a device while it runs, and where they are now otherwise, until the handles are removed."""
+    """Add hooks that copy a layer's weights to a device while the layer runs; remove the handles to end this."""
     home = {parameter: parameter.data for parameter in layer.parameters()}
 
     def enter(*_: object) -> None:
@@ -330,12 +332,12 @@ def visiting(layer: nn.Module, device: torch.device) -> tuple[RemovableHandle, R
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that nobody holds; none of another device."""
+    """Return the free memory of a GPU, bytes; 0 for another device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def check_installed() -> None:
-    """Refuse where transformers is not installed, without importing it.
+    """Check that transformers is installed, without importing it.
 
     Raises:
         ImplUnavailableError: it is not.

@@ -35,7 +35,7 @@ class WordEncoder(nn.Module):
         self.final = nn.LayerNorm(dim)
 
     def tokenize(self, prompt: str) -> list[int]:
-        """Words of a prompt as numbers.
+        """Convert the words of a prompt to numbers.
 
         Raises:
             ConfigError: a word is unknown (lists those that are not), or the prompt is empty or too long.
@@ -50,7 +50,7 @@ class WordEncoder(nn.Module):
         return [self.index[word] for word in words]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token numbers `[B, length]`, 0 = padding, to `[B, length, dim]`; padding rows are zeros."""
+        """Encode token numbers `[B, length]`, 0 = padding, to `[B, length, dim]`; padding rows are zeros."""
         real = tokens != 0
         x: Tensor = self.words(tokens) + self.places
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -59,7 +59,7 @@ class WordEncoder(nn.Module):
         return x * real.unsqueeze(-1)
 
     def batch(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts as a padded int64 tensor `[B, length]` on the encoder's device."""
+        """Tokenise prompts to a padded int64 tensor `[B, length]` on the encoder's device."""
         rows = [self.tokenize(prompt) for prompt in prompts]
         padded = [row + [0] * (self.length - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.places.device)
@@ -69,13 +69,13 @@ class WordEncoder(nn.Module):
         self.batch(prompts)
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Always: it is one small layer."""
+        """Return True: the encoder is one small layer."""
         return True
 
     def place(self, device: torch.device) -> None:
-        """Stay where the weights are."""
+        """Do nothing: the encoder stays where its weights are."""
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text `[B, length, dim]`."""
+        """Encode prompts to text `[B, length, dim]`."""
         out: Tensor = self(self.batch(prompts))
         return out

@@ -1,4 +1,4 @@
-"""Convolutions of decoders in forms that a GPU is faster at: the same sums up to rounding."""
+"""Convolutions of decoders in forms that run faster on a GPU: the same sums up to rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def grow(pictures: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Repeat every pixel twice in height and width, then convolve: as one transposed convolution.
+    """Upsample by repeating every pixel twice in height and width, then convolve, as one transposed convolution.
 
     Of its 4x4 taps every pixel meets 4, of the other way's 9; what the taps share is added up in float32 or wider.
 
@@ -51,7 +51,7 @@ def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _repeated(taps: Tensor, dim: int) -> Tensor:
-    """Three taps of a convolution over pixels that stand twice, as four of the transposed one over pixels that stand once."""
+    """Convert three taps over repeated pixels to the four taps of a transposed convolution over the pixels themselves."""
     before, here, behind = taps.unbind(dim)
     return torch.stack((behind, here + behind, before + here, before), dim)
 

@@ -1,4 +1,4 @@
-"""Decoding a stream of latents piece by piece, with any video autoencoder of the house."""
+"""Piecewise decoding of a stream of latents, with any video autoencoder that follows the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Memories = tuple[Tensor | None, ...]
 
 
 class VideoDecoder(Protocol):
-    """The decoder half of a video autoencoder, causal in time: all that it knows of the past is in its memories."""
+    """The decoder of a video autoencoder, causal in time: its memories hold all that it knows of the past."""
 
     @property
     def stride(self) -> VaeStride:
@@ -29,7 +29,7 @@ class VideoDecoder(Protocol):
         ...
 
     def empty_memories(self) -> Memories:
-        """Memories before a stream's first latent frame."""
+        """Return the memories before a stream's first latent frame."""
         ...
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
@@ -42,7 +42,7 @@ class VideoDecoder(Protocol):
 
 
 class StreamingDecoder:
-    """Decodes a stream of latents piece by piece, exactly as one call over all of it would.
+    """A decoder of a stream of latents piece by piece, with the result of one call over all of it.
 
     Weights are shared, memories are not: two decoders over one autoencoder are two streams.
 
@@ -60,7 +60,7 @@ class StreamingDecoder:
         self.memories = self.vae.empty_memories()
 
     def push(self, latents: Tensor) -> Tensor:
-        """Latents `[B, F, C, Y, X]` to frames `[B, F', 3, Y', X']` in [0, 1]: `stride.time` per latent frame, 1 for the first.
+        """Decode latents `[B, F, C, Y, X]` to frames `[B, F', 3, Y', X']` in [0, 1]: `stride.time` per latent frame, first 1.
 
         Raises:
             ShapeError: the latents are not those of this autoencoder, or have not the batch and size of the stream so far.
@@ -71,7 +71,7 @@ class StreamingDecoder:
         return frames
 
     def state(self) -> tuple[bool, Memories]:
-        """What a copy of this decoder needs to go on from here. Tensors are never written in place, so sharing them is safe."""
+        """Return the state from which a copy of this decoder goes on; tensors are never written in place and may be shared."""
         return self.started, self.memories
 
     def load_state(self, state: tuple[bool, Memories]) -> None:
@@ -80,7 +80,7 @@ class StreamingDecoder:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that the memories hold now."""
+        """Size of the memories at present, bytes."""
         return sum(memory.untyped_storage().nbytes() for memory in self.memories if memory is not None)
 
 
@@ -108,7 +108,7 @@ def check_frames(frames: Tensor, stride: VaeStride, *, first: bool) -> None:
 
 
 def check_stream(x: Tensor, memory: Tensor) -> None:
-    """Check that a piece `[B, ..., Y, X]` goes on where its memory `[B, ..., Y, X]` ends.
+    """Check that a piece `[B, ..., Y, X]` has the batch and size of its memory `[B, ..., Y, X]`.
 
     Raises:
         ShapeError: another batch or size.
@@ -123,13 +123,13 @@ def check_stream(x: Tensor, memory: Tensor) -> None:
 
 @lru_cache
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """float32 [1, 1, C, 1, 1], made once; no buffer of a module, because a cast of that to bfloat16 would round it."""
+    """Return values as float32 [1, 1, C, 1, 1], cached; not a module's buffer, which a cast to bfloat16 would round."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, 1, -1, 1, 1)
 
 
 def predict_state_bytes(vae: VideoDecoder, batch: int, latent_size: tuple[int, int]) -> int:
-    """Bytes of a stream's memories in the steady state, worked out without computing a frame.
+    """Return the bytes of a stream's memories in the steady state, without computing a frame.
 
     Args:
         vae: an autoencoder on the meta device, in its dtype.

@@ -61,7 +61,7 @@ class TaewConfig:
 
 
 class MemoryBlock(nn.Module):
-    """Three convolutions around a skip that also see the block's input one frame earlier (zeros before the first)."""
+    """Three convolutions and a skip, which also see the block's input one frame earlier (zeros before the first)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class MemoryBlock(nn.Module):
         self.conv3 = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x `[B, F, Y, X, C]`, memory `[B, 1, Y, X, C]` or None; returns the output and the next memory."""
+        """Run x `[B, F, Y, X, C]` with memory `[B, 1, Y, X, C]` or None; return the output and the next memory."""
         first = torch.zeros_like(x[:, :1]) if memory is None else memory
         past = torch.cat((first, x[:, :-1]), dim=1)
         both = _pictures(torch.cat((x, past), dim=-1))
@@ -79,7 +79,7 @@ class MemoryBlock(nn.Module):
 
 
 class Growth(nn.Module):
-    """Twice the height and width and, if `time`, twice the frame rate.
+    """Upsampling to twice the height and width and, if `time`, twice the frame rate.
 
     Released decoders repeat every pixel, mix channels and convolve. Mixing first is the same with a quarter of the work.
     """
@@ -91,7 +91,7 @@ class Growth(nn.Module):
         self.conv = nn.Conv2d(width, next_width, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, F, Y, X, C]` to `[B, F', 2 Y, 2 X, C']`."""
+        """Upsample `[B, F, Y, X, C]` to `[B, F', 2 Y, 2 X, C']`."""
         mixed = _video(self.mix(_pictures(x)), x.shape[0]).unflatten(-1, (self.frames, -1))  # [B, F, Y, X, 1 or 2, C]
         small = mixed.movedim(-2, 2).flatten(1, 2)
         return _video(grow(_pictures(small), self.conv.weight, None), x.shape[0])
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         self.leave = nn.Conv2d(config.widths[-1], 3, 3, padding=1)
 
     def forward(self, latents: Tensor, memories: Memories) -> tuple[Tensor, Memories]:
-        """`[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1] and the memories for the next call."""
+        """Decode `[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1], with the memories for the next call."""
         batch, after = latents.shape[0], []
         pictures = latents.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         x = _video(F.relu(self.enter(torch.tanh(pictures / 3) * 3)), batch)
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
 
 class Taew(nn.Module):
-    """The decoder with the contract of a `strobe.models.vae.stream.VideoDecoder`.
+    """The decoder as a `strobe.models.vae.stream.VideoDecoder`.
 
     Args:
         config: sizes.
@@ -160,11 +160,11 @@ class Taew(nn.Module):
         self.decoder.compile(dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
-        """Memories before a stream's first latent frame."""
+        """Return the memories before a stream's first latent frame."""
         return (None,) * len(self.decoder.blocks)
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """A piece of a stream; see `strobe.models.vae.stream.VideoDecoder`.
+        """Decode a piece of a stream; see `strobe.models.vae.stream.VideoDecoder`.
 
         Raises:
             ShapeError: the latents are not those of this decoder, or of another size than the memories.
@@ -177,12 +177,12 @@ class Taew(nn.Module):
         return frames[:, self.stride.time - 1 if first else 0 :], after
 
     def decode(self, latents: Tensor) -> Tensor:
-        """A whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], in one call."""
+        """Decode a whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], in one call."""
         return self.decode_piece(latents, self.empty_memories(), first=True)[0]
 
 
 def key_names(config: TaewConfig) -> dict[str, str]:
-    """Our name of every tensor to that in a released checkpoint, where the decoder is one numbered sequence."""
+    """Map our tensor names to those of a released checkpoint, where the decoder is one numbered sequence."""
     with torch.device("meta"):
         keys = list(Taew(config).state_dict())
     return {key: f"decoder.{_place(key.split('.')[1:-1])}.{key.rpartition('.')[2]}" for key in keys}
@@ -240,10 +240,10 @@ def random_taew(config: TaewConfig, seed: int) -> Taew:
 
 
 def _pictures(x: Tensor) -> Tensor:
-    """`[B, F, Y, X, C]` to `[B F, C, Y, X]`, a view with contiguous channels."""
+    """Convert `[B, F, Y, X, C]` to `[B F, C, Y, X]`, a view with contiguous channels."""
     return x.flatten(0, 1).movedim(-1, 1)
 
 
 def _video(x: Tensor, batch: int) -> Tensor:
-    """`[B F, C, Y, X]` to `[B, F, Y, X, C]`, a view."""
+    """Convert `[B F, C, Y, X]` to `[B, F, Y, X, C]`, a view."""
     return torch.unflatten(x, 0, (batch, -1)).movedim(2, -1)

@@ -42,7 +42,7 @@ class TinyVAEConfig:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a skip."""
+    """Two 3x3 convolutions and a skip."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MemoryBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x `[B, F, C, Y, X]`, memory `[B, 1, C, Y, X]` or None; returns the output and the next memory."""
+        """Run x `[B, F, C, Y, X]` with memory `[B, 1, C, Y, X]` or None; return the output and the next memory."""
         first = torch.zeros_like(x[:, :1]) if memory is None else memory
         past = torch.cat((first, x[:, :-1]), dim=1)
         flat = x.flatten(0, 1)
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         self.leave = nn.Conv2d(shallow, 3 * config.stride.time * 4, 3, padding=1)
 
     def forward(self, x: Tensor, memories: Memories) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x `[B, F, C, Y, X]` to `[B, F, 4 * 3, 8Y, 8X]` and the memories for the next call."""
+        """Decode x `[B, F, C, Y, X]` to `[B, F, 4 * 3, 8Y, 8X]`, with the memories for the next call."""
         shape = x.shape[:2]
         deep1, deep2, middle, shallow1, shallow2 = memories
         x = F.relu(self.enter(x.flatten(0, 1))).unflatten(0, shape)
@@ -154,7 +154,7 @@ class TinyVAE(nn.Module):
         return self.mean.view(1, 1, -1, 1, 1), self.std.view(1, 1, -1, 1, 1)
 
     def encode(self, frames: Tensor) -> Tensor:
-        """Frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents `[B, 1 + n, C, Y/8, X/8]`.
+        """Encode frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents `[B, 1 + n, C, Y/8, X/8]`.
 
         Raises:
             ShapeError: another number of frames or channels, or a size that is not a multiple of the stride.
@@ -164,7 +164,7 @@ class TinyVAE(nn.Module):
         return self.encode_groups(padded)
 
     def encode_groups(self, frames: Tensor) -> Tensor:
-        """Frames `[B, 4 n, 3, Y, X]` to latents `[B, n, C, Y/8, X/8]`, each from its own four frames."""
+        """Encode frames `[B, 4 n, 3, Y, X]` to latents `[B, n, C, Y/8, X/8]`, each from its own four frames."""
         batch, count = frames.shape[0], frames.shape[1] // self.config.stride.time
         stacked = frames.reshape(batch * count, -1, *frames.shape[3:])
         mean, std = self._statistics()
@@ -172,7 +172,7 @@ class TinyVAE(nn.Module):
         return (latents - mean) / std
 
     def decode_groups(self, latents: Tensor, memories: Memories = NO_MEMORY) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Latents `[B, F, C, Y, X]` to frames `[B, 4 F, 3, 8Y, 8X]` (not clamped) and the decoder's next memories.
+        """Decode latents `[B, F, C, Y, X]` to frames `[B, 4 F, 3, 8Y, 8X]` (not clamped) and the decoder's next memories.
 
         Raises:
             ShapeError: the latents are not those of this autoencoder.
@@ -183,14 +183,14 @@ class TinyVAE(nn.Module):
         return out.unflatten(2, (self.config.stride.time, 3)).flatten(1, 2), after
 
     def empty_memories(self) -> Memories:
-        """Memories before a stream's first latent frame."""
+        """Return the memories before a stream's first latent frame."""
         return NO_MEMORY
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """A piece of a stream; see `strobe.models.vae.stream.VideoDecoder`."""
+        """Decode a piece of a stream; see `strobe.models.vae.stream.VideoDecoder`."""
         frames, after = self.decode_groups(latents, memories)
         return frames[:, self.stride.time - 1 if first else 0 :].clamp(0, 1), after
 
     def decode(self, latents: Tensor) -> Tensor:
-        """A whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1]."""
+        """Decode a whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1]."""
         return self.decode_piece(latents, NO_MEMORY, first=True)[0]

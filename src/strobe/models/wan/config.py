@@ -44,7 +44,7 @@ class WanConfig:
 
     @property
     def rope_pairs(self) -> tuple[int, int, int]:
-        """Rotary pairs of a head for time, height and width."""
+        """Numbers of rotary pairs of a head for time, height and width."""
         pairs = self.head_dim // 2
         side = pairs // 3
         return pairs - 2 * side, side, side

@@ -21,7 +21,7 @@ from strobe.models.wan.text import TextKV, distinct_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Modulation:
-    """All that a timestep contributes to a pass.
+    """The rows of shift, scale and gate that a timestep gives to a pass.
 
     Args:
         layers: `[num_layers, B or 1, F or 1, 6, dim]`: shift, scale, gate of attention, then of the feed-forward.
@@ -42,7 +42,7 @@ class Head(nn.Module):
 
 
 def sinusoid(timesteps: Tensor, dim: int) -> Tensor:
-    """`cat[cos(t f), sin(t f)]` with `f_i = 10000 ** (-i / (dim / 2))`, in float64: `[..., dim]`."""
+    """Compute `cat[cos(t f), sin(t f)]` with `f_i = 10000 ** (-i / (dim / 2))`, in float64: `[..., dim]`."""
     half = dim // 2
     freqs = 10_000.0 ** (-torch.arange(half, dtype=torch.float64, device=timesteps.device) / half)
     angles = timesteps.double().unsqueeze(-1) * freqs
@@ -84,7 +84,7 @@ class CausalWan(nn.Module):
         return self.patch_embedding.weight.device
 
     def fuse_qkv(self) -> None:
-        """Keep Q, K and V of every layer as one matrix for inference."""
+        """Join Q, K and V of every layer into one matrix, for inference."""
         for layer in self.layers:
             layer.self_attn.fuse()
 
@@ -105,19 +105,19 @@ class CausalWan(nn.Module):
         self.kernels = impl
 
     def grid(self, latents: Tensor) -> TokenGrid:
-        """Token grid of latents `[B, F, C, Y, X]`."""
+        """Return the token grid of latents `[B, F, C, Y, X]`."""
         if latents.dim() != 5 or latents.shape[2] != self.config.latent_channels:
             raise ShapeError(f"latents: got shape {tuple(latents.shape)}, expected [B, F, {self.config.latent_channels}, Y, X]")
         _, frames, channels, height, width = latents.shape
         return LatentShape(frames=frames, channels=channels, height=height, width=width).token_grid(self.config.patch)
 
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
-        """Rotations of one frame block whose frames stand at `positions` in time."""
+        """Compute the rotations of one frame block whose frames stand at `positions` in time."""
         rotations = rotary.table(self.config, positions, grid.height, grid.width)
         return rotary.device_table(rotations, self.dtype, self.device)
 
     def embed_text(self, text: Tensor) -> Tensor:
-        """Text `[B, L, text_dim]` to `[B, text_len, dim]`; padding rows are zeros before the embedding and are attended.
+        """Embed text `[B, L, text_dim]` to `[B, text_len, dim]`; padding rows are zeros before the embedding and are attended.
 
         Raises:
             ShapeError: more tokens, or tokens of another width, than the model was made for.
@@ -132,21 +132,21 @@ class CausalWan(nn.Module):
         return F.pad(text, (0, 0, 0, padding)).to(self.dtype)
 
     def text_kv(self, text: Tensor) -> TextKV:
-        """Keys and values of a prompt for every layer; text is `[B, L, text_dim]`."""
+        """Compute keys and values of a prompt for every layer; text is `[B, L, text_dim]`."""
         padded = self._padded(text)
         embedded = self.text_embedding(padded)
         layers = tuple(layer.cross_attn.keys_values(embedded) for layer in self.layers)
         return TextKV(layers=layers, distinct=distinct_rows(padded))
 
     def modulation(self, timesteps: Tensor) -> Modulation:
-        """Everything the time path contributes, for timesteps `[B or 1, F or 1]` in [0, 1000]."""
+        """Compute the modulation of all layers for timesteps `[B or 1, F or 1]` in [0, 1000]."""
         e = self.time_embedding(sinusoid(timesteps, self.config.freq_dim).to(self.dtype))  # [B, F, dim]
         e0 = self.time_projection(e).unflatten(-1, (6, -1))  # [B, F, 6, dim]
         layers = torch.stack([e0 + layer.modulation.unsqueeze(0) for layer in self.layers])
         return Modulation(layers=layers, head=e.unsqueeze(2) + self.head.modulation.unsqueeze(0))
 
     def patchify(self, latents: Tensor) -> Tensor:
-        """Latents `[B, F, C, Y, X]` to tokens `[B, F * N, dim]`."""
+        """Convert latents `[B, F, C, Y, X]` to tokens `[B, F * N, dim]`."""
         ph, pw = self.config.patch
         patches = latents.unflatten(3, (-1, ph)).unflatten(5, (-1, pw))  # [B, F, C, h, ph, w, pw]
         patches = patches.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(1, 3)
@@ -154,17 +154,17 @@ class CausalWan(nn.Module):
         return tokens.to(self.dtype)  # under autocast the residual stream stays wide
 
     def unpatchify(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
-        """Head output `[B, F * N, ph * pw * C]` to latents `[B, F, C, Y, X]`."""
+        """Convert head output `[B, F * N, ph * pw * C]` to latents `[B, F, C, Y, X]`."""
         ph, pw = self.config.patch
         cells: Tensor = tokens.unflatten(-1, (ph, pw, -1)).unflatten(1, (grid.frames, grid.height, grid.width))
         return cells.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
 
     def project_out(self, x: Tensor, head: Tensor, grid: TokenGrid) -> Tensor:
-        """Tokens `[B, F * N, dim]` to the flow `[B, F, C, Y, X]`."""
+        """Project tokens `[B, F * N, dim]` to the flow `[B, F, C, Y, X]`."""
         return self.unpatchify(self.head.head(modulate(x, head[..., 0, :], head[..., 1, :], self.config.eps)), grid)
 
     def fused(self, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep | None) -> FusedPass | None:
-        """A pass with fused kernels, if they are in use."""
+        """Return a pass with fused kernels, or None if they are not in use."""
         if self.kernels is None:
             return None
         mods, head = modulation.layers, modulation.head
@@ -179,7 +179,7 @@ class CausalWan(nn.Module):
         kv: KeyValueStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """One pass.
+        """Run one pass: predict the flow of a frame block, and store its keys and values.
 
         Args:
             latents: noisy (or, in a commit pass, clean) latents `[B, F, C, Y, X]`.

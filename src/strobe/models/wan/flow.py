@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def shifted_sigma(timestep: float, shift: float) -> float:
-    """Noise level of a nominal timestep in [0, 1000]: `shift s / (1 + (shift - 1) s)` with `s = timestep / 1000`."""
+    """Return the noise level of a nominal timestep in [0, 1000]: `shift s / (1 + (shift - 1) s)` with `s = timestep / 1000`."""
     s = timestep / 1000
     return shift * s / (1 + (shift - 1) * s)
 
 
 @cache
 def warped_timestep(timestep: float, shift: float) -> float:
-    """``1000 * shifted_sigma(timestep, shift)`` as the transformer is told it.
+    """Return ``1000 * shifted_sigma(timestep, shift)`` as the transformer takes it.
 
     The official sampler reads whole timesteps from a table that was worked out in float32. Its rounding (up to 1e-4) goes into
     sinusoids of frequency 1: without it a flow differs by 1e-5.
@@ -29,10 +29,10 @@ def warped_timestep(timestep: float, shift: float) -> float:
 
 
 def to_x0(x: Tensor, flow: Tensor, sigma: float) -> Tensor:
-    """Clean latents from a prediction, in float64 as the official sampler does, returned as float32."""
+    """Compute clean latents from a prediction, in float64 as the official sampler does, returned as float32."""
     return (x.double() - sigma * flow.double()).float()
 
 
 def add_noise(x0: Tensor, noise: Tensor, sigma: float) -> Tensor:
-    """Noisy latents at level `sigma`, in float64, returned as float32."""
+    """Add noise at level `sigma` to latents, in float64, returned as float32."""
     return ((1 - sigma) * x0.double() + sigma * noise.double()).float()

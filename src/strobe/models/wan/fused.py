@@ -53,7 +53,7 @@ from strobe.models.wan.text import TextKV
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FusedPass:
-    """One pass of a transformer.
+    """One pass of a transformer with fused kernels.
 
     Args:
         layers: all of them.
@@ -74,13 +74,13 @@ class FusedPass:
     kv: KeyValueStep | None
 
     def run(self, x: Tensor) -> Tensor:
-        """Tokens `[B, S, dim]` through all layers and the modulated norm of the head."""
+        """Run tokens `[B, S, dim]` through all layers and the modulated norm of the head."""
         normed = self._through(x, len(self.layers))
         assert isinstance(normed, Tensor)
         return normed
 
     def commit(self, x: Tensor) -> None:
-        """Keys and values of all layers into the cache; the last layer computes nothing but those."""
+        """Write keys and values of all layers into the cache; the last layer computes nothing else."""
         last = len(self.layers) - 1
         normed = self._through(x, last)
         attention = self.layers[last].self_attn
@@ -96,7 +96,7 @@ class FusedPass:
                 self.kv.write(last, k, v)
 
     def _through(self, x: Tensor, number: int) -> Tensor | Quantized:
-        """Tokens through the first layers; returns the input of what comes after them."""
+        """Run tokens through the first `number` layers; return the input of what follows them."""
         impl, rope = self.impl, self._angles()
         with span(MODULATED_NORM):
             normed = norm_modulate(x, self._norm1(0), self.layers[0].eps, impl=impl, fp8=self._fp8(0))
@@ -120,23 +120,23 @@ class FusedPass:
         return normed
 
     def _norm1(self, index: int) -> Affine:
-        """Modulation of the norm before layer `index`; behind the last one that of the head."""
+        """Return the modulation of the norm before layer `index`, or of the head's norm after the last layer."""
         mod = self.mods[index] if index < len(self.layers) else self.head
         return Affine(shift=mod[..., 0, :], scale=mod[..., 1, :])
 
     def _fp8(self, index: int) -> bool:
-        """Layer `index` takes its normed input in FP8."""
+        """Whether layer `index` takes its normed input in FP8."""
         if index == len(self.layers):
             return False
         attention = self.layers[index].self_attn
         return _takes_rows(attention.k if attention.fused is None else attention.fused)
 
     def _angles(self) -> Tensor:
-        """The rotations as (cos, sin) in float32."""
+        """Return the rotations as (cos, sin) in float32."""
         return torch.view_as_real(self.rope).float() if self.rope.is_complex() else self.rope
 
     def _attend(self, layer: WanLayer, normed: Tensor | Quantized, rope: Tensor, index: int) -> Tensor:
-        """Self-attention over the cache, up to its output projection: `[B, S, H, D]`."""
+        """Run self-attention over the cache, up to the output projection: `[B, S, H, D]`."""
         attention = layer.self_attn
         turn = Turn(weight_q=attention.norm_q.weight, weight_k=attention.norm_k.weight, rope=rope, eps=attention.norm_q.eps)
         with span(QKV_PROJECTION):
@@ -159,7 +159,7 @@ class FusedPass:
         return CacheRows(keys=keys, values=values, rows=kv.rows)
 
     def _cross(self, layer: WanLayer, normed: Tensor | Quantized, k: Tensor, v: Tensor) -> Tensor:
-        """Attention to the text; as `CrossAttention.forward`."""
+        """Attend to the text, as `CrossAttention.forward`."""
         cross = layer.cross_attn
         with span(CROSS_PROJECTION):
             q = cross.q(normed)
@@ -173,7 +173,7 @@ class FusedPass:
         return y
 
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
-        """The two matrices with GELU between them."""
+        """Run the feed-forward: two matrices with GELU between them."""
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
         if isinstance(normed, Tensor) and not _takes_rows(down) and _has_epilogue(up, normed):
@@ -190,7 +190,7 @@ class FusedPass:
 
 
 def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
-    """Queries, keys and values side by side, `[B, S, 3 * dim]`."""
+    """Project to queries, keys and values side by side, `[B, S, 3 * dim]`."""
     if attention.fused is None:
         return torch.cat((attention.q(normed), attention.k(normed), attention.v(normed)), -1)
     packed: Tensor = attention.fused(normed)
@@ -198,7 +198,7 @@ def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
 
 
 def _takes_rows(linear: nn.Module) -> bool:
-    """The layer takes its input quantised row by row."""
+    """Whether a layer takes its input quantised row by row."""
     return isinstance(linear, Fp8Linear) and linear.scaling == "rows"
 
 
@@ -207,12 +207,12 @@ def _weights(norm: nn.LayerNorm) -> Affine:
 
 
 def _has_epilogue(up: nn.Module, x: Tensor) -> bool:
-    """The matrix product can end in bias and GELU: on CUDA alone, where that is GELU by tanh (on a CPU it is GELU by erf)."""
+    """Whether bias and GELU can be fused into the matrix product: on CUDA only, which has GELU by tanh (a CPU has erf)."""
     return type(up) is nn.Linear and x.is_cuda and x.dtype == up.weight.dtype
 
 
 def _up_and_gelu(up: nn.Module, x: Tensor) -> Tensor:
-    """`gelu(up(x))`, rounded once."""
+    """Compute `gelu(up(x))`, rounded once."""
     assert isinstance(up, nn.Linear)
     out: Tensor = torch.ops.aten._addmm_activation(up.bias, x.flatten(0, -2), up.weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], -1)

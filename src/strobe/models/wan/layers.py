@@ -1,4 +1,4 @@
-"""One transformer layer, in pieces: attention section, cross-attention, feed-forward."""
+"""One transformer layer in parts: attention section, cross-attention, feed-forward."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ KeyValues = tuple[Tensor, Tensor]
 
 
 class KeyValueStep(Protocol):
-    """What a layer needs of a cache: store this block's keys and values, get back what to attend."""
+    """The cache as a layer uses it: store this block's keys and values, return those to attend to."""
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v `[B, S, H, D]`, k after RoPE; returns keys and values `[B, S_kv, H, D]`."""
+        """Store k, v `[B, S, H, D]`, k after RoPE; return keys and values `[B, S_kv, H, D]`."""
         ...
 
     @property
     def reach(self) -> Reach | None:
-        """What is attended of what `write` returns; None: everything."""
+        """Part of what `write` returns that is attended; None: everything."""
         ...
 
 
@@ -62,10 +62,10 @@ Attend = Callable[[Tensor, KeyValues | None, KeyValues, Reach | None, int], Tens
 
 @runtime_checkable
 class SharedKeyValueStep(KeyValueStep, Protocol):
-    """A step that other devices share: it sends where to attend, and gets the results back."""
+    """A step of a cache shared with other devices, which also exchanges the tensors that attention needs."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
-        """q, k, v of this device's tokens, all heads; stores k and v, and returns attention over all that is kept."""
+        """Store k and v, and attend over all that the devices keep; q, k, v are of this device's tokens, all heads."""
         ...
 
 
@@ -82,7 +82,7 @@ class RMSNorm(nn.Module):
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """`layer_norm(x) * (1 + scale) + shift` with one shift and scale per frame.
+    """Compute `layer_norm(x) * (1 + scale) + shift` with one shift and scale per frame.
 
     Args:
         x: `[B, F * N, dim]`.
@@ -97,7 +97,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """`x + y * gate` with one gate `[B or 1, F or 1, dim]` per frame."""
+    """Compute `x + y * gate` with one gate `[B or 1, F or 1, dim]` per frame."""
     if gate.shape[1] == 1:
         return torch.addcmul(x, y.to(x.dtype), gate.to(x.dtype))
     frames = gate.shape[1]
@@ -121,7 +121,7 @@ class SelfAttention(nn.Module):
         self.fused_kv: nn.Module | None = None  # its part for K and V
 
     def fuse(self) -> None:
-        """Keep Q, K and V as one matrix for inference; theirs become views of it, so that nothing is held twice.
+        """Join Q, K and V into one matrix for inference; the separate ones become views of it, so that nothing is held twice.
 
         Call again after weights were replaced by other tensors; its address stays.
         """
@@ -140,26 +140,26 @@ class SelfAttention(nn.Module):
                 setattr(layer, name, nn.Parameter(part, requires_grad=False))
 
     def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys after RoPE and values, each `[B, S, H, D]`."""
+        """Compute keys after RoPE and values, each `[B, S, H, D]`."""
         k, v = (self.k(x), self.v(x)) if self.fused_kv is None else self.fused_kv(x).chunk(2, dim=-1)
         heads = (self.num_heads, -1)
         return rotate(self.norm_k(k).unflatten(-1, heads), rope), v.unflatten(-1, heads)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values `[B, S, dim]` as the matrices give them."""
+        """Compute queries, keys and values `[B, S, dim]`, before norms and RoPE."""
         if self.fused is None:
             return self.q(x), self.k(x), self.v(x)
         q, k, v = self.fused(x).chunk(3, dim=-1)
         return q, k, v
 
     def turned(self, q: Tensor, k: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[B, S, H, D]`, normed and after RoPE, of what `qkv` gives."""
+        """Norm queries and keys of `qkv` and rotate them by RoPE: `[B, S, H, D]`."""
         both = torch.stack((self.norm_q(q), self.norm_k(k)), dim=2).unflatten(-1, (self.num_heads, -1))  # [B, S, 2, H, D]
         q, k = rotate(both, rope).unbind(2)
         return q, k
 
     def project(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys after RoPE, and values, each `[B, S, H, D]`."""
+        """Compute queries and keys after RoPE, and values, each `[B, S, H, D]`."""
         with piece(QKV_PROJECTION):
             q, k, v = self.qkv(x)
         with piece(QK_NORM_ROPE):
@@ -180,12 +180,12 @@ class CrossAttention(nn.Module):
         self.norm_k = RMSNorm(config.dim, config.eps)
 
     def keys_values(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, L, H, D]` of embedded text `[B, L, dim]`."""
+        """Compute keys and values `[B, L, H, D]` of embedded text `[B, L, dim]`."""
         heads = (self.num_heads, -1)
         return self.norm_k(self.k(text)).unflatten(-1, heads), self.v(text).unflatten(-1, heads)
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """x `[B, S, dim]`; k, v `[B * P, L, H, D]`: with P prompts per sample, each owns an equal run of the tokens."""
+        """Attend from x `[B, S, dim]` to k, v `[B * P, L, H, D]`; P prompts per sample own equal runs of the tokens."""
         with piece(CROSS_PROJECTION):
             q = self.q(x)
         with piece(CROSS_NORM):
@@ -212,20 +212,20 @@ class WanLayer(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
 
     def before(self, x: Tensor, mod: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All of the attention section that comes before the cache: queries, keys and values `[B, S, H, D]`."""
+        """Run the attention section up to the cache: queries, keys and values `[B, S, H, D]`."""
         with piece(MODULATED_NORM):
             normed = modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps)
         return self.self_attn.project(normed, rope)
 
     def after(self, x: Tensor, out: Tensor, mod: Tensor) -> Tensor:
-        """All of the attention section that comes after the kernel: output projection and gated residual."""
+        """Run the attention section after the kernel: output projection and gated residual."""
         with piece(OUTPUT_PROJECTION):
             y = self.self_attn.o(out.flatten(2))
         with piece(GATED_RESIDUAL):
             return add_gated(x, y, mod[..., 2, :])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """The kernel alone; `mask` (True = attend, `[S_q, S_kv]`) exists on the training path only."""
+        """Run the attention kernel; `mask` (True = attend, `[S_q, S_kv]`) is given on the training path only."""
         with span(ATTENTION_KERNEL):
             if mask is None:
                 return dense_attention(q, k, v).out
@@ -233,7 +233,7 @@ class WanLayer(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
     def attend_kept(self, q: Tensor, new: KeyValues | None, kept: KeyValues, reach: Reach | None, index: int) -> Tensor:
-        """Attention over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
+        """Attend over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
 
         Args:
             q: of this pass.
@@ -267,7 +267,7 @@ class WanLayer(nn.Module):
         return self.attend_kept(q, (k, v), kept, kv.reach, index)
 
     def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
-        """The attention section: `x + gate * attention(modulated norm of x)`."""
+        """Run the attention section: `x + gate * attention(modulated norm of x)`."""
         with span(ATTENTION):
             q, k, v = self.before(x, mod, rope)
             assert kv is None or mask is None
@@ -275,7 +275,7 @@ class WanLayer(nn.Module):
             return self.after(x, out, mod)
 
     def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
-        """Store this block's keys and values and compute nothing else: all a commit pass needs of the last layer."""
+        """Store this block's keys and values and compute nothing else, as a commit pass does in the last layer."""
         with span(ATTENTION):
             with span(MODULATED_NORM):
                 normed = modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps)
@@ -285,7 +285,7 @@ class WanLayer(nn.Module):
                 kv.write(index, k, v)
 
     def cross(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-attention with its norm and residual."""
+        """Run cross-attention with its norm and residual."""
         with piece(CROSS_NORM):
             normed = self.norm3(x)
         y = self.cross_attn(normed, *text)
@@ -294,7 +294,7 @@ class WanLayer(nn.Module):
         return out
 
     def feed_forward(self, x: Tensor, mod: Tensor) -> Tensor:
-        """Feed-forward with its norm and gated residual."""
+        """Run the feed-forward with its norm and gated residual."""
         up, gelu, down = self.ffn
         with piece(MODULATED_NORM):
             y = modulate(x, mod[..., 3, :], mod[..., 4, :], self.eps)
@@ -308,14 +308,14 @@ class WanLayer(nn.Module):
             return add_gated(x, y, mod[..., 5, :])
 
     def rest(self, x: Tensor, mod: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-attention and feed-forward."""
+        """Run cross-attention and feed-forward."""
         with span(CROSS_ATTENTION):
             x = self.cross(x, text)
         with span(FFN):
             return self.feed_forward(x, mod)
 
     def compile_pieces(self, num_tokens: int | None = None, mode: str = "default") -> None:
-        """Replace the pieces around the kernel and the cache by compiled ones. Regions of time stay outside of them.
+        """Compile the parts around the kernel and the cache. Regions of time stay outside of them.
 
         Args:
             num_tokens: compile for passes of this many tokens and leave others eager, so that rare sizes (the window of a prompt

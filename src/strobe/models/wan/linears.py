@@ -46,11 +46,11 @@ class EightBitLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
-        """The layer in eight bits; the bias is shared."""
+        """Quantise a layer to eight bits; the bias is shared."""
         return cls(linear.weight, linear.bias)
 
     def requantize(self, weight: Tensor) -> None:
-        """Take other weights of the same shape, from any device and in any dtype, as if made from them; addresses stay.
+        """Quantise other weights of the same shape, from any device and dtype, into this layer; addresses stay.
 
         Raises:
             ShapeError: they have another shape.
@@ -62,7 +62,7 @@ class EightBitLinear(nn.Module):
         self.scale.copy_(new.scale)
 
     def part(self, start: int, stop: int) -> Self:
-        """The layer of the output channels ``start .. stop - 1``; tensors are shared."""
+        """Return the layer of the output channels ``start .. stop - 1``; tensors are shared."""
         part = object.__new__(type(self))
         nn.Module.__init__(part)
         for name, value in vars(self).items():
@@ -74,11 +74,11 @@ class EightBitLinear(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of weights and scales."""
+        """Memory of weights and scales, bytes."""
         return self.values.nbytes + self.scale.nbytes
 
     def dequantized(self) -> Tensor:
-        """Weights as they act, float32 `[out, in]`."""
+        """Return the weights as they act, float32 `[out, in]`."""
         return Quantized(self.values, self.scale).dequantized(torch.float32)
 
     def _hold(self, values: Tensor, scale: Tensor, bias: Tensor | None) -> None:
@@ -120,11 +120,11 @@ class Fp8Linear(EightBitLinear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, scaling: Scaling = SCALING, simulate: bool = False) -> Self:
-        """The layer in FP8; the bias is shared. Args, Raises: see the class."""
+        """Quantise a layer to FP8; the bias is shared. Args, Raises: see the class."""
         return cls(linear.weight, linear.bias, scaling=scaling, simulate=simulate)
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
-        """x `[..., in]`, or already quantised, to `[..., out]`."""
+        """Multiply x `[..., in]`, which may be quantised already, to `[..., out]`."""
         if not isinstance(x, Quantized):
             with piece(QUANTISE):
                 x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
@@ -134,7 +134,7 @@ class Fp8Linear(EightBitLinear):
         return out
 
     def _product(self, x: Quantized) -> Tensor:
-        """The product `[M, out]`; the matrix units write bfloat16 and add a bias of that dtype alone."""
+        """Compute the product `[M, out]`; the matrix units write bfloat16, and add a bias of that dtype only."""
         native = self.dtype == torch.bfloat16
         scale_x, scale_w = x.scale.flatten(0, -2), self.scale.t()  # [M, 1] or [1, 1]; [1, out] or [1, 1]
         if scale_x.shape[0] > 1 and scale_w.shape[1] == 1:
@@ -164,6 +164,6 @@ class Int8Linear(EightBitLinear):
     eight_bit = "int8"
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[..., in]` to `[..., out]`."""
+        """Multiply x `[..., in]` to `[..., out]`."""
         weight = torch.mul(self.values, self.scale, out=x.new_empty(self.values.shape))
         return F.linear(x, weight, self.bias)

@@ -1,4 +1,4 @@
-"""Regions inside what may be compiled: there they do not exist, so that no graph is compiled for a recorder."""
+"""Regions inside code that may be compiled; under `torch.compile` they vanish, so that no graph depends on a recorder."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from strobe.core.spans import span
 
 
 def piece(name: str) -> AbstractContextManager[object]:
-    """Mark a piece of a pass (`strobe.core.spans.PIECES`); nothing while `torch.compile` reads the code."""
+    """Mark a piece of a pass (`strobe.core.spans.PIECES`); does nothing while `torch.compile` traces."""
     return nullcontext() if torch.compiler.is_compiling() else span(name)

@@ -1,4 +1,4 @@
-"""How released weights of Wan are to be run: what a checkpoint was trained for, told by the checkpoint itself."""
+"""Recipes of released Wan weights: the window and schedule that each was trained for, recognised from the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How to run weights of one project.
+    """The settings that the weights of one project need.
 
     Args:
         name: as `--recipe` takes it.
@@ -45,7 +45,7 @@ class Recipe:
 
 
 def of_angle(radians: float) -> float:
-    """Timestep of an angle of TrigFlow: ``1000 sin a / (sin a + cos a)``."""
+    """Convert an angle of TrigFlow to a timestep: ``1000 sin a / (sin a + cos a)``."""
     return 1000 * math.sin(radians) / (math.sin(radians) + math.cos(radians))
 
 
@@ -101,14 +101,14 @@ CAUSAL: Final = ("CausalWanModel", "CausalWanTransformer3DModel")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A recipe and by what it was found."""
+    """A recipe and the reason why it was chosen."""
 
     recipe: Recipe
     why: str
 
 
 def named_recipe(name: str) -> Recipe:
-    """A recipe by name.
+    """Return a recipe by name.
 
     Raises:
         ConfigError: there is none of that name; names the nearest.
@@ -119,7 +119,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) -> Found:
-    """Find how a checkpoint is to be run; no tensor is read.
+    """Find the recipe of a checkpoint; no tensor is read.
 
     Args:
         opened: the checkpoint.

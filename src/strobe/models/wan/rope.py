@@ -19,12 +19,12 @@ THETA = 10_000.0
 
 
 def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
-    """Frequencies of one axis, float64 `[pairs]`."""
+    """Return the frequencies of one axis, float64 `[pairs]`."""
     return THETA ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
 
 
 def table(config: WanConfig, positions: Sequence[int], height: int, width: int, device: torch.device | None = None) -> Tensor:
-    """Complex rotations of the tokens of frames at `positions`.
+    """Compute the complex rotations of the tokens of frames at `positions`.
 
     Args:
         positions: temporal index of each frame.
@@ -69,20 +69,20 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
 
 
 def device_table(rotations: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The table in the form `rotate` is fastest with: complex64 for float32 on a CPU, else float32 (cos, sin) pairs."""
+    """Convert a table to the form in which `rotate` is fastest: complex64 for float32 on a CPU, else float32 (cos, sin) pairs."""
     if dtype == torch.float32 and device.type == "cpu":
         return rotations.to(torch.complex64)
     return torch.view_as_real(rotations).to(device=device, dtype=torch.float32)
 
 
 def temporal_turns(config: WanConfig, frames: int, device: torch.device | None = None) -> Tensor:
-    """Rotations of the temporal pairs, the first of a head, by `frames` in time: (cos, sin), float32 `[pairs, 2]`."""
+    """Compute rotations of the temporal pairs, the first of a head, by `frames` in time: (cos, sin), float32 `[pairs, 2]`."""
     angles = frequencies(config.rope_pairs[0], device) * frames
     return torch.view_as_real(torch.polar(torch.ones_like(angles), angles).to(torch.complex64))
 
 
 def turn_first(keys: Tensor, turns: Tensor, out: Tensor) -> None:
-    """Put the first pairs of `keys [..., D]` into `out`, turned by `turns [pairs, 2]` in float32; the others are left alone."""
+    """Rotate the first pairs of `keys [..., D]` into `out` by `turns [pairs, 2]` in float32; the others are left alone."""
     channels = 2 * turns.shape[0]
     pairs = torch.view_as_complex(keys[..., :channels].float().unflatten(-1, (-1, 2)).contiguous())
     out[..., :channels] = torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2)

@@ -1,4 +1,4 @@
-"""Stand-ins where there are no weights: transformer and text encoder of the right sizes, for measuring. Frames mean nothing."""
+"""Stand-ins for missing weights: transformer and text encoder of the right sizes, for measuring. Frames mean nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL = 1 << 22
 
 
 def random_transformer(config: WanConfig, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> CausalWan:
-    """A transformer of these sizes on the CPU, the same for the same seed: matrices of variance 1 / inputs, norms 1, biases 0.
+    """Draw a transformer on the CPU, the same for the same seed: matrices of variance 1 / inputs, norms 1, biases 0.
 
     Numbers are drawn once and repeated, so that billions of them take seconds.
     """
@@ -45,7 +45,7 @@ def _tensor(name: str, like: Tensor, pool: Tensor, dtype: torch.dtype) -> Tensor
 
 
 class PromptNoise:
-    """A text encoder that knows no language: a prompt becomes noise of its own, a row for each word and one for its end.
+    """A text encoder without language: a prompt becomes noise of its own, a row for each word and one for its end.
 
     Args:
         config: length and width of a text.
@@ -64,14 +64,14 @@ class PromptNoise:
             raise ConfigError("the prompt is empty; say what to show")
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Always: drawing noise takes no time."""
+        """Return True: drawing noise takes no time."""
         return True
 
     def place(self, device: torch.device) -> None:
-        """Stay on the CPU."""
+        """Do nothing: the noise stays on the CPU."""
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to text `[B, length, dim]`; padding rows are zeros. Raises: see `check`."""
+        """Encode prompts to text `[B, length, dim]`; padding rows are zeros. Raises: see `check`."""
         self.check(prompts)
         out = torch.zeros(len(prompts), self.length, self.dim)
         for row, prompt in zip(out, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""A text as the layers attend to it: padding included, of which one row may stand for all.
+"""Keys and values of a prompt for the layers, with one row in place of all equal padding rows.
 
 The rows behind a prompt are equal, so in every layer their keys and values are too, and attention over `c` rows of one logit `s`
 is attention over one row of logit `s + log(c)`: `sum_j c_j exp(s_j) v_j / sum_j c_j exp(s_j)`.
@@ -26,17 +26,17 @@ class TextKV:
 
     @classmethod
     def made_of(cls, tensors: tuple[Tensor, ...]) -> TextKV:
-        """The keys and values whose `tensors` these are."""
+        """Build it from `tensors`."""
         return cls(layers=tuple(zip(tensors[1::2], tensors[2::2], strict=True)), distinct=tensors[0])
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The number of rows, then keys and values of one layer after the other."""
+        """Number of distinct rows, then keys and values of one layer after the other."""
         return self.distinct, *(each for pair in self.layers for each in pair)
 
 
 def distinct_rows(text: Tensor) -> Tensor:
-    """Rows of each sample from the first up to the first of those that are equal to all behind them: int32 `[B]`.
+    """Count the rows of each sample up to the first of those that are equal to all behind them: int32 `[B]`.
 
     Worked out where the text is, so that no host waits for it. Zeros of either sign are equal: matrix products make the same of
     them. NaN equals nothing.

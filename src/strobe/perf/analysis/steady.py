@@ -1,4 +1,4 @@
-"""Which samples of a series are steady: those with a known cause to differ go first, then whatever still drifts at the start."""
+"""Selection of the steady samples of a series: samples with a known cause to differ are left out, then a drifting start."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Final
 from strobe.perf.measure.stats import theil_sen
 
 FEWEST: Final = 6
-"""Samples below which a slope says nothing."""
+"""Fewest samples of a trend test."""
 STARTS: Final = 64
-"""Suffixes tried in a long series, evenly spread."""
+"""Most suffixes tried in a long series, evenly spread."""
 GROUPS: Final = 128
-"""A longer suffix is tested on the medians of this many groups of neighbours."""
+"""Most points of a trend test: a longer suffix is tested on medians of this many groups of neighbours."""
 
 UNSETTLED: Final = "not yet steady"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """A sample left out, and why."""
+    """A sample that is left out, and the cause."""
 
     index: int
     cause: str
@@ -36,7 +36,7 @@ class SteadyState:
         kept: indices of the steady samples.
         excluded: every other index with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
-        note: what was found, in words.
+        note: findings in words.
     """
 
     kept: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""A stretch of a device's time."""
+"""Window: a stretch of a device's time."""
 
 from __future__ import annotations
 

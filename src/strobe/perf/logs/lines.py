@@ -1,4 +1,4 @@
-"""The lines of a log file, one at a time: gzip, encodings, `\\r` progress lines, terminal colours, lines without end."""
+"""Lines of a log file, one at a time: gzip, encodings, `\r` progress lines, terminal colours, very long lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from strobe.core.errors import DataError
 
 LONGEST: Final = 16 * 1024
-"""Characters of a line that are read; the rest of a longer one is passed over."""
+"""Longest part of a line that is read, characters; the rest is skipped."""
 _TERMINAL: Final = re.compile(
     "\\[[0-9]{1,3}(?:;[0-9]{1,3}){0,4}m"  # colours whose escape character is lost
     "|\x1b\\[[0-?]*[ -/]*[@-~]"  # colours, cursor
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Reading:
-    """How the reading of one file goes."""
+    """Progress and damage of reading one file: mended, cut, truncated, and bytes read so far."""
 
     mended: int = 0
     cut: int = 0
@@ -49,7 +49,7 @@ class Reading:
 
 
 def read_lines(path: Path, reading: Reading) -> Iterator[Line]:
-    """Yield the lines of a file, terminal codes taken out; a damaged end is left out and told in `reading`.
+    """Yield the lines of a file without terminal codes; a damaged end is left out and noted in `reading`.
 
     Raises:
         DataError: the file cannot be opened.
@@ -62,7 +62,7 @@ def read_lines(path: Path, reading: Reading) -> Iterator[Line]:
 
 
 def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
-    """Return what reads the bytes of a file, out of its gzip if it is one."""
+    """Return a reader of the file's bytes, decompressed if the file is gzip."""
     return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 

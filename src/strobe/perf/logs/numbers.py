@@ -1,4 +1,4 @@
-"""Numbers as logs print them, exactly: decimal point or comma, grouped thousands, exponents. No float is involved."""
+"""Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final, Literal, NamedTuple
 Mark = Literal[".", ","]
 """The decimal mark of a number."""
 Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
-"""Why a value takes part in no statistic."""
+"""Reason why a value is left out of every statistic."""
 
 _GROUPING: Final = "_'’\u00a0\u202f"
 NUMBER: Final = rf"[+-]?(?i:nan|inf(?:inity)?|(?:\d(?:[\d.,{_GROUPING}]*\d)?|\.\d+)(?:e[+-]?\d+)?)"
-"""A regular expression for any number that `read` understands, or understands to be none."""
+"""Regular expression for every number that `read` parses or rejects with a reason."""
 
 _OTHER: Final[dict[Mark, Mark]] = {".": ",", ",": "."}
 _PLAIN: Final = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
 _PARTS: Final = re.compile(rf"(?P<sign>[+-]?)(?P<body>[\d.,{_GROUPING}]*\d)(?:e(?P<exponent>[+-]?\d{{1,9}}))?", re.ASCII | re.I)
 _GROUPS: Final = re.compile(rf"[1-9]\d{{0,2}}(?:([.,{_GROUPING}])\d{{3}})(?:\1\d{{3}})*", re.ASCII)
 _LARGEST: Final = 40
-"""Powers of ten beyond which a number is no time in any unit."""
+"""Largest power of ten that a time in any unit can have."""
 
 
 class Number(NamedTuple):
-    """`digits` x 10 ** `exponent`."""
+    """Exact decimal number, `digits` x 10 ** `exponent`."""
 
     digits: int
     exponent: int
@@ -42,7 +42,7 @@ def decides(text: str) -> Mark | None:
 
 
 def read(text: str, mark: Mark | None) -> Number | Reason:
-    """Read a number.
+    """Parse a number, or return the reason why it is none.
 
     Args:
         text: what `NUMBER` matches.

@@ -1,4 +1,4 @@
-"""Patterns files: which lines of a log are timings, and where in the line the number, its unit and its place stand."""
+"""Pattern files: regular expressions of timings in log lines, with groups for number, unit and place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORDS: Final = re.compile(r"[^\W\d_]{3,}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """One way to write a timing.
+    """One way in which logs write a timing.
 
     Args:
         name: of the pattern.
@@ -60,7 +60,7 @@ Patterns = tuple[Pattern, ...]
 
 
 def load_patterns(path: Path | None = None) -> Patterns:
-    """Return the shipped patterns; those of a file come before them, and replace those of the same name.
+    """Return the shipped patterns; a file's own come first and replace shipped ones of the same name.
 
     Args:
         path: a TOML file: a table per pattern, and at the top `defaults = false` to leave the shipped ones out.
@@ -161,7 +161,7 @@ def _compiled(where: str, key: str, text: str) -> re.Pattern[str]:
 
 
 def _similar(regex: str) -> str:
-    """What a line must have to look like this pattern: the words that the regex spells out, in their order, any case.
+    """Return a regex for lines that resemble this pattern: the words its regex spells out, in order, in any case.
 
     Groups, classes and escapes are taken out first. Without words, or with alternatives outside groups, no line looks similar.
     """

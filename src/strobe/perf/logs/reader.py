@@ -1,4 +1,4 @@
-"""Reads a log: every line is matched by a pattern, ignored, or looks like a pattern's timing without matching it.
+"""Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
 
 The file is streamed; what is kept grows with the values in it, not with its size.
 """
@@ -29,13 +29,13 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.upgrade import upgraded_span
 
 MAX_SERIES: Final = 4096
-"""Names and ranks one file may have; a pattern that makes more takes something else for a name."""
+"""Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
 EVERY: Final = 1 << 16
 """Lines between two reports of progress."""
 WRAP: Final = 40
-"""Shortest width at which a terminal is believed to have broken a line."""
+"""Shortest line length at which a line break may be the terminal's, characters."""
 PARTS: Final = 4
-"""Most parts of a broken line."""
+"""Most parts that a broken line is joined from."""
 _HEAD: Final = 1 << 20
 
 _RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)
@@ -65,7 +65,7 @@ class _Pending(NamedTuple):
 
 
 def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
-    """Read a log file, plain or gzip; of our own records, those of sound clips alone.
+    """Read a log file, plain or gzip; from our own records only clips without damage are read.
 
     Args:
         patterns: what to look for; by default the shipped patterns.
@@ -85,7 +85,7 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
 
 
 def _run_of(path: Path) -> RunRecords | None:
-    """Read the run, if the file holds the records of one."""
+    """Read the file as a run, or return None if it does not begin with the header of one."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -119,7 +119,7 @@ class _Reader:
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
     def add(self, line: Line) -> None:
-        """Take one more line."""
+        """Match one line and keep its values, or keep it waiting if the next line may continue it."""
         self._counts["lines"] += 1
         number, candidates = line.number, self._candidates(line.text)
         pattern, values, used = self._match_joined(line.text)
@@ -144,13 +144,13 @@ class _Reader:
         self._long_lines += len(line.text) == self._longest
 
     def pass_over(self) -> None:
-        """Take no value from one more line."""
+        """Count one line as ignored without matching it."""
         self._settle()
         self._counts["lines"] += 1
         self._counts["ignored"] += 1
 
     def log(self, size_bytes: int, reading: Reading, damage: tuple[str, ...]) -> Log:
-        """Freeze what was found."""
+        """Return the finished log with all series, counts and damage."""
         self._settle()
         return Log(
             path=self._path,
@@ -164,7 +164,7 @@ class _Reader:
         )
 
     def _settle(self, keep: int = 0) -> None:
-        """Count the lines that were waiting for their continuation, all but the last few."""
+        """Count the lines that wait for a continuation as similar or ignored, except the last `keep`."""
         while len(self._pending) > keep:
             line, similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
@@ -180,7 +180,7 @@ class _Reader:
         return [pattern for pattern in self._patterns if pattern.contains in lowered]
 
     def _is_full(self, line: Line) -> bool:
-        """Whether the line fills the width of a terminal: it is as long as the longest so far, and not the only one."""
+        """Whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
         return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
 
     def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:
@@ -218,7 +218,7 @@ class _Reader:
 
 
 def _match(candidates: list[Pattern], text: str) -> tuple[Pattern | None, list[_Found]]:
-    """The first pattern that matches, and all its values in the text."""
+    """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
         values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text))
         if values:
@@ -227,7 +227,7 @@ def _match(candidates: list[Pattern], text: str) -> tuple[Pattern | None, list[_
 
 
 def _similar(candidates: list[Pattern], text: str) -> str:
-    """Name of the first pattern that the text looks like."""
+    """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
         if pattern.similar.search(text) or (pattern.format == "record" and _is_broken_record(text)):
             return pattern.name
@@ -251,7 +251,7 @@ def _integer(text: str | None) -> int | None:
 
 
 def _rank(text: str, before: int) -> int | None:
-    """The last rank that a text names before a position."""
+    """Return the last rank that the text names before a position; None if there is none."""
     if "ank" not in text and "ANK" not in text and not text.startswith("[default"):
         return None
     found = list(_RANK.finditer(text, 0, before))

@@ -1,4 +1,4 @@
-"""What a log says, as frozen columns: one series of values per pattern, name and rank, and what became of every line."""
+"""Frozen columns of a log: one series of values per pattern, name and rank, and counts of all lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS: Final = ("stop", "label", "line", "position", "step", "block", "round"
 
 
 class Example(NamedTuple):
-    """A line to look at: its number as editors count, its text (cut if long), the pattern it concerns, and why."""
+    """A line of the log to quote: its number from 1, its text (cut if long), the pattern it concerns, and the reason."""
 
     line: int
     text: str
@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One value: the number and the unit as written ("" for none), and where it stands; None where the line does not say.
+    """One value: number and unit as written ("" for none), and its place; None where the line does not say.
 
     `position` counts the values of the file in order, over all series. `cause`: why the line itself calls it not steady.
     """
@@ -48,14 +48,14 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """Values that take part in no statistic, by reason, with the first of them."""
+    """Values left out of every statistic, counted by reason, with the first of them as examples."""
 
     counts: Mapping[Reason, int] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Number of rejected values."""
         return sum(self.counts.values())
 
     def __str__(self) -> str:
@@ -119,25 +119,25 @@ class Series:
         return map(self.__getitem__, range(len(self)))
 
     def number_text(self, index: int) -> str:
-        """The number as written."""
+        """Return the number of a value as the log writes it."""
         index = range(len(self))[index]
         return self.text[self.stop[index - 1] if index else 0 : self.stop[index]].decode()
 
     def number(self, index: int) -> Number:
-        """The number, exactly."""
+        """Return the exact number of a value."""
         value = read(self.number_text(index), self.mark)
         assert isinstance(value, Number), "what is none has been rejected"
         return value
 
     @property
     def title(self) -> str:
-        """Name, and the rank if there is one."""
+        """Name of the series, with the rank if there is one."""
         return self.name if self.rank is None else f"{self.name}, rank {self.rank}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineCounts:
-    """What became of the lines: `lines == matched + ignored + similar`. A part of a `\\r` progress line counts as a line.
+    """Counts of lines: `lines == matched + ignored + similar`. A part of a `\\r` progress line counts as a line.
 
     Args:
         matched: a value was taken, also if it was then rejected; the two halves of a wrapped line are both matched.
@@ -163,7 +163,7 @@ class LineCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """One log file.
+    """Values and line counts read from one log file.
 
     Args:
         sha256: of the file as it lies on the disk.
@@ -182,7 +182,7 @@ class Log:
     damage: tuple[str, ...] = ()
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
-        """Return the series of a kind whose name holds a regular expression, any case.
+        """Return the series of a kind whose name matches a regular expression, in any case.
 
         Raises:
             ConfigError: not a regular expression.
@@ -192,7 +192,7 @@ class Log:
 
     @property
     def content(self) -> str:
-        """What the log has, for the message that it has not what was asked for."""
+        """Summary of the series in the log, for the message that a wanted one is missing."""
         has = ", ".join(f"{series.kind} {series.title!r} ({len(series)})" for series in self.series[:8])
         more = f" and {len(self.series) - 8} more" if len(self.series) > 8 else ""
         similar = f"; {self.counts.similar} lines look like a timing and match no pattern" if self.counts.similar else ""
@@ -201,7 +201,7 @@ class Log:
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """Return a regular expression that a user gave, any case.
+    """Compile a regular expression given by a user, for any case.
 
     Raises:
         ConfigError: not a regular expression.
@@ -217,7 +217,7 @@ def _said(value: int) -> int | None:
 
 
 class SeriesBuilder:
-    """Collects the values of one series; `freeze` decides what the ambiguous ones among them mean."""
+    """Collector of the values of one series; `freeze` decides how ambiguous numbers are read."""
 
     def __init__(self, pattern: Pattern, kind: Kind, name: str, rank: int | None) -> None:
         self._pattern, self._kind, self._name, self._rank = pattern, kind, name, rank
@@ -261,7 +261,7 @@ class SeriesBuilder:
             self._examples.append(Example(line, text[:MAX_TEXT], self._pattern.name, reason))
 
     def _drop_ambiguous(self) -> None:
-        """Reject what could be read in two ways: `7,200` where no value shows which mark is the decimal one."""
+        """Reject numbers that could be read in two ways: `7,200` where no value shows which mark is the decimal one."""
         columns, text = self._columns, bytes(self._text)
         spans = {i: text[columns["stop"][i - 1] if i else 0 : columns["stop"][i]].decode() for i in self._unsure}
         dropped = {i for i, number in spans.items() if self._marks or "," in number}

@@ -1,4 +1,4 @@
-"""The unit of a series: declared, as labelled, given by the user, or inferred by proof, never by what looks plausible."""
+"""The unit of a series: declared, labelled, given by the user, or inferred by proof, never by what looks plausible."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strobe.perf.logs.vocabulary import POWER, UNITS, Unit, parse_unit
 Source = Literal["declared", "label", "inferred", "override"]
 
 LONGEST_NS: Final = 1 << 62
-"""About 146 years: nothing that a log times lasts longer."""
+"""Longest duration that is believed, ns: about 146 years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """What is known of how long the timed thing lasts, from another source than the log's label.
+    """A bound on the duration of the timed thing, from another source than the log's label.
 
     `at_least`: no shorter than `bound_ns`, for example because a kernel of that length runs inside it. `at_most`: `calls` of them
     fit into `bound_ns`, for example because they run one after another inside a stage of that length.
@@ -42,7 +42,7 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitChoice:
-    """The unit of all values with one label, and why.
+    """The unit of all values that share a label, and the reason for it.
 
     Args:
         label: the unit as written; empty where none is.
@@ -77,12 +77,12 @@ class Resolved:
 
     @property
     def prominent(self) -> bool:
-        """A unit is not the label's, or violates what is known: every table that uses the values repeats `notes`."""
+        """Whether a unit differs from the label or violates a bound: then every table of the values repeats `notes`."""
         return any(choice.differs or choice.violated for choice in self.choices)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where the units come from, in words."""
+        """Sentences on the source of the units, one per label."""
         return tuple(f"{self.series.title}: {choice.text}" for choice in self.choices)
 
 
@@ -112,7 +112,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
 
 
 def short(ns: Fraction | int) -> str:
-    """A duration for a sentence: three significant digits in the unit that fits."""
+    """Format a duration with three significant digits in the unit that fits: `2.76 ms`."""
     unit: Unit = next((unit for unit in reversed(UNITS) if abs(ns) >= 10 ** POWER[unit]), "ns")
     value = Decimal(ns.numerator) / Decimal(ns.denominator * 10 ** POWER[unit])
     rounded = value.quantize(Decimal(1).scaleb(min(0, value.adjusted() - 2))) if value else value
@@ -153,7 +153,7 @@ def _choose(
 
 
 def _standing(unit: Unit, left: Sequence[Unit], constraints: Sequence[Constraint]) -> str:
-    """How sure a stated unit is."""
+    """Return how certain a stated unit is, in words."""
     if not constraints:
         return "unproven, nothing was given that bounds it"
     others = [other for other in left if other != unit]
@@ -167,7 +167,7 @@ def _listed(unit: Unit, violated: Mapping[Unit, Sequence[str]]) -> str:
 
 
 def _question(series: Series, said: str, violated: Mapping[Unit, Sequence[str]], left: Sequence[Unit]) -> str:
-    """What is asked of the user, and all that is known."""
+    """Return the error text that asks the user for `--unit` and lists what each candidate violates."""
     if not any(violated.values()):
         return f"{series.path}: {series.title}: {len(series)} values {said}, and nothing bounds them; say --unit ns, us, ms or s"
     if left:
@@ -205,7 +205,7 @@ def _rounded_ns(number: Number, unit: Unit) -> int:
 
 
 def _median(numbers: Sequence[Number]) -> Number:
-    """The value that at least half of them do not exceed (nearest rank)."""
+    """Return the median by nearest rank: the smallest value that at least half of the values do not exceed."""
     least = min(number.exponent for number in numbers)
     ranked = sorted(numbers, key=lambda number: number.digits * 10 ** (number.exponent - least))
     return ranked[(len(ranked) - 1) // 2]

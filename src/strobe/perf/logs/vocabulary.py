@@ -1,4 +1,4 @@
-"""Units of time as logs spell them."""
+"""Units of time and their spellings in logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Unit = Literal["ns", "µs", "ms", "s"]
 
 UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 POWER: Final[dict[Unit, int]] = {"ns": 0, "µs": 3, "ms": 6, "s": 9}
-"""A unit is 10 ** POWER nanoseconds."""
+"""Power of ten of each unit, in nanoseconds."""
 _SPELLINGS: Final[dict[Unit, tuple[str, ...]]] = {
     "ns": ("ns", "nsec", "nsecs", "nanosecond", "nanoseconds"),
     "µs": ("µs", "μs", "us", "usec", "usecs", "microsecond", "microseconds"),  # micro sign, Greek mu
@@ -21,7 +21,7 @@ _SPELLINGS: Final[dict[Unit, tuple[str, ...]]] = {
 }
 _UNIT_OF: Final = {word: unit for unit, words in _SPELLINGS.items() for word in words}
 UNIT: Final = rf"(?i:{'|'.join(sorted(_UNIT_OF, key=len, reverse=True))})(?![^\W\d_])"
-"""A regular expression for any spelling of a unit, not followed by a letter."""
+"""Regular expression for any spelling of a unit, not followed by a letter."""
 
 
 def is_unit(text: str) -> bool:
@@ -42,7 +42,7 @@ def parse_unit(text: str) -> Unit:
 
 
 def parse_duration(text: str) -> int:
-    """Return the nanoseconds of `5ms`, `0.05 s`, `250us`.
+    """Return a duration such as `5ms`, `0.05 s` or `250us` in nanoseconds.
 
     Raises:
         ConfigError: no number with a unit, negative, or not a whole number of nanoseconds.

@@ -1,1 +1,1 @@
-"""Taking numbers: span recorders, profiler capture, memory, clocks, statistics. The only room of `perf` that uses torch."""
+"""Measurement: span recorders, profiler capture, memory, clocks, statistics. The only room of `perf` that uses torch."""

@@ -1,4 +1,4 @@
-"""Clocks and thermal state, as far as this machine tells."""
+"""Readings of CPU and GPU clocks and of the thermal state, as far as this machine reports them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 0.1
 """Time between two readings while a clip runs. A reading takes some tens of microseconds, so this costs less than 0.1 %."""
 THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
-"""Reasons that make a clip no sample: a hot GPU is slower than the code is."""
+"""Throttle reasons that disqualify a clip: a hot GPU slows the code down."""
 COOL_S: Final = 60.0
-"""Longest wait for a hot GPU."""
+"""Longest wait for a hot GPU to cool, s."""
 
 _SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 _SMI_STATE: Final = ("persistence_mode", "mig.mode.current", "enforced.power.limit", "clocks.max.sm")
@@ -37,7 +37,7 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def read_clocks(device: torch.device) -> Clocks:
-    """Return the clocks now. Without NVML this takes up to a tenth of a second on a GPU, so call it between clips."""
+    """Read the current clocks. Without NVML this takes up to 0.1 s on a GPU, so call it between clips."""
     if device.type != "cuda":
         return _host()
     gpu = open_gpu(gpu_uuid(device))
@@ -45,7 +45,7 @@ def read_clocks(device: torch.device) -> Clocks:
 
 
 def gpu_state(device: torch.device) -> GpuState | None:
-    """Return how a GPU is set up; None on a CPU."""
+    """Return the settings of a GPU (persistence, MIG, power limit, highest clock); None on a CPU."""
     if device.type != "cuda":
         return None
     gpu = open_gpu(gpu_uuid(device))
@@ -61,13 +61,13 @@ def gpu_state(device: torch.device) -> GpuState | None:
 
 
 class ClockSampler:
-    """Reads a GPU's clocks while a clip runs: `with ClockSampler(device) as sampler: ...`, then `sampler.clocks()`.
+    """Sampler of a GPU's clocks while a clip runs: `with ClockSampler(device) as sampler: ...`, then `sampler.clocks()`.
 
-    Readings are taken by a thread of its own, every `PERIOD_S`. Reading on the clip's own thread would be either late, since the
-    GPU is idle once the last frames are handed over and clocks fall, or in the time that is measured. The thread leaves the
-    interpreter's lock alone while the driver answers; what it cost at most is in the record (`read_ns`).
+    A separate thread takes the readings, every `PERIOD_S`. The clip's own thread could only read after the last frames, when the
+    GPU is idle and its clocks fall, or during the measured time. The thread releases the interpreter's lock while the driver
+    answers; `read_ns` in the record is an upper bound of its cost.
 
-    On a CPU, and on a GPU without NVML, nothing runs beside the clip, and the clocks are read when it has ended.
+    On a CPU, and on a GPU without NVML, no thread runs, and the clocks are read after the clip.
 
     Args:
         device: of the clip.
@@ -92,7 +92,7 @@ class ClockSampler:
             self._thread.join()
 
     def clocks(self) -> Clocks:
-        """Return what was read while the clip ran; of a clip shorter than `PERIOD_S`, and without NVML, what is read now."""
+        """Return the clocks over the clip; the current clocks if there were no readings (a short clip, or no NVML)."""
         return _by_nvml(self._readings, during_clip=True) if self._readings else read_clocks(self._device)
 
     def _run(self, gpu: Gpu) -> None:
@@ -111,14 +111,14 @@ def cool_down(device: torch.device, longest_s: float = COOL_S) -> bool:
 
 
 def _host() -> Clocks:
-    """Clocks of the CPU alone."""
+    """Return the clock, governor and load of the CPU."""
     cpu_mhz = environment.cpu_mhz()
     source = "none" if cpu_mhz is None else "kernel"
     return Clocks(source=source, cpu_mhz=cpu_mhz, governor=environment.cpu_governor(), load=environment.load_average())
 
 
 def _by_nvml(readings: Sequence[Reading], *, during_clip: bool) -> Clocks:
-    """Sum up readings; of an idle GPU only if it never was busy."""
+    """Summarise NVML readings; clocks come from busy readings, or from idle ones if the GPU was never busy."""
     busy = [reading for reading in readings if not reading.idle] or list(readings)
     sm = [reading.sm_mhz for reading in busy if reading.sm_mhz is not None]
     memory = [reading.memory_mhz for reading in busy if reading.memory_mhz is not None]

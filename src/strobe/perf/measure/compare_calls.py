@@ -1,4 +1,4 @@
-"""Two functions of the caller's own, timed against each other."""
+"""Timing of two functions against each other, in the order A B B A."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 _SAMPLE_NS: Final = 200_000
-"""Shorter calls are repeated within a sample until it lasts this long, so that the clock's own cost does not count."""
+"""Shortest sample on a CPU, ns; shorter calls are repeated, so that the clock's own cost does not count."""
 _GPU_SAMPLE_NS: Final = 2_000_000
-"""The same on a GPU, where a sample also contains the cost of waiting for it, about ten microseconds."""
+"""Shortest sample on a GPU, ns; a sample includes the wait for the GPU, about ten microseconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +40,12 @@ class CallSample:
 
     @property
     def ratio(self) -> float:
-        """Time of `a` / time of `b`; drift that is linear in time cancels."""
+        """Time of `a` / time of `b`; linear drift cancels."""
         return sum(self.a_ns) / sum(self.b_ns)
 
     @property
     def event_ratio(self) -> float | None:
-        """The same by CUDA events."""
+        """Time of `a` / time of `b` by CUDA events; None on a CPU."""
         if self.a_event_ns is None or self.b_event_ns is None:
             return None
         return sum(self.a_event_ns) / sum(self.b_event_ns)
@@ -53,7 +53,7 @@ class CallSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallComparison:
-    """How much faster `b` is than `a`.
+    """Result of timing `a` against `b`: ratio, interval, verdict, samples.
 
     Args:
         ratio: median over rounds of (time of a) / (time of b); above 1: `b` is faster.
@@ -93,7 +93,7 @@ def compare_calls(
     rounds: int = 10,
     device: str | torch.device = "auto",
 ) -> CallComparison:
-    """Time two functions in interleaved order A B B A and say which is faster.
+    """Time two functions in interleaved order A B B A and judge whether the second is faster.
 
     Where the process uses a GPU, a sample is wall time from an idle GPU to an idle GPU: it begins and ends with a synchronisation
     of every GPU that the process uses. Without them a clock on the host sees kernels being launched, not running.
@@ -153,7 +153,7 @@ def _gpus(named: torch.device | None, functions: dict[str, Callable[[], object]]
 
 
 def _works_on_gpu(function: Callable[[], object]) -> bool:
-    """Call a function once under the profiler and say whether a GPU had anything to do."""
+    """Call a function once under the profiler and return whether a GPU did any work."""
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

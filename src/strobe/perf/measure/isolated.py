@@ -1,4 +1,4 @@
-"""One operation by itself, again and again: what it takes when nothing else runs. Not what it takes inside a pass."""
+"""Timing of one operation by itself, repeated while nothing else runs; its time inside a pass differs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolated:
-    """Times of an operation by itself.
+    """Times of an operation that runs alone.
 
     Args:
         times_ns: one per call, in order.
@@ -44,11 +44,11 @@ def time_isolated(
     cold: bool = False,
     waits: bool = False,
 ) -> Isolated:
-    """Time calls of a function.
+    """Time repeated calls of one function that runs alone.
 
-    On a CPU each call is read from the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
-    launched while the GPU is held up, so that they run one after the other without waiting for the host, and are read once per
-    batch.
+    On a CPU each call is timed with the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
+    launched while the GPU is kept busy, so that they run one after the other without waiting for the host, and their events are
+    read once per batch.
 
     Args:
         run: called without arguments; its result is dropped.

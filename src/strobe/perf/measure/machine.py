@@ -1,4 +1,4 @@
-"""The first line of a run: who ran what, where."""
+"""The header of a run: the code, the machine and the time it began."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], pal
 
 
 def utc_now() -> str:
-    """Return the time, UTC, ISO 8601 with seconds."""
+    """Return the current time in UTC as ISO 8601, in whole seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""Memory of this process: the peak of a clip, and what is held at a moment."""
+"""Memory of this process: the peak over a clip, and the amount held at a moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESET_PEAK: Final = "5"
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new peak. Where a CPU's kernel does not allow it, the peak is that of the process so far."""
+    """Reset the memory peak. Where the kernel does not allow it on a CPU, the peak stays that of the whole process."""
     if device.type == "cuda":
         import torch
 
@@ -28,7 +28,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak since `reset_peak`: bytes that torch allocated on the GPU, or the resident set of this process."""
+    """Return the peak since `reset_peak`, bytes: allocated by torch on the GPU, or the resident set of this process."""
     if device.type == "cuda":
         import torch
 
@@ -38,7 +38,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 class Held(NamedTuple):
-    """What a process holds: on the host, and of a GPU in tensors and in torch's allocator. None: not known, or no GPU."""
+    """Memory that a process holds, bytes: resident on the host, allocated and reserved on the GPU; None if unknown or no GPU."""
 
     resident_bytes: int | None
     allocated_bytes: int | None
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 def held(device: torch.device) -> Held:
-    """Return what this process holds now; nothing waits for the device."""
+    """Return the memory that this process holds now, without waiting for the device."""
     resident = _status("VmRSS:")
     if device.type != "cuda":
         return Held(resident, None, None)
@@ -56,7 +56,7 @@ def held(device: torch.device) -> Held:
 
 
 def _status(name: str) -> int | None:
-    """A line of the kernel's account of this process, bytes."""
+    """Return one size from `/proc/self/status`, bytes; None if it is not there."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the driver says of a GPU, through `nvidia-ml-py`: loaded when first asked, None where it is absent or refuses."""
+"""GPU readings and settings through `nvidia-ml-py`, which is imported when first used; None where it is absent or refuses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REASONS: Final = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""The other bits of the clock event reasons, which hold clocks down."""
+"""Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """A GPU at one moment; None where the driver does not tell.
+    """State of a GPU at one moment; None where the driver does not report a value.
 
     Args:
         reasons: bits of the clock event reasons.
@@ -43,19 +43,19 @@ class Reading:
 
     @property
     def idle(self) -> bool:
-        """The GPU had nothing to do."""
+        """Whether the GPU had nothing to do."""
         return bool(self.reasons & IDLE)
 
 
 class Gpu:
-    """One GPU as NVML sees it. A question that the driver does not answer gives None, never an error."""
+    """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
 
     def read(self) -> Reading:
-        """Read clocks, power, temperature and what holds clocks down: five short calls without the interpreter's lock."""
+        """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
         nvml, began = self._nvml, time.perf_counter_ns()
         sm, memory = (self._ask("nvmlDeviceGetClockInfo", kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
         power = self._ask("nvmlDeviceGetPowerUsage")
@@ -71,7 +71,7 @@ class Gpu:
         )
 
     def state(self) -> GpuState:
-        """Return how the GPU is set up."""
+        """Return the settings of the GPU: persistence, MIG, power limit, highest clock."""
         persistence = self._ask("nvmlDeviceGetPersistenceMode")
         mig = self._ask("nvmlDeviceGetMigMode")
         return GpuState(
@@ -90,7 +90,7 @@ class Gpu:
 
 @functools.cache
 def open_gpu(uuid: str) -> Gpu | None:
-    """Return a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
+    """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

@@ -1,4 +1,4 @@
-"""The order clips run in, so that drift hits every variant alike."""
+"""The order in which clips run, so that drift affects every variant equally."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strobe.core.errors import ConfigError
 
 
 def palindrome(baseline: str, candidates: Sequence[str]) -> tuple[str, ...]:
-    """Return one palindrome: `B C1 C2 C3 C3 C2 C1 B`; for one candidate it is ABBA.
+    """Return the variants of one palindrome: `B C1 C2 C3 C3 C2 C1 B`; for one candidate it is ABBA.
 
     Every variant runs twice, and the two runs of each lie mirrored about the same middle. A cost that grows linearly in time
     therefore adds the same to the sum of each variant's two runs, and the ratio of those sums is free of it.

@@ -1,5 +1,4 @@
-"""Traced runs, kept apart from every timed run: chosen frame blocks with their operators, or a whole clip with little else than
-device events and our own marks."""
+"""Traced runs, separate from timed runs: chosen frame blocks with operators, or a whole clip with device events and regions."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 PREFIX: Final = "strobe::"
-"""Regions stand in a trace as `strobe::<name>` or `strobe::<name>#<index>`."""
+"""Prefix of our regions in a trace: `strobe::<name>` or `strobe::<name>#<index>`."""
 
 _SILENT: Final = "99"
 _LITTLE_BYTES: Final = 1 << 20
@@ -33,7 +32,7 @@ _LITTLE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceFile:
-    """A Chrome trace on the disk."""
+    """A Chrome trace on disk."""
 
     path: Path
     sha256: str
@@ -42,10 +41,10 @@ class TraceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
-    """What a traced run records.
+    """Settings of a traced run: which frame blocks, regions and details are recorded.
 
-    Stacks, memory and shapes slow the host down, each event by another amount: a trace with one of them says what calls what, not
-    how long it takes. `options` names those that are on.
+    Stacks, memory and shapes slow the host down, by a different amount for each event: a trace with one of them shows what calls
+    what, not how long it takes. `options` names those that are on.
 
     Args:
         warmup: frame blocks that run under the profiler and are thrown away, right before those that are kept; at least 1.
@@ -72,7 +71,7 @@ class Capture:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that distort times."""
+        """Names of the enabled options that distort times."""
         chosen = {"with_stack": self.with_stack, "profile_memory": self.profile_memory, "record_shapes": self.record_shapes}
         return tuple(name for name, on in chosen.items() if on)
 
@@ -106,7 +105,7 @@ def _then(region: AbstractContextManager[object], after: Callable[[], None]) -> 
 
 
 class _Window:
-    """Counts frame blocks, tells the profiler of each, and says when the last one to record has been made.
+    """Counter of frame blocks that steps the profiler and ends the recording after the last wanted one.
 
     A frame block is made when its region closes: a stream may hand it out later, with the next one already under way. A caller
     without such regions hands out one item per frame block.
@@ -120,22 +119,22 @@ class _Window:
 
     @property
     def done(self) -> int:
-        """Frame blocks made."""
+        """Number of frame blocks made so far."""
         return max(self._made, self._handed_out)
 
     @property
     def closed(self) -> bool:
-        """Whether the last one to record has been made."""
+        """Whether the last frame block to record has been made."""
         return self.done >= self._last
 
     def made(self) -> None:
-        """Count one that was made."""
+        """Count one frame block as made."""
         self._made += 1
         if self._made == self.done <= self._last:
             self._profiler.step()
 
     def handed_out(self) -> None:
-        """Count one that was handed out."""
+        """Count one frame block as handed out."""
         before, self._handed_out = self.done, self._handed_out + 1
         if before < self.done <= self._last:
             self._profiler.step()
@@ -199,7 +198,7 @@ def trace_blocks(
 def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> TraceFile:
     """Run a whole clip and record what the device did, the calls that launched it, and all of our regions.
 
-    Operators and stacks are left out: they slow the host down by several microseconds an operator, and these do not.
+    Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
 
     Args:
         clip: makes the clip.
@@ -245,7 +244,7 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
 
 
 _UNREAD: Final = frozenset({"ac2g", "gpu_user_annotation"})
-"""Arrows from calls to kernels, which their correlation says too, and our marks repeated on the device's rows."""
+"""Categories left out: arrows from calls to kernels (their correlation says the same) and our marks repeated on device rows."""
 _MARK: Final = "user_annotation"
 _LAUNCHED: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
@@ -253,10 +252,10 @@ _ARGS: Final = frozenset({"correlation", "device", "stream", "grid", "block", "b
 
 
 def _slim(path: Path) -> None:
-    """Leave out of a trace what no account needs and put like beside like: a sixth of the size is left.
+    """Remove from a trace what no analysis needs, and sort similar events together: a sixth of the size is left.
 
-    Left out: arrows and copies of marks, calls that launched nothing, numbers the profiler gave our marks, and arguments of
-    kernels but where, by whom and how large they were launched. Events of one kind and name stand together, in their old order.
+    Left out are arrows, copies of marks, calls that launched nothing, arguments of marks, and arguments of calls and device
+    events that are not in `_ARGS`. Events are sorted by kind and name; equal ones keep their order.
     """
     trace = msgspec.json.decode(path.read_bytes())
     events = [event for event in trace["traceEvents"] if event.get("cat") not in _UNREAD]
@@ -276,7 +275,7 @@ def _slim(path: Path) -> None:
 
 
 def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> TraceFile:
-    """Write the trace under another name, compress it and rename it, so that `path` is whole or absent."""
+    """Write the trace under another name, compress it and rename it, so that `path` is complete or absent."""
     plain = path.with_name(path.name + ".plain")
     begun = plain.with_name(plain.name + ".tmp")  # as the profiler names what it has not finished
     try:
@@ -297,7 +296,7 @@ def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) ->
 
 
 def _removed(*files: Path) -> int:
-    """Remove files and return the bytes they had; the profiler may hold one open, so they are emptied first."""
+    """Remove files and return their size, bytes; the profiler may hold one open, so they are emptied first."""
     there = [file for file in files if file.exists()]
     size_bytes = sum(file.stat().st_size for file in there)
     for file in there:

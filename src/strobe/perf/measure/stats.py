@@ -14,11 +14,11 @@ LEVEL: Final = 0.95
 P99_SAMPLES: Final = 459
 """Fewest samples whose largest is above the 99th percentile at 99 % confidence: 0.99 ** 459 < 0.01."""
 FLOOR: Final = 0.01
-"""Differences below 1 % are never called a difference, however sure the interval is."""
+"""Smallest relative difference that counts: below 1 % the verdict is never "faster" or "slower"."""
 FLOOR_NS: Final = 1_000
-"""Nor are differences below 1 µs: the resolution of a CUDA event."""
+"""Smallest absolute difference that counts, ns: 1 µs, the resolution of a CUDA event."""
 RESOLUTION: Final = 0.05
-"""An interval that reaches more than 5 % past 1 cannot rule out a difference that matters."""
+"""Largest reach of an interval beyond 1 with the verdict "no difference"."""
 BOOTSTRAP_SAMPLES: Final = 30
 """Fewest samples from which a percentile bootstrap of a plain mean or median holds: with 5 its 95 % interval holds 89 %."""
 
@@ -61,7 +61,7 @@ def t_quantile(p: float, dof: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta I_x(a, b) by its continued fraction (Lentz's method)."""
+    """Compute the regularised incomplete beta I_x(a, b) by its continued fraction (Lentz's method)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -93,7 +93,7 @@ def paired_interval(log_ratios: Sequence[float], level: float = LEVEL) -> Interv
 def welch_interval(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the interval of geometric mean(reference) / geometric mean(candidate) for samples that are not paired.
 
-    Welch's t on logarithms; None where either has fewer than two samples. It knows nothing of drift between the two.
+    Welch's t on logarithms; None where either has fewer than two samples. Drift between the two is not corrected.
     """
     if len(reference) < 2 or len(candidate) < 2:
         return None
@@ -109,7 +109,7 @@ def welch_interval(reference: Sequence[float], candidate: Sequence[float], level
 
 
 def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
-    """Say in one word what a ratio (reference time / candidate time) and its interval allow.
+    """Return the verdict that a ratio (reference time / candidate time) and its interval allow.
 
     `faster` or `slower`: the interval excludes 1, and the difference exceeds both `FLOOR` and `FLOOR_NS`. `no difference`:
     otherwise, if the interval stays within `RESOLUTION` of 1. `inconclusive`: the rest.
@@ -126,7 +126,7 @@ def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
 
 
 def proven(op: Operator, bound: float, ratio: float, interval: Interval | None, delta_ns: float | None) -> bool:
-    """Say whether a ratio (reference time / candidate time) meets a bound beyond doubt: what a gate asks.
+    """Whether a ratio (reference time / candidate time) meets a bound beyond doubt; gates use it.
 
     The whole interval must meet the bound. A bound that claims a difference (above 1 with `>=` or `>`, below 1 with `<=` or `<`,
     and 1 itself with `>` or `<`) also needs one that exceeds `FLOOR` and `FLOOR_NS`, as in `judge`. Without an interval nothing
@@ -145,7 +145,7 @@ def proven(op: Operator, bound: float, ratio: float, interval: Interval | None, 
 
 
 def _real(ratio: float, delta_ns: float | None) -> bool:
-    """Whether a difference exceeds both floors."""
+    """Whether a difference exceeds both `FLOOR` and `FLOOR_NS`."""
     return abs(math.log(ratio)) > math.log1p(FLOOR) and (delta_ns is None or abs(delta_ns) > FLOOR_NS)
 
 
@@ -177,7 +177,7 @@ def bootstrap_interval(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outliers:
-    """Samples outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles. They are kept; this says what they do.
+    """Samples outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles; they stay in every statistic.
 
     Args:
         n: all samples.
@@ -193,12 +193,12 @@ class Outliers:
 
     @property
     def effect(self) -> float:
-        """What removing them would do to the mean: `mean_without / mean - 1`."""
+        """Relative change of the mean if the outliers were removed: `mean_without / mean - 1`."""
         return self.mean_without / self.mean - 1 if self.mean else 0.0
 
 
 def outliers(values: Sequence[float]) -> Outliers:
-    """Find the samples outside Tukey's fences; with fewer than 4 there are no quartiles to speak of, and none is.
+    """Find the samples outside Tukey's fences; with fewer than 4 samples there are no quartiles, and no outliers.
 
     Args:
         values: at least one.
@@ -215,7 +215,7 @@ def outliers(values: Sequence[float]) -> Outliers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tail:
-    """The slow end of `n` samples: their 99th percentile where there are enough of them, otherwise their largest."""
+    """Slow end of `n` samples: the 99th percentile, or the largest where there are too few samples for it."""
 
     label: Literal["p99", "max"]
     value: float
@@ -229,25 +229,25 @@ def percentile(values: Sequence[Real], share: float) -> Real:
 
 
 def p99(values: Sequence[Real]) -> Real | None:
-    """Return the 99th percentile (nearest rank) from `P99_SAMPLES` samples on, otherwise None: the largest is all there is."""
+    """Return the 99th percentile (nearest rank); None below `P99_SAMPLES` samples, too few to tell it from the largest."""
     place = p99_place(len(values))
     return None if place is None else sorted(values)[place]
 
 
 def p99_place(n: int) -> int | None:
-    """Return where the 99th percentile (nearest rank) stands among `n` samples in ascending order; None below `P99_SAMPLES`."""
+    """Return the index of the 99th percentile (nearest rank) among `n` samples in ascending order; None below `P99_SAMPLES`."""
     return (99 * n + 99) // 100 - 1 if n >= P99_SAMPLES else None
 
 
 def tail(values: Sequence[float]) -> Tail:
-    """Return the 99th percentile where there is one, otherwise the largest."""
+    """Return the 99th percentile, or the largest sample where there are too few for it."""
     found = p99(values)
     return Tail(label="max" if found is None else "p99", value=max(values) if found is None else found, n=len(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slope:
-    """Change per sample with its interval."""
+    """Change per sample, with its interval."""
 
     value: float
     interval: Interval

@@ -1,4 +1,4 @@
-"""One stopwatch for single calls: on a GPU a queue of calls between events, on a CPU the host clock around each."""
+"""Stopwatch for single calls: CUDA events around queued calls on a GPU, the host clock around each call on a CPU."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     import torch
 
 _CYCLES_PER_NS: Final = 2.5
-"""Above every GPU's clock, so that a wait counted in cycles is never too short."""
+"""GPU cycles per ns, above every GPU's clock, so that a wait counted in cycles is never too short."""
 _MARGIN: Final = 2.0
 _MAX_CYCLES: Final = 5_000_000_000
 _SLOW_NS: Final = 50_000_000
-"""A call that takes longer is tried once."""
+"""Duration above which a call is tried only once, ns."""
 
 Run = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What one call took when it was tried: on the device, and until it returned to its caller."""
+    """Time of one trial call, ns: until the device finished, and until the call returned."""
 
     device_ns: int
     host_ns: int
@@ -33,7 +33,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lap:
-    """Some calls in a row.
+    """Times of several calls in a row.
 
     Args:
         times_ns: one per call, between two CUDA events; on a CPU by the host clock.
@@ -47,9 +47,9 @@ class Lap:
 
 
 class Stopwatch:
-    """Times calls on one device.
+    """Stopwatch for calls on one device.
 
-    On a GPU the calls of a lap are launched while the GPU is held up, so that they run without waiting for the host; each lies
+    On a GPU the calls of a lap are launched while the GPU is kept busy, so that they run without waiting for the host; each lies
     between two events.
 
     Args:
@@ -67,7 +67,7 @@ class Stopwatch:
             self._flush = torch.empty(size, dtype=torch.int8, device=device)
 
     def probe(self, run: Run) -> Speed:
-        """Call it once, and once more if that was fast enough to be worth it; the faster counts. It has been called before."""
+        """Time one warmed-up call, and a second one if the first was fast; return the faster."""
         synchronize(self._device)
         device: list[int] = []
         host: list[int] = []
@@ -81,7 +81,7 @@ class Stopwatch:
         return Speed(device_ns=min(device), host_ns=min(host))
 
     def hold(self, host_ns: int) -> None:
-        """Keep a GPU busy for longer than launching takes, so that what follows waits in its queue."""
+        """Keep a GPU busy for longer than launching takes, so that the next calls wait in its queue."""
         if self._device.type == "cuda":
             import torch
 
@@ -89,7 +89,7 @@ class Stopwatch:
                 torch.cuda._sleep(min(_MAX_CYCLES, round(host_ns * _CYCLES_PER_NS * _MARGIN)))
 
     def lap(self, run: Run, calls: int, host_ns: int) -> Lap:
-        """Time some calls in a row.
+        """Time several calls in a row.
 
         Args:
             calls: how many.

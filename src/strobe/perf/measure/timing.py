@@ -1,4 +1,4 @@
-"""The recorder of a timed run: host clock on a CPU, CUDA events on a GPU, resolved once when the clip has ended."""
+"""Recorder of a timed run: host clock on a CPU, CUDA events on a GPU, resolved once after the clip."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inside:
-    """All regions of one path inside one frame block, added up.
+    """Sum of all regions with one path inside one frame block.
 
     Args:
         block: index of the frame block.
@@ -63,7 +63,7 @@ class Inside:
 
 
 class TimingRecorder:
-    """Measures the regions of one clip at a time.
+    """Recorder that measures the regions of one clip at a time.
 
     On a CPU every region is read from `time.perf_counter_ns`. On a GPU a region is a pair of CUDA events on the current stream,
     with no synchronisation; only `e2e` is wall time, synchronised at its two edges.
@@ -99,7 +99,7 @@ class TimingRecorder:
         return _HostRegion(self, name, index) if alone else _SummedRegion(self, name, index)
 
     def start_clip(self) -> None:
-        """Forget everything and take the clip's zero of time."""
+        """Discard earlier regions and set the clip's time zero."""
         self._done.clear()
         self._sums.clear()
         self._threads = {threading.get_ident(): 0}
@@ -119,14 +119,14 @@ class TimingRecorder:
         return tuple(sorted(regions, key=lambda region: (region.start_ns, -region.value_ns)))
 
     def inside(self) -> tuple[Inside, ...]:
-        """What the clip's own thread spent inside the frame blocks of the last clip, in order of block and path."""
+        """Return the time of the clip's own thread in each region inside the last clip's frame blocks, by block and path."""
         return tuple(
             Inside(block=block, path=path, calls=calls, value_ns=value_ns)
             for (block, path), (calls, value_ns) in sorted(self._sums.items())
         )
 
     def region_ns(self) -> int:
-        """Median time that one region which is only added up takes by itself."""
+        """Measure the median overhead of one region that is only added up, ns."""
         if not self._inside:
             return 0
         other, took = TimingRecorder(self._device, inside=True), []
@@ -139,7 +139,7 @@ class TimingRecorder:
                 took.append(time.perf_counter_ns() - began)
         return sorted(took)[_PROBES // 2]
 
-    # What a region needs from its recorder.
+    # Methods that regions call on their recorder.
 
     def synchronize(self) -> None:
         """Wait for the device; nothing on a CPU."""
@@ -149,7 +149,7 @@ class TimingRecorder:
             torch.cuda.synchronize(self._device)
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event of the pool on the current stream."""
+        """Record a CUDA event from the pool on the current stream."""
         import torch
 
         event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
@@ -157,7 +157,7 @@ class TimingRecorder:
         return event
 
     def enter(self, region: _HostRegion | _CudaRegion) -> None:
-        """Note the region's thread, its parent and where it lies in its frame block."""
+        """Set the region's thread, its parent and its path inside the frame block."""
         stack = self._open.__dict__.setdefault("stack", [])
         region.parent = next((outer.index for outer in reversed(stack) if outer.index is not None), None)
         with self._lock:
@@ -169,19 +169,19 @@ class TimingRecorder:
         stack.append(region)
 
     def leave(self, region: _HostRegion | _CudaRegion) -> None:
-        """Keep the region."""
+        """Close the region and keep it."""
         self._open.stack.pop()
         self._done.append(region)
 
     def add_up(self, region: _HostRegion, value_ns: int) -> None:
-        """Add the region to those of its path in its frame block."""
+        """Add the region's time to the sum of its path in its frame block."""
         if self._inside and region.path and region.block is not None and region.thread == 0:
             found = self._sums.setdefault((region.block, region.path), [0, 0])
             found[0] += 1
             found[1] += value_ns
 
     def forget(self) -> None:
-        """Leave a region that is only added up."""
+        """Close a region that is only added up, without keeping it."""
         self._open.stack.pop()
 
     def since_start_ns(self, moment: int | torch.cuda.Event) -> int:
@@ -194,7 +194,7 @@ class TimingRecorder:
 
 
 class _Open:
-    """A region while it runs."""
+    """A region that is still running."""
 
     __slots__ = ("block", "index", "name", "parent", "path", "recorder", "thread")
 
@@ -272,7 +272,7 @@ class _CudaRegion(_Open):
 
 @contextmanager
 def recording(recorder: spans.Recorder | None) -> Iterator[None]:
-    """Put a recorder into the span slot for the length of a `with` block."""
+    """Install a recorder in the span slot for the length of a `with` block."""
     previous = spans.set_recorder(recorder)
     try:
         yield
@@ -281,7 +281,7 @@ def recording(recorder: spans.Recorder | None) -> Iterator[None]:
 
 
 def span_records(clip: Clip, regions: Iterable[Region]) -> tuple[Span, ...]:
-    """Return the lines that belong above a `clip` line."""
+    """Return the span lines of a clip, which are written above its `clip` line."""
     return tuple(
         Span(
             variant=clip.variant,
@@ -302,7 +302,7 @@ def span_records(clip: Clip, regions: Iterable[Region]) -> tuple[Span, ...]:
 
 
 def region_records(clip: Clip, found: Iterable[Inside], region_ns: int) -> tuple[Regions, ...]:
-    """Return the line of what was added up inside the frame blocks of a clip; none if nothing was."""
+    """Return the line with the sums inside a clip's frame blocks, or nothing if there are none."""
     listed = list(found)
     if not listed:
         return ()

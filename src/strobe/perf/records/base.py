@@ -1,4 +1,4 @@
-"""What every line of records is made of: its version, its base, and text that is prose."""
+"""Base types of record lines: schema versions, `Line` and `Part`, and `Prose` for text that no program reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMA_VERSION: Final = 2
 READABLE_VERSIONS: Final = (1, 2)
 
 Prose: TypeAlias = Annotated[str, Meta(extra={"prose": True})]
-"""Text for a reader. It may be reworded at any time: no code decides by what it says, only by whether it is there."""
+"""Text for a reader. It may be reworded at any time: code checks at most whether it is empty, never its words."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Clocks of a machine, and how its GPU is set up."""
+"""Record structs of a machine's clocks and of a GPU's settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strobe.perf.records.base import Part
 
 
 class Clocks(Part, frozen=True, kw_only=True):
-    """Clocks and thermal state at one moment, or of a GPU over a clip; null where this machine does not tell."""
+    """Clocks and thermal state at one moment, or of a GPU over a clip; null where this machine does not report them."""
 
     source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvml`, `nvidia-smi`, `none`")]
     cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
@@ -33,7 +33,7 @@ class Clocks(Part, frozen=True, kw_only=True):
 
 
 class GpuState(Part, frozen=True, kw_only=True):
-    """How a GPU is set up; null where the driver does not tell."""
+    """Settings of a GPU (persistence, MIG, power limit, highest clock); null where the driver does not report them."""
 
     persistence: Annotated[bool | None, Meta(description="persistence mode is on")] = None
     mig: Annotated[bool | None, Meta(description="the GPU is split into instances (MIG)")] = None

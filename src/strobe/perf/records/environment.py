@@ -1,4 +1,4 @@
-"""What the header says about this machine and this checkout, without torch. Nothing here fails: what cannot be read is null."""
+"""Facts of this machine and this checkout for the header, without torch. Nothing here fails: what cannot be read is null."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def cpu_name() -> str:
 
 
 def cpu_cores() -> int:
-    """Return the CPU cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_mhz() -> int | None:
-    """Return the mean current clock of the CPU cores."""
+    """Return the mean current clock of the CPU cores, MHz; None if this machine does not report it."""
     paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
     clocks = [int(text) / 1000 for text in map(_text, paths) if text]
     if not clocks:
@@ -48,12 +48,12 @@ def cpu_mhz() -> int | None:
 
 
 def cpu_governor() -> str | None:
-    """Return the frequency governor of the first core."""
+    """Return the frequency governor of the first core; None if this machine does not report it."""
     return _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None
 
 
 def load_average() -> float | None:
-    """Return the 1-minute load average."""
+    """Return the 1-minute load average; None if this machine does not report it."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -61,7 +61,7 @@ def load_average() -> float | None:
 
 
 def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Ask `nvidia-smi`, where there is one, for `--query-gpu` fields of one GPU (UUID); None for each that it does not tell."""
+    """Query `nvidia-smi` for `--query-gpu` fields of one GPU (UUID); None for each field that cannot be read."""
     query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     line = _output(query)
     values = [value.strip() for value in line.splitlines()[0].split(",")] if line else []

@@ -1,4 +1,4 @@
-"""Lines of one cell of a grid: which cell it is, what the plan predicts of a call, and what the machine's links take."""
+"""Record lines of one cell of a grid: its coordinates, predicted times of a call, and measured rates of the machine's links."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from msgspec import Meta
 from strobe.perf.records.base import Line, Part, Prose
 
 CELLS: Final = "cells"
-"""Folder of the cells' run folders in that of a grid."""
+"""Folder, inside a grid's folder, that holds the cells' run folders."""
 
 # ------------------------------------------------------------------------------------------------------ attention names
 
 MATMUL: Final = "matmul"
 """Variant and span: the matrix product that is timed beside the contestants, the measured peak."""
 HOST: Final = "host_call"
-"""Span: until one call returned to its caller."""
+"""Span: time until one call returned to its caller."""
 STAGE: Final = "stage"
 """Span: a stage of an operator; `part` names it."""
 WHOLE: Final = "whole call"
-"""Stage: all of the call that the other stages were taken in."""
+"""Stage: the whole call, in the same calls in which the other stages were timed."""
 RECALL: Final = "recall"
 TEMPORARY: Final = "temporary memory"
 PEAK: Final = "peak memory"
@@ -33,15 +33,15 @@ LSE: Final = "LSE error"
 # ----------------------------------------------------------------------------------------------------------- tree names
 
 CALL: Final = "tree_call"
-"""Span: one call, of the slowest rank; with `rank`, of that rank."""
+"""Span: one call, on the slowest rank; with `rank`, on that rank."""
 LOCAL: Final = "tree_local"
 MERGE: Final = "tree_merge"
 MESSAGE: Final = "tree_message"
 """Span: one collective; `part` is its kind."""
 WAIT: Final = "tree_wait"
-"""Span: how long a rank is held up by a collective that began before; `part` is its kind."""
+"""Span: time that a collective which began earlier holds a rank up; `part` is its kind."""
 MEETING: Final = "tree_meeting"
-"""Span: serialised, the ranks meet before a collective, and this is the wait for the last of them."""
+"""Span: wait for the last rank, where calls are serialised and the ranks meet before each collective."""
 GUIDE: Final = "guide"
 """Variant of the guide's blocks; spans are blocks, with `mode`, `rank` and their kind as `part`."""
 TOTAL: Final = "total_tree_attn"
@@ -54,7 +54,7 @@ Collective = Literal["gather", "exchange", "reduce", "merge"]
 
 
 class Contestant(Part, frozen=True, kw_only=True):
-    """What takes part in a cell of a grid."""
+    """Implementation that is measured in a cell of a grid, and the work it does there."""
 
     work: Annotated[Work, Meta(description="what it computes: dense attention, the fine stage alone, or the whole operator")]
     impl: Annotated[str, Meta(description="implementation that ran")]
@@ -73,17 +73,17 @@ class AttentionCell(Line, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> str:
-        """What a page calls the budget: `s0.9` or `k64`."""
+        """Short name of the cell's budget on pages: `s0.9` (sparsity) or `k64` (top k)."""
         return f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
 
     @property
     def direction(self) -> str:
-        """`forward` or `backward`."""
+        """Direction that is timed: `forward` or `backward`."""
         return "backward" if self.backward else "forward"
 
 
 class Surroundings(Line, frozen=True, kw_only=True):
-    """What the machine of a cell was like while the cell ran there."""
+    """State of a cell's machine while the cell ran: busy cores, lost machines, a rank delayed on purpose."""
 
     busy_cores: Annotated[float | None, Meta(description="cores busy before the ranks began; null: not known")] = None
     lost_machines: Annotated[int, Meta(description="machines that were lost while the cell ran there")] = 0
@@ -92,7 +92,7 @@ class Surroundings(Line, frozen=True, kw_only=True):
 
 
 class LinkRate(Part, frozen=True, kw_only=True):
-    """What a collective takes; null where it is too small to be seen beside the rest."""
+    """Latency, bandwidth and host time of one kind of collective; null where too small to measure beside the rest."""
 
     kind: Annotated[Collective, Meta(description="kind of collective, or the merge of partial results")]
     alpha_s: Annotated[float | None, Meta(description="latency, s")] = None
@@ -101,7 +101,7 @@ class LinkRate(Part, frozen=True, kw_only=True):
 
 
 class Links(Line, frozen=True, kw_only=True):
-    """What the links and roofs of these ranks reached, all ranks together, and what `auto` takes with them."""
+    """Measured rates of these ranks' links, compute and memory, and the strategy that `auto` chooses with them."""
 
     flops_per_s: Annotated[float | None, Meta(description="FLOP per second of one rank")] = None
     memory_bytes_per_s: Annotated[float | None, Meta(description="bytes per second of one rank's memory")] = None
@@ -121,7 +121,7 @@ class SentMessage(Part, frozen=True, kw_only=True):
 
 
 class WhatIf(Part, frozen=True, kw_only=True):
-    """The whole call predicted with faster links."""
+    """Predicted time of the whole call if the links were faster."""
 
     faster: Annotated[Literal["bandwidth", "latency"], Meta(description="what of the links is faster")]
     factor: Annotated[float, Meta(description="how many times")]
@@ -129,7 +129,7 @@ class WhatIf(Part, frozen=True, kw_only=True):
 
 
 class Prediction(Line, frozen=True, kw_only=True):
-    """What the plan says of a strategy with the links as they were measured."""
+    """Predicted time of one strategy with the links as measured, and the parts it is made of."""
 
     variant: Annotated[str, Meta(description="variant")]
     total_ns: Annotated[float | None, Meta(description="whole call: local + messages - hidden + host, ns; null: not finite")]

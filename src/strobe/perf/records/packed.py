@@ -16,7 +16,7 @@ RECORDS: Final = "records.jsonl"
 PACKED: Final = "records.jsonl.gz"
 FILES: Final = (RECORDS, PACKED)
 MAX_BYTES: Final = 1 << 31
-"""What packed records may unpack to."""
+"""Largest size that packed records may unpack to, bytes."""
 
 _GZIP: Final = b"\x1f\x8b"
 _PIECE: Final = 4096
@@ -84,7 +84,7 @@ def unpack(data: bytes, file: Path) -> tuple[bytes, str]:
 
 
 def _before_the_damage(reader: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
-    """What the bytes of a piece unpack to, up to the first that cannot be."""
+    """Yield what the bytes of a piece unpack to, one byte at a time, up to the first that cannot be unpacked."""
     with suppress(zlib.error):
         for at in range(len(piece)):
             yield reader.decompress(piece[at : at + 1])

@@ -1,4 +1,4 @@
-"""What an ablation was asked for, for who measures it and who reads it."""
+"""The plan of an ablation: the cells to measure, as written in `plan.json`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strobe.core.files import file_inside
 
 PLAN: Final = "plan.json"
 CELLS: Final = "cells"
-"""Folder of the cells' run folders in that of the ablation."""
+"""Folder, inside an ablation's folder, that holds the cells' run folders."""
 
 Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
-"""The base alone; one setting changed; the clip or the batch changed; one optimisation off; several things changed."""
+"""Change of a cell: none (the base), one setting, the clip or batch, one optimisation off, or several factors."""
 
 
 class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.
+    """One run of an ablation.
 
     Args:
         name: of its folder.
@@ -35,20 +35,20 @@ class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> str:
-        """What is changed, in words."""
+        """Names of the changed factors, joined by commas."""
         return ", ".join(self.changes)
 
     @property
     def value(self) -> str:
-        """To what."""
+        """New values of the changed factors, in the same order, joined by commas."""
         return ", ".join(self.changes.values())
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An ablation.
+    """All runs of an ablation and the base they are compared with.
 
     Args:
-        base: the preset that everything is held against.
+        base: the preset that everything is compared with.
         request: what must agree between all cells, as text.
         values: value of the base by factor, as text.
         idle: optimisations that the base has and that do nothing here, and why.

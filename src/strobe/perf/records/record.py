@@ -1,4 +1,4 @@
-"""What a run writes, line by line: one schema for the writer, the reader and the manual.
+"""Lines of a run's records: one schema for the writer, the reader and the manual.
 
 A run folder holds `records.jsonl`; every line is one of the structs below, told apart by the key `record`, with the schema
 version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); measured times are integer nanoseconds. Adding an
@@ -14,12 +14,13 @@ from msgspec import Meta, field
 from strobe.perf.records.base import Line, Part, Prose
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
+from strobe.perf.records.viewers import Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree"]
-"""Clips of a model; one long clip; calls of one operator; a cell of the attention grid; a cell of tree attention."""
+RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve"]
+"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
-"""How calls of several ranks were taken apart: nothing waits inside, or the ranks meet before each collective."""
+"""Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
 Phase = Literal["warmup", "timed", "traced"]
 Clock = Literal["perf_counter", "cuda_event"]
 Status = Literal["complete", "interrupted", "failed"]
@@ -33,7 +34,7 @@ class Git(Part, frozen=True, kw_only=True):
 
 
 class Machine(Part, frozen=True, kw_only=True):
-    """What ran the code."""
+    """Machine that ran the code: device, driver, versions, CPU, memory, clocks."""
 
     device: Annotated[str, Meta(description="torch device that ran, e.g. `cpu`, `cuda:0`")]
     device_name: Annotated[str, Meta(description="model name of the CPU or GPU")]
@@ -58,7 +59,7 @@ class Machine(Part, frozen=True, kw_only=True):
 
     @property
     def device_type(self) -> str:
-        """`cpu` or `cuda`: the part of torch's name of the device before the number."""
+        """Kind of device, `cpu` or `cuda`: the part of torch's device name before the number."""
         return self.device.partition(":")[0]
 
     @property
@@ -84,7 +85,7 @@ class PromptAt(Part, frozen=True, kw_only=True):
 
 
 class Workload(Part, frozen=True, kw_only=True):
-    """What one clip is: the same for every variant."""
+    """Prompts, seed, length and size of one clip, the same for every variant."""
 
     prompts: Annotated[tuple[PromptAt, ...], Meta(description="the prompts in order")]
     seed: Annotated[int, Meta(description="seed of the initial and renoise tensors, the same for every variant")]
@@ -111,7 +112,7 @@ class Absent(Part, frozen=True, kw_only=True):
 
 
 class Header(Line, frozen=True, kw_only=True):
-    """First line: who ran what, where."""
+    """First line: the run, the code, the machine and the order of its variants."""
 
     run: Annotated[str, Meta(description="name of the run folder")]
     kind: Annotated[RunKind, Meta(description="what was measured")] = "stream"
@@ -133,7 +134,7 @@ class Header(Line, frozen=True, kw_only=True):
 
 
 CUSTOM: Final = "custom"
-"""The preset of a variant that is none."""
+"""Preset name of a variant that is not a preset."""
 
 
 class Knob(Part, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class Knob(Part, frozen=True, kw_only=True):
 
 
 class SpanCost(Part, frozen=True, kw_only=True):
-    """What one region must compute and move, whoever implements it (`strobe.core.costs`), once the cache is full."""
+    """FLOPs and bytes that one region needs at least in any implementation (`strobe.core.costs`), once the cache is full."""
 
     span: Annotated[str, Meta(description="name of the region")]
     flops: Annotated[int, Meta(description="floating-point operations of its matrix products, a multiply-add counted as two")]
@@ -208,7 +209,7 @@ class Variant(Line, frozen=True, kw_only=True):
 
 
 class Span(Line, frozen=True, kw_only=True):
-    """One region of time in one clip."""
+    """One timed region of one clip."""
 
     variant: Annotated[str, Meta(description="variant")]
     clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0, warm-up included")]
@@ -228,13 +229,13 @@ class Span(Line, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """What a reader of logs calls it: mode, name and part."""
+        """Name of the span in tables and logs: mode, name and part, as `mode/name:part`."""
         name = f"{self.name}:{self.part}" if self.part else self.name
         return name if self.mode is None else f"{self.mode}/{name}"
 
 
 class Regions(Line, frozen=True, kw_only=True):
-    """Every region inside the frame blocks of one timed clip on a CPU, added up by path on the clip's own thread."""
+    """Calls of and time in each region inside the frame blocks of one timed clip on a CPU, added up by path; thread 0 alone."""
 
     variant: Annotated[str, Meta(description="variant")]
     clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
@@ -252,7 +253,7 @@ class Regions(Line, frozen=True, kw_only=True):
 
 
 class Clip(Line, frozen=True, kw_only=True):
-    """A clip has finished: every span of it stands above this line."""
+    """Line that ends a clip: all of its spans stand above it."""
 
     variant: Annotated[str, Meta(description="variant")]
     clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
@@ -267,7 +268,7 @@ class Clip(Line, frozen=True, kw_only=True):
 
 
 class Memory(Line, frozen=True, kw_only=True):
-    """What the process holds right after a frame block was handed over, in a soak."""
+    """Memory that the process holds in a soak, right after a frame block was handed over."""
 
     variant: Annotated[str, Meta(description="variant")]
     clip: Annotated[int, Meta(description="number of the clip among this variant's clips, from 0")]
@@ -294,7 +295,7 @@ class Trace(Line, frozen=True, kw_only=True):
 
 
 class LaunchedPasses(Line, frozen=True, kw_only=True):
-    """Passes of a variant launched kernel by kernel instead of as graphs: they tell what the kernels of its graphs belong to."""
+    """Passes of a variant launched kernel by kernel, recorded to assign the kernels of its CUDA graphs to regions."""
 
     variant: Annotated[str, Meta(description="variant")]
     path: Annotated[str, Meta(description="kernels and regions of each pass in order, JSON, gzip, relative to the run folder")]
@@ -333,7 +334,7 @@ class Quality(Line, frozen=True, kw_only=True):
 
 
 class Gate(Line, frozen=True, kw_only=True):
-    """A candidate against its reference, checked before any number is taken; a red gate has no samples."""
+    """Comparison of a candidate with its reference before any timing; a candidate that fails is not timed."""
 
     variant: Annotated[str, Meta(description="variant")]
     reference: Annotated[str, Meta(description="variant it was held against")]
@@ -346,7 +347,7 @@ class Gate(Line, frozen=True, kw_only=True):
 
 
 class Excluded(Line, frozen=True, kw_only=True):
-    """Samples left out of the averages when they were taken, and why."""
+    """Samples that were left out of the averages when they were taken, and the reason."""
 
     variant: Annotated[str, Meta(description="variant")]
     span: Annotated[str, Meta(description="span name the indices count; `clip`: whole clips by number")]
@@ -368,9 +369,9 @@ class End(Line, frozen=True, kw_only=True):
 
 Record = (
     Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
-    | LaunchedPasses | Video | Quality | Gate | Excluded | End
+    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Viewer | End
 )  # fmt: skip
 LINES: Final = (
     Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
-    Quality, Gate, Excluded, End,
+    Quality, Gate, Excluded, Server, Viewer, End,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The end of a line of `records.jsonl`: its number and a checksum, so that a changed, lost or doubled line is found.
+"""Line number and checksum at the end of each line of `records.jsonl`, to detect changed, lost and repeated lines.
 
 A sealed line is `{...,"line":12,"crc":"89abcdef"}`: `line` counts from 1, `crc` is the CRC-32 of all bytes before `,"crc"`.
 """
@@ -17,7 +17,7 @@ _LENGTH: Final = len(b',"line":123456789012,"crc":"89abcdef"}')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """What the seals of a file say.
+    """Result of checking the line numbers and checksums of a record file.
 
     Args:
         sealed: the file has seals; one without any was written before there were some.
@@ -45,7 +45,7 @@ def number_of(line: bytes) -> int | None:
 
 
 def check(lines: Sequence[bytes]) -> Checked:
-    """Hold the whole lines of a file against their seals."""
+    """Check the numbers and checksums of all whole lines of a file."""
     numbers = [number_of(line) for line in lines]
     if not any(numbers):
         return Checked(sealed=False, bad=frozenset(at for at, number in enumerate(numbers) if number == 0), missing=0)

@@ -1,4 +1,4 @@
-"""One run, one folder: `records.jsonl` written so that a kill at any moment loses no finished record, and read back."""
+"""Writer and reader of run folders: `records.jsonl` keeps every finished record even if the process is killed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,25 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.seal import check, seal
 from strobe.perf.records.upgrade import upgraded
+from strobe.perf.records.viewers import Server, Viewer
 
 T = TypeVar("T")
 _LISTED: Final = 8
-"""Numbers of damaged lines that are named."""
+"""Most line numbers that a damage sentence lists."""
 
-_TABLES: Final = ("spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions")
+_TABLES: Final = (
+    "spans",
+    "clips",
+    "variants",
+    "traces",
+    "videos",
+    "quality",
+    "gates",
+    "excluded",
+    "memory",
+    "predictions",
+    "viewers",
+)
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -65,8 +78,8 @@ _probe: Final = msgspec.json.Decoder(_Probe)
 class RunWriter:
     """Appends records to `folder/records.jsonl`.
 
-    Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; `sync`
-    makes them safe against a machine that dies too. After a failed write the file is cut back to its last whole line.
+    Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; after
+    `sync` they also survive a crash of the machine. After a failed write the file is cut back to its last whole line.
 
     Args:
         folder: made if absent; must be empty.
@@ -136,7 +149,7 @@ class RunWriter:
 
 
 def create_run(root: Path, slug: str) -> RunWriter:
-    """Make `root/<utc>-<slug>-<6 hex>` and return its writer.
+    """Create `root/<utc>-<slug>-<6 hex>` and return its writer.
 
     Args:
         slug: what the run is about; anything but letters, digits and `-` becomes `-`.
@@ -149,7 +162,7 @@ def create_run(root: Path, slug: str) -> RunWriter:
 
 
 def rotate(folder: Path) -> Path | None:
-    """Move a folder that holds something out of the way: `traces` becomes `traces.1`, or the first number that is free.
+    """Rename a folder that is not empty: `traces` becomes `traces.1`, or the first number that is free.
 
     Returns:
         the new name; None if there is nothing to move.
@@ -180,7 +193,7 @@ def superseded(folder: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
-    """Every finished record of one run, by kind, in the order written, without the clips of which a line is damaged.
+    """Every finished record of one run, by kind, in the order written; clips with a damaged line are left out.
 
     Args:
         truncated: the last line was cut short and is not among the records.
@@ -212,6 +225,8 @@ class RunRecords:
     cell: AttentionCell | None = None
     surroundings: Surroundings | None = None
     links: Links | None = None
+    server: Server | None = None
+    viewers: tuple[Viewer, ...] = ()
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
@@ -219,7 +234,7 @@ class RunRecords:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """What is damaged and what is left out for it, one sentence each; empty if every line is as it was written."""
+        """Sentences, one for each kind of damage and each clip left out for it; empty if every line is as it was written."""
         found = [self.broken] if self.broken else []
         if self.bad_lines:
             many, numbers = len(self.bad_lines) > 1, ", ".join(map(str, self.bad_lines[:_LISTED]))
@@ -246,8 +261,8 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory or predictions; docs/records.md
-                has their keys.
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions or viewers;
+                docs/records.md has their keys.
 
         Raises:
             ConfigError: there is no such table.
@@ -257,7 +272,7 @@ class RunRecords:
         return [msgspec.to_builtins(record) for record in getattr(self, table)]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the run, its clips and its scores."""
+        """Return HTML tables of the run's clips and scores for a notebook."""
         head = self.header
         clips = [
             {"variant": clip.variant, "phase": clip.phase, "order": clip.order, "peak_bytes": clip.peak_bytes}
@@ -269,10 +284,10 @@ class RunRecords:
 
 
 def read_run(path: str | Path) -> RunRecords:
-    """Read a run folder, or its `records.jsonl` or `records.jsonl.gz`: every finished record, without what is damaged.
+    """Read the undamaged records of a run folder, or of its `records.jsonl` or `records.jsonl.gz`.
 
-    A line counts if its checksum holds and its number follows; in a file from before there were checksums, if it is a record. A
-    clip counts if all its lines do; of a soak, which is one long clip, each frame block counts for itself.
+    A line counts if its checksum is right and its number is the next; in a file older than checksums, if it is a record. A clip
+    counts if all of its lines do; in a soak, which is one long clip, each frame block counts by itself.
 
     ```python
     run = strobe.read_run("runs/20260101T120000Z-compare-1a2b3c")
@@ -323,7 +338,7 @@ def _decode(line: bytes, file: Path, number: int) -> Record | None:
 
 
 def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:
-    """Clips that lack lines, and why they are left out.
+    """Return the clips that lack lines, each with the reason why it is left out.
 
     Args:
         lossy: some line of the file is damaged, so that spans without a clip line are no clip that was never finished.
@@ -381,6 +396,8 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         cell=next(iter(_of(records, AttentionCell)), None),
         surroundings=next(iter(_of(records, Surroundings)), None),
         links=next(iter(_of(records, Links)), None),
+        server=next(iter(_of(records, Server)), None),
+        viewers=_of(records, Viewer),
         missing_lines=missing,
         damaged_clips=left_out,
         left_out_lines=frozenset((*bad, *own)),

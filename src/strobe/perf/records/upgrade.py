@@ -1,4 +1,4 @@
-"""Records of schema version 1 as today's: what stood in names and sentences becomes fields. Nothing else reads those.
+"""Upgrade of records of schema version 1 to the current version: names and sentences become fields.
 
 Version 1 kept a stage as `stage:NAME`, a region of a rank as `MODE/REGION/rankN`, links, predictions and choices as lines of
 quality, the cell of a grid in the folder's name, and the kinds of gates and exclusions in their sentences.
@@ -44,7 +44,7 @@ from strobe.perf.records.record import (
 )
 
 _MACHINE: Final = "machine"
-"""Variant of lines of quality that belonged to no contestant."""
+"""Variant name of quality lines that describe the machine, not a contestant."""
 _NUMBER: Final = r"\d{1,9}(?:\.\d{1,9})?(?:e-?\d{1,2})?"
 _CELL: Final = re.compile(
     rf"(?P<shape>[^_]+)_(?P<budget>[sk])(?P<share>{_NUMBER})_b(?P<block>\d{{1,9}})_(?P<way>forward|backward)"
@@ -64,7 +64,7 @@ _RATES: Final = ("alpha_s", "bytes_per_s", "host_s")
 
 
 def upgraded(found: Mapping[int, Record]) -> Mapping[int, Record]:
-    """Return the records of one run, by line, as today's; what became one line of several stands where the first of them was."""
+    """Return the records of one run, by line, in the current schema; several lines that become one take the first one's place."""
     header = next((record for record in found.values() if isinstance(record, Header)), None)
     if header is None or header.v == SCHEMA_VERSION:
         return found
@@ -80,7 +80,7 @@ def upgraded(found: Mapping[int, Record]) -> Mapping[int, Record]:
 
 
 def upgraded_span(span: Span) -> Span:
-    """Return a span with the fields that version 1 had in its name."""
+    """Return a span with the fields that version 1 encoded in its name."""
     if span.name.startswith(_STAGE):
         return replace(span, name="stage", part=span.name.removeprefix(_STAGE))
     of_rank = _OF_RANK.fullmatch(span.name)
@@ -105,7 +105,7 @@ def _kind(header: Header, records: Iterable[Record]) -> RunKind:
 
 
 def _run_line(record: Record, header: Header, kind: RunKind) -> Record:
-    """One line of a run."""
+    """Return one record of a version 1 run in the current schema, without collapsing lines of quality."""
     match record:
         case Header():
             return replace(record, kind=kind)
@@ -182,7 +182,7 @@ def _is_collapsed(line: Quality) -> bool:
 
 
 def _collapsed(lines: Iterable[tuple[int, Quality]], chosen: set[int]) -> Iterator[tuple[int, Record]]:
-    """The lines that several of quality became, each at the place of its first."""
+    """Yield the links, surroundings and predictions made of several lines of quality, each with the first one's line number."""
     groups: dict[tuple[str, bool], list[tuple[int, Quality]]] = defaultdict(list)
     for number, line in lines:
         if number in chosen:

@@ -1,1 +1,1 @@
-"""From records and traces to one `Report`, and from it to HTML, Markdown and JSON. Renderers compute nothing."""
+"""Reports: one `Report` from records and traces, and its renderings as HTML, Markdown and JSON. Renderers compute nothing."""

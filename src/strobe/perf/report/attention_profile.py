@@ -1,4 +1,4 @@
-"""The page of one attention call: gates, times, speedups, roofline, and what the traces say, from a run folder."""
+"""The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "
 
 
 def is_attention_run(run: RunRecords) -> bool:
-    """Whether the records are of attention calls by themselves: no other region was timed."""
+    """Whether the records are of single attention calls, with no other region timed."""
     return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
 
 
 def attention_report(study: Study, traced: Sequence[Section] = ()) -> Report:
-    """Build the page.
+    """Build the page of an attention call.
 
     Args:
         study: of one run of attention calls.
@@ -187,13 +187,13 @@ def _rooflines(study: Study) -> Section | None:
 
 
 def trace_files(study: Study) -> dict[str, Path | None]:
-    """The traces of the calls, by the path that the run gives; None for one that is no file of the run folder."""
+    """Return the trace files of the calls by their recorded path; None for one that is not a file of the run folder."""
     names, run = {subject.name for subject in study.subjects}, study.runs[0]
     return {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
 
 
 def _traces(study: Study) -> Section | None:
-    """What the sections of the traces are about, if there are traces."""
+    """Return the section that introduces the traces' own sections; None without traces."""
     files = trace_files(study)
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""The page of an attribution run: which operator or module launched what. Kept apart from every page with measured times."""
+"""The page of an attribution run: operators and modules that launched each kernel; separate from pages with measured times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strobe.perf.trace.events import MemoryTrack, Trace
 
 
 def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:
-    """Build the page.
+    """Build the page of an attribution run.
 
     Args:
         traces: each with its variant; read with operators.

@@ -1,4 +1,4 @@
-"""From run folders to one `Report`: read, and choose the page. No clock, no randomness: the same folders give the same value."""
+"""Choice and construction of the page for run folders. No clock, no randomness: the same folders give the same report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from msgspec.structs import replace
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.soak import is_soak
+from strobe.perf.analysis.runs.viewers import is_load
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 from strobe.perf.report.plugged import plugged_sections
 from strobe.perf.report.run_page.build import run_report
+from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import load_study
 
@@ -36,8 +38,8 @@ def build_report(
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, and a soak
-    give the page of their command.
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak and
+    the viewers of a server give the page of their command.
 
     Raises:
         DataError: no folder, a folder without readable records, or a run with a page of its own among others.
@@ -54,9 +56,9 @@ def report_and_findings(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the same report, and return with it what it rests on: each candidate against its reference.
+    """Build the same report, and return it with its findings: each candidate against its reference.
 
-    There are none for attention calls by themselves and for a soak.
+    Runs of single attention calls, soaks and loaded servers have no findings.
     """
     study = load_study(folders, into, pair)
     alone = [run.folder for run in study.runs if is_attention_run(run)]
@@ -69,6 +71,11 @@ def report_and_findings(
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
         return soak_report(soaks[0]), ()
+    loads = [run.folder for run in study.runs if is_load(run)]
+    if loads and len(folders) > 1:
+        raise DataError(f"{loads[0]} holds the viewers of a server: report it without other runs")
+    if loads:
+        return serve_report(loads[0]), ()
     steps = [run.folder for run in study.runs if is_dit_run(run)]
     if steps and len(folders) > 1:
         raise DataError(f"{steps[0]} holds forward passes over a whole clip: report it without other runs")
@@ -79,7 +86,7 @@ def report_and_findings(
 
 
 def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:
-    """The page of attention calls, with the sections of the page of its traces."""
+    """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_study import load_trace_study
 

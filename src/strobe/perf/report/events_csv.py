@@ -1,4 +1,4 @@
-"""Every event behind a trace report, exactly: a compressed CSV beside the page."""
+"""Export of every event behind a trace report, exact, as a compressed CSV beside the page."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _Gzip: Final[Any] = gzip.GzipFile if igzip is None else igzip.IGzipFile
 
 
 def write_events(study: TraceStudy, path: Path) -> int:
-    """Write the device events of the chosen windows, whole; the operators of a trace without any.
+    """Write the device events of the chosen windows, uncut; of a trace without any, its operators.
 
-    Times are integer nanoseconds since the epoch; in a trace without a base, its own. `call` is the launch call, empty where it
-    lies before the recorded window. Equal studies give equal bytes.
+    Times are integer nanoseconds since the epoch, or the trace's own times if it has no base. `call` is the launch call, empty if
+    it lies before the recorded window. Equal studies give equal bytes.
 
     Returns:
         how many events were written.
@@ -54,12 +54,12 @@ def write_events(study: TraceStudy, path: Path) -> int:
 
 
 def _field(text: str) -> str:
-    """A text as one field: quoted where it has to be."""
+    """Return a text as one CSV field, quoted if necessary."""
     return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\r\n') else text
 
 
 def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Rows of device events, each beginning with `head`."""
+    """Yield rows of device events, each beginning with `head`."""
     events, base = trace.device_events, trace.base_ns
     shapes = [_field(text) for text in events.shapes]
     fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
@@ -80,7 +80,7 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
 
 
 def _later(times: Ints, base_ns: int) -> list[int]:
-    """The times with the base of their trace, which may not fit 64 bits."""
+    """Return the times plus the base of their trace; the sums may exceed 64 bits."""
     if len(times) and base_ns + int(times.max()) < 1 << 63:
         later: list[int] = (times + base_ns).tolist()
         return later
@@ -88,7 +88,7 @@ def _later(times: Ints, base_ns: int) -> list[int]:
 
 
 class _Calls:
-    """The fields of launch calls."""
+    """CSV fields of launch calls."""
 
     def __init__(self, trace: Trace) -> None:
         hosts = trace.device_events.hosts
@@ -98,7 +98,7 @@ class _Calls:
         self._columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
 
     def fields(self, calls: NDArray[np.int32]) -> list[str]:
-        """Of some calls; a negative one is not known."""
+        """Return the fields of the calls; a negative call is unknown and has empty fields."""
         known, names, threads = calls >= 0, self._names, self._threads
         name, start, end, thread = (column[calls[known]] for column in self._columns)
         rows = zip(name.tolist(), _later(start, self._base), _later(end, self._base), thread.tolist(), strict=True)
@@ -110,7 +110,7 @@ class _Calls:
 
 
 def _operator_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Rows of operators, each beginning with `head`."""
+    """Yield rows of operators, each beginning with `head`."""
     ops, base = trace.ops, trace.base_ns
     names, threads = [_field(name) for name in ops.names], [_field(thread) for thread in trace.threads]
     return (

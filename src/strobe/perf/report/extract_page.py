@@ -10,7 +10,7 @@ from strobe.perf.report.model import SCHEMA_VERSION, Report, Section
 
 
 def extract_report(title: str, subtitle: str, sections: Sequence[Section], logs: Sequence[Log] = ()) -> Report:
-    """Compose a report of some sections; what is damaged in the logs stands before them."""
+    """Build a report of the sections, with a banner for damaged logs before them."""
     return Report(
         v=SCHEMA_VERSION,
         speedups=(),

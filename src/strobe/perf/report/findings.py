@@ -1,4 +1,4 @@
-"""Every candidate against its reference: timed ratios, and the ledger where both were traced."""
+"""Findings: every candidate against its reference, with timed ratios and, where both were traced, the ledger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from strobe.perf.report.study import Profile, Study, Subject
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One candidate against its reference. A text in place of a result says why there is none.
+    """Comparison of one candidate with its reference. A text in place of a result says why there is none.
 
     Args:
         stages: one denoise step against one, then every stage, from timed clips.
@@ -44,14 +44,14 @@ class Finding:
     answer: ClipAnswer | None = None
 
     def stage(self, name: str) -> Comparison | None:
-        """The comparison of all regions of a stage in a clip."""
+        """Return the comparison of a stage's whole time in a clip; None if there is none."""
         if isinstance(self.stages, str):
             return None
         return next((item for item in self.stages if item.stage == name and not item.per_call), None)
 
     @property
     def e2e(self) -> Comparison | None:
-        """The headline."""
+        """End-to-end comparison; None if there is none."""
         return self.stage(E2E)
 
 
@@ -65,7 +65,7 @@ def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ..
 
 
 def find_latencies(study: Study) -> dict[str, Latencies | str]:
-    """Latencies by the subject's label, or why there are none."""
+    """Return latencies by the subject's label; a text says why there are none."""
     found: dict[str, Latencies | str] = {}
     for subject in study.subjects:
         try:
@@ -95,7 +95,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
 
 
 def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer]:
-    """Account for the difference between two variants, over the clips that were timed in pairs.
+    """Build the ledger of the difference between two variants, over the clips that were timed in pairs.
 
     Raises:
         DataError: a variant has neither a trace nor regions that its clips added up, or no pair is complete.
@@ -126,7 +126,7 @@ def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequenc
 
 
 def _not_told_apart(subject: Subject) -> frozenset[str]:
-    """Stages whose graphs have no key to their kernels."""
+    """Return the stages whose graph kernels cannot be assigned to regions."""
     if not isinstance(subject.profile, Profile) or subject.profile.replays is None:
         return frozenset()
     return subject.profile.replays.unlabelled

@@ -49,7 +49,7 @@ _TWIN: Final = "The same as a table"
 
 
 class _Page:
-    """Numbers the tables and figures of one page in reading order."""
+    """Counters of one page's tables and figures, in reading order."""
 
     def __init__(self, report: Report) -> None:
         self.tables: Iterator[int] = count(1)

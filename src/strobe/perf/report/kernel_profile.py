@@ -1,4 +1,4 @@
-"""The kernel profile as a page: the budget of one step, and every operation with its times and its roofline."""
+"""The page of a kernel profile: the time of one step by operation, and every operation with its times and roofline."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from strobe.perf.report.model import (
 
 ISOLATED: Final = "by itself"
 VARIES: Final = 0.02
-"""Clocks that vary by more than this share of the highest are told."""
+"""Relative variation of the clocks from which a note is given."""
 _DIFFERENCE: Final = "difference: as it runs - sum of the parts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profiled:
-    """What was profiled, as the page says it.
+    """Facts of a kernel profile for its page: settings, machine, dtype, clocks.
 
     Args:
         facts: name and value, in order: preset, model, sizes.
@@ -66,7 +66,7 @@ class Profiled:
 
 
 def kernel_report(found: KernelProfile, what: Profiled) -> Report:
-    """Build the page."""
+    """Build the page of a kernel profile."""
     peaks = device_peaks(what.machine.device_name)
     details = _Details(profile=found, what=what, peaks=peaks)
     sections = (
@@ -201,14 +201,14 @@ def _regions(found: KernelProfile) -> Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Details:
-    """Tables of operations."""
+    """Builder of the tables of operations."""
 
     profile: KernelProfile
     what: Profiled
     peaks: DevicePeaks | None
 
     def section(self, id: str, title: str, chosen: Callable[[Operation], bool]) -> Section | None:
-        """Operations of a step, and for comparison those that are no part of it."""
+        """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
         parts = [each for each in self.profile.step.operations if chosen(each)]
         others = [each for each in self.profile.reference if chosen(each)]
         blocks: list[Block] = []
@@ -220,7 +220,7 @@ class _Details:
         return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
 
     def table(self, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
-        """One row an operation; with a whole, its share of that."""
+        """Build a table with one row per operation; with a whole, also its share of that."""
         shares = (Column(f"per {unit}", "ms", True), Column(f"share of {unit}", numeric=True)) if whole is not None else ()
         columns = (
             Column("operation"),
@@ -255,7 +255,7 @@ class _Details:
             yield from rate_cells(roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype))
 
     def anomalies(self) -> Iterator[str]:
-        """Every rate above a peak."""
+        """Yield a sentence for every rate above a peak."""
         for each in (*self.profile.step.operations, *self.profile.decode.operations, *self.profile.reference):
             found = "" if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype).anomaly
             if found:

@@ -1,4 +1,4 @@
-"""The report as GitHub-flavoured Markdown: the tables of every picture, every foreign string escaped."""
+"""Renderer of a report as GitHub-flavoured Markdown: pictures become their tables, text from outside is escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$#])")
 
 @lru_cache(maxsize=8192)  # most cells of a long table are like another one
 def escape(text: str) -> str:
-    """Escape text so that Markdown shows it letter by letter on one line, also inside a table cell."""
+    """Escape text so that Markdown shows it literally on one line, also inside a table cell."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", text).replace("://", ":&#47;&#47;").replace("www.", "www&#46;")
 

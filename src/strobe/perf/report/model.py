@@ -11,10 +11,10 @@ from strobe.core.errors import DataError, RecordVersionError
 SCHEMA_VERSION: Final = 1
 
 Tone = Literal["plain", "good", "bad", "muted"]
-"""What a cell or bar tells: nothing in particular, a gain, a cost, or something to read past."""
+"""Meaning of a cell or bar: neutral, a gain, a cost, or of little interest."""
 
 KindStyle = Literal["focal", "work1", "work2", "work3", "work4", "gap1", "gap2", "gap3", "gap4", "gap5"]
-"""How a slice of a timeline is drawn: the focal kernel, other work (solid) or a gap (hatched)."""
+"""Style of a slice in a timeline: the focal kernel, other work (solid) or a gap (hatched)."""
 GAPS: Final[frozenset[KindStyle]] = frozenset(("gap1", "gap2", "gap3", "gap4", "gap5"))
 
 
@@ -23,7 +23,7 @@ class _Node(msgspec.Struct, frozen=True, tag=str.lower, omit_defaults=True, forb
 
 
 class Text(_Node, frozen=True):
-    """A word or a few, with a tone; the note says why."""
+    """A short text with a tone; the note gives the reason."""
 
     text: str
     tone: Tone = "plain"
@@ -79,7 +79,7 @@ class Number(_Node, frozen=True):
 
 
 class Missing(_Node, frozen=True):
-    """Nothing was measured here, and why."""
+    """A value that was not measured, and the reason."""
 
     reason: str
     label: str = "not measured"
@@ -107,7 +107,7 @@ class Row(_Node, frozen=True):
 
 
 class Table(_Node, frozen=True):
-    """A table with its caption and the notes under it. A `collapsed` one is opened by its caption where that is possible."""
+    """A table with its caption and notes. A `collapsed` one opens on a click where the format allows it."""
 
     caption: str
     columns: tuple[Column, ...]
@@ -162,7 +162,7 @@ class Axis(_Node, frozen=True):
 
 
 class Mark(_Node, frozen=True):
-    """A point; `hollow`: it counts for nothing; `low`, `high`: interval of `x`; `above`: its `y` is infinite (equal pictures)."""
+    """A point; `hollow`: not proven; `low`, `high`: interval of `x`; `above`: its `y` is infinite (equal pictures)."""
 
     x: float
     y: float
@@ -235,7 +235,7 @@ class StripLane(_Node, frozen=True):
 
 
 class Strip(_Node, frozen=True):
-    """What a whole trace did over time, in equal bins from its start: work (solid) and idle classes (hatched), stacked."""
+    """Work (solid) and idle classes (hatched) over a whole trace, stacked, in equal bins from its start."""
 
     length_ns: int
     kinds: tuple[Kind, ...]
@@ -264,7 +264,7 @@ Picture = Whiskers | Waterfall | Plane | Timeline | Strip | Flame
 
 
 class Paragraph(_Node, frozen=True):
-    """A paragraph of our own words."""
+    """A paragraph of text."""
 
     text: str
 
@@ -276,7 +276,7 @@ class Notes(_Node, frozen=True):
 
 
 class Figure(_Node, frozen=True):
-    """A picture and the table that says the same."""
+    """A picture and a table of the same values."""
 
     title: str
     alt: str
@@ -296,7 +296,7 @@ class Headline(_Node, frozen=True):
 
 
 class Headlines(_Node, frozen=True):
-    """The results, all against the same named reference, over one axis."""
+    """Results of all candidates against one named reference, on one axis."""
 
     reference: str
     rows: tuple[Headline, ...]
@@ -312,7 +312,7 @@ class Video(_Node, frozen=True):
 
 
 class Videos(_Node, frozen=True):
-    """Clips to look at beside each other."""
+    """Clips shown side by side."""
 
     items: tuple[Video, ...]
 
@@ -321,7 +321,7 @@ Block = Paragraph | Notes | Table | Figure | Headlines | Videos
 
 
 class Section(_Node, frozen=True):
-    """A numbered section; `id` is the anchor. A `folded` one is opened by its title where that is possible."""
+    """A numbered section; `id` is the anchor. A `folded` one opens on a click where the format allows it."""
 
     id: str
     title: str
@@ -331,14 +331,14 @@ class Section(_Node, frozen=True):
 
 
 class Fact(_Node, frozen=True):
-    """One item of the line under the title."""
+    """One item of the line below the title."""
 
     name: str
     value: Cell
 
 
 class Banner(_Node, frozen=True):
-    """Something the reader must know before the numbers: `stop` voids some of them, `caution` weakens them."""
+    """A warning above the numbers: `stop` voids some of them, `caution` weakens them."""
 
     level: Literal["stop", "caution"]
     title: str
@@ -349,7 +349,7 @@ LevelName = Literal["kernel", "section", "attention", "step", "stage", "block", 
 
 
 class Speedup(_Node, frozen=True):
-    """One figure that a gate can ask for, e.g. `e2e>=1.5`; `saved_ns` is what was saved per clip or per traced frame block."""
+    """One speedup that a gate can refer to, e.g. `e2e>=1.5`; `saved_ns` is the saving per clip or per traced frame block."""
 
     candidate: str
     reference: str
@@ -359,7 +359,7 @@ class Speedup(_Node, frozen=True):
 
 
 class Report(_Node, frozen=True):
-    """Everything a report says, in reading order, and the speedups a script asks for."""
+    """A whole report in reading order, and the speedups for scripts and gates."""
 
     v: int
     speedups: tuple[Speedup, ...]
@@ -380,7 +380,7 @@ class _Version(msgspec.Struct):
 
 
 def decode_report(data: bytes) -> Report:
-    """Read a JSON twin back.
+    """Read a report back from its JSON twin.
 
     Raises:
         RecordVersionError: written with a schema this reader does not know.

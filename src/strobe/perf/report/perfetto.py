@@ -31,7 +31,7 @@ _FLUSH: Final = 2_000
 
 
 class TrackSlice(NamedTuple):
-    """One slice; `flow` links a launch call to what it launched, 0 links nothing."""
+    """One slice of a track; `flow` links a launch call to the work it launched, 0 links nothing."""
 
     start_ns: int
     end_ns: int
@@ -44,8 +44,8 @@ class TrackSlice(NamedTuple):
 def write_perfetto(study: TraceStudy, path: Path) -> int:
     """Write the chosen window of every trace: device streams, idle classes, launch calls and ranges. Python frames are left out.
 
-    Slices keep their exact nanoseconds since the epoch, or of the trace where it has no base; if any is before 0, all are moved
-    by that. A slice that begins before the window or ends after it is whole.
+    Slices keep their exact nanoseconds since the epoch, or the trace's own times if it has no base; if any is before 0, all are
+    shifted by that. A slice that begins before the window or ends after it is not cut.
 
     Returns:
         how many slices were written.
@@ -66,13 +66,13 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
 
 
 def _first_ns(trace: Trace) -> int:
-    """The earliest moment of a trace; the format has no negative ones."""
+    """Return the earliest time in a trace, ns; the format has no negative times."""
     columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
     return trace.base_ns + min((min(column) for column in columns if len(column)), default=0)
 
 
 def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:
-    """Spread slices, in order of start, over as few lanes as keep them apart; yield the lane of each.
+    """Assign slices, in order of start, to as few lanes as keep them apart; yield each slice's lane.
 
     Args:
         slices: an enclosing one before what it encloses.
@@ -111,7 +111,7 @@ def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | Non
 
 
 def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, window: Window | None) -> None:
-    """Launch calls of the window's work, and the ranges of the time in which it was launched and ran."""
+    """Write the launch calls of the window's work, and the ranges of the time in which it was launched and ran."""
     hosts, ranges, host = trace.device_events.hosts, trace.ranges, writer.track("host", process)
     thread = column(hosts.thread)[called]
     for number in np.unique(thread).tolist():
@@ -147,7 +147,7 @@ def _host_slice(events: HostEvents, i: int, category: str, first_flow: int = 0) 
 
 
 class _Writer:
-    """Packets of one sequence; every text is written once and then named by number."""
+    """Writer of packets in one sequence; every text is written once and then referred to by number."""
 
     def __init__(self, protos: Any, file: BinaryIO, shift_ns: int) -> None:
         self.num_slices, self.first_flow, self._shift_ns = 0, 1, shift_ns
@@ -184,7 +184,7 @@ class _Writer:
                 self._end(track, later + ends.pop())
 
     def flush(self) -> None:
-        """Write out what is waiting."""
+        """Write the waiting packets to the file."""
         self._file.write(self._batch.SerializeToString(deterministic=True))
         self._batch, self._packets = self._protos.Trace(), 0  # a cleared message would keep its memory
 
@@ -226,12 +226,12 @@ class _Writer:
 
 
 def _interned(text: str, known: dict[str, int], new: Any) -> int:
-    """Number a text that is new and say so in the packet."""
+    """Add a text that is new to the packet's table, and return its number."""
     number = known[text] = len(known) + 1
     new.add(iid=number, name=_text(text))
     return number
 
 
 def _text(text: str) -> str:
-    """A text the format can hold: half characters become question marks."""
+    """Return a text that the format can hold: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The page of clips that were judged against a reference."""
+"""The page of clips that were scored against a reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAD = (
 
 
 def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
-    """Lay out judged clips.
+    """Build the page of clips that were scored against a reference.
 
     Args:
         reference: what they were compared with.
@@ -34,13 +34,13 @@ def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
 
 
 def table_of(lines: Sequence[Quality]) -> Table:
-    """One row per metric, one column per clip."""
+    """Build the table with one row per metric and one column per clip."""
     variants = list(dict.fromkeys(line.variant for line in lines))
     return quality_table(variants, {(line.variant, line.metric): line for line in lines}, "Quality of each clip.")
 
 
 def missing_table(lines: Sequence[Quality]) -> Table | None:
-    """What was not measured, and what would change that; None if everything was measured."""
+    """Build the table of metrics that were not measured, with reason and remedy; None if all were."""
     reasons = dict.fromkeys((line.metric, line.note) for line in lines if line.value is None and not line.n)
     columns = (Column("not measured"), Column("why, and what to do"))
     rows = tuple(Row((Text(metric), Text(note))) for metric, note in reasons)

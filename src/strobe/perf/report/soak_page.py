@@ -1,4 +1,4 @@
-"""The page of a soak: the first frame blocks against the last, the block times and the memory over the stream."""
+"""The page of a soak: first frame blocks against the last, block times and memory over the stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell, bytes_in
 
 _POINTS: Final = 100
-"""Points of a picture; each stands for as many frame blocks."""
+"""Most points of a picture; each stands for the same number of frame blocks."""
 _WORDS: Final = {
     "median": "frame block, median",
     "max": "frame block, max",
@@ -86,7 +86,7 @@ def _banners(run: RunRecords, found: Soak) -> tuple[Banner, ...]:
 
 
 def verdict_table(found: Soak) -> Table:
-    """First part against last, and whether the change is within what is asked for."""
+    """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
     columns = (
         Column("figure"),

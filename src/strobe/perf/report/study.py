@@ -1,4 +1,4 @@
-"""What a report is built from: the variants of one or several runs, in a fixed order, with their traced windows."""
+"""Input of a report: the variants of one or several runs, in a fixed order, with their traced windows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strobe.perf.trace import Trace, read_trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The traced window of one variant.
+    """Traced window of one variant: its trace, timeline, and the owners of its time.
 
     Args:
         record: what the run says about the file.
@@ -44,7 +44,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """One variant of one run.
+    """One variant of one run, with its traced window.
 
     Args:
         label: name in the report; the run is part of it only where the name alone is not unique.
@@ -60,36 +60,36 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Name in the run's records."""
+        """Name of the variant in the run's records."""
         return self.settings.name
 
     @property
     def is_reference(self) -> bool:
-        """Whether the ratios of its run are measured against it."""
+        """Whether the other variants of its run are compared with it."""
         return self.name == self.run.header.baseline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """Everything a report is about. In each run the reference comes first, then the candidates as they were ordered."""
+    """Runs and variants of a report. In each run the reference comes first, then the candidates in their recorded order."""
 
     runs: tuple[RunRecords, ...]
     subjects: tuple[Subject, ...]
     folder: Path
 
     def reference_of(self, subject: Subject) -> Subject | None:
-        """The subject that a subject's ratios are measured against; None if its settings were never written."""
+        """Return the subject that a subject's ratios are measured against; None if its settings were never written."""
         return next((other for other in self.subjects if other.run is subject.run and other.is_reference), None)
 
     @property
     def pairs(self) -> tuple[tuple[Subject, Subject], ...]:
-        """Reference and candidate of every comparison."""
+        """Pairs of reference and candidate, one for each comparison."""
         found = ((self.reference_of(subject), subject) for subject in self.subjects if not subject.is_reference)
         return tuple((reference, candidate) for reference, candidate in found if reference is not None)
 
 
 def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
-    """Leave out of a run all variants but two, and measure the second against the first.
+    """Return the run with two of its variants alone, the second measured against the first.
 
     Raises:
         ConfigError: the run has no such variant, or they are the same.
@@ -112,7 +112,7 @@ def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
 
 
 def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> Study:
-    """Read the runs and their traces.
+    """Read run folders and their traces.
 
     Args:
         folders: run folders.
@@ -140,7 +140,7 @@ def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[st
 
 
 def _profile(run: RunRecords, name: str) -> Profile | str:
-    """Read a variant's last trace that times are read from; the reason, if it cannot be used."""
+    """Read the variant's last trace that times can be read from; a text says why it cannot be used."""
     records = [record for record in run.traces if record.variant == name and not record.options]
     if not records:
         return "no traced clip in this run"
@@ -169,7 +169,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
 
 
 def _passes(run: RunRecords, name: str) -> Passes:
-    """The key to the kernels of a variant's graphs; nothing, if its file is damaged: `damage_of` says so."""
+    """Return the kernels of each launched pass of a variant; empty if their file is missing or damaged."""
     record = _passes_record(run, name)
     return read_passes(run.folder / record.path) if record is not None and _damaged(run, record) is None else ()
 
@@ -179,7 +179,7 @@ def _passes_record(run: RunRecords, name: str) -> LaunchedPasses | None:
 
 
 def damage_of(run: RunRecords) -> tuple[str, ...]:
-    """What is damaged in a run's records, and in the files that they name and a report reads times from; one sentence each."""
+    """Return one sentence for each damage of a run's records and of the files that the report reads times from."""
     found = list(run.damage)
     for variant in run.variants:
         traces = [record for record in run.traces if record.variant == variant.name and not record.options]
@@ -195,7 +195,7 @@ _CHANGED: Final = "is not the file that was recorded (its SHA-256 differs)"
 
 
 def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | None:
-    """Why a file is not as it was recorded; None if it is."""
+    """Return why a file differs from its record; None if it does not."""
     try:
         with file_inside(run.folder, record.path).open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256

@@ -1,4 +1,4 @@
-"""Cells and foreign strings as plain text. The one place where nanoseconds become milliseconds."""
+"""Conversion of cells and foreign strings to plain text. The one place where nanoseconds become milliseconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def shorten(name: str) -> str:
-    """Clean a name; take PyTorch's namespaces out of a long one and cut its middle: the ends of kernel names tell them apart."""
+    """Clean a name; if it is long, remove PyTorch's namespaces and cut its middle, since kernel names differ at their ends."""
     text = clean(name)
     if len(text) <= MAX_NAME:
         return text
@@ -29,7 +29,7 @@ def shorten(name: str) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """Print with a fixed count of significant digits, never in exponent form and never dropping digits before the point."""
+    """Format a number with a fixed count of significant digits, without exponent and with all digits before the point."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 999.96 is 1000
@@ -37,28 +37,28 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def time_text(ns: float, unit: str = "ms") -> str:
-    """Nanoseconds in `unit`, four significant digits, without the unit's name."""
+    """Format nanoseconds in `unit` with four significant digits, without the unit's name."""
     return significant(ns / _NS[unit])
 
 
 def bytes_in(num_bytes: float, unit: ByteUnit) -> float:
-    """Bytes in `unit`."""
+    """Convert bytes to `unit`."""
     return num_bytes / _BYTES[unit]
 
 
 def bytes_cell(num_bytes: float, unit: ByteUnit, digits: int) -> Number:
-    """Bytes as a cell in `unit`."""
+    """Return the cell of a number of bytes in `unit`."""
     return Number(bytes_in(num_bytes, unit), digits, unit)
 
 
 def exact_ms(ns: int) -> str:
-    """Integer nanoseconds as milliseconds with six decimals: the sum of the printed lines is the printed sum."""
+    """Format integer nanoseconds as milliseconds with six decimals, so that printed lines add up to their printed sum."""
     sign, ns = ("-" if ns < 0 else ""), abs(ns)
     return f"{sign}{ns // 1_000_000}.{ns % 1_000_000:06d}"
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """`1.25x`, or `1.253x [1.247, 1.259]` when there is an interval."""
+    """Format a ratio as `1.25x`, or `1.253x [1.247, 1.259]` with its interval."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.2f}x"
     return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
@@ -70,7 +70,7 @@ def _number_text(cell: Number) -> str:
 
 
 def cell_text(cell: Cell, column: Column) -> str:
-    """The cell's main text; a note or a reason is `cell_note`."""
+    """Return the cell's main text; `cell_note` returns its note or reason."""
     match cell:
         case Text(text=text):
             return clean(text)
@@ -93,7 +93,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def cell_note(cell: Cell) -> str:
-    """The small print of a cell: what a number was measured against, or why there is none."""
+    """Return the small print of a cell: the reference of a number, or the reason why it is missing."""
     match cell:
         case Text(note=note) | Time(note=note) | Number(note=note) | Missing(reason=note):
             return clean(note)
@@ -102,7 +102,7 @@ def cell_note(cell: Cell) -> str:
 
 
 def cell_sort_key(cell: Cell) -> float | None:
-    """The number a column is sorted by, if the cell is one."""
+    """Return the number by which a column sorts the cell; None if the cell is none."""
     match cell:
         case Count(value=value) | Share(value=value) | Number(value=value) | Ratio(value=value):
             return float(value)

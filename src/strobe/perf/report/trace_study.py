@@ -1,4 +1,4 @@
-"""What a trace report is built from: traces in a fixed order, each with its label and the window that was chosen."""
+"""Input of a trace report: traces in a fixed order, each with its label and its chosen window."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from strobe.perf.trace import Trace, find_traces, read_trace
 
 Found = TypeVar("Found")
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Told `(done_bytes, total_bytes, what)` while a file is read."""
+"""Callback `(done_bytes, total_bytes, what)` while a file is read."""
 DETAILED_BYTES: Final = 16_000_000
 """Files up to this size, as they lie on disk, are read with every operator unless the options say otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceOptions:
-    """What a reader of the report asked for.
+    """Options of a trace report.
 
     Args:
         top: rows of a long table.
@@ -45,7 +45,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TraceStudy:
-    """Everything a trace report is about. The tuples are of equal length. Two studies are equal if they are one.
+    """Traces of a report with their labels and windows; the tuples have equal length. Studies compare by identity.
 
     Args:
         traces: one per file, by rank and path; a job of several ranks has several.
@@ -63,7 +63,7 @@ class TraceStudy:
     _kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, find: Callable[[TraceStudy], Found]) -> Found:
-        """Return what a function finds in the study; it is called once and its result kept as long as the study is."""
+        """Return the result of a function of the study; it is called once, and its result is kept as long as the study."""
         if find not in self._kept:
             self._kept[find] = find(self)
         found: Found = self._kept[find]
@@ -71,24 +71,24 @@ class TraceStudy:
 
 
 class Wanted(NamedTuple):
-    """What is read of one file: the sizes of operators with their kernels, and every operator with its inputs."""
+    """Optional contents to read from one file: the input sizes of operators with kernels, and every operator with its inputs."""
 
     shapes: bool
     details: bool
 
 
 def wanted_of(path: Path, options: TraceOptions) -> Wanted:
-    """What the options want of a file."""
+    """Return the contents to read from a file under these options."""
     small = path.is_file() and path.stat().st_size <= DETAILED_BYTES
     return Wanted(options.by == "shape", small if options.details is None else options.details)
 
 
 Reading: TypeAlias = Callable[[Sequence[Path], TraceOptions, Progress | None], Iterable[Trace | TraceFormatError]]
-"""Reads files in their order, each as `wanted_of` says; what is no trace comes back as the error that says so."""
+"""Function that reads files in order with the contents of `wanted_of`; a file that is no trace gives an error as its item."""
 
 
 def read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """One after another, in this process."""
+    """Yield the traces of the files, read one after another in this process; an error for a file that is no trace."""
     sizes = [path.stat().st_size if path.exists() else 0 for path in files]
     for number, path in enumerate(files):
         part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
@@ -104,7 +104,7 @@ def load_trace_study(
     progress: Progress | None = None,
     reading: Reading = read_in_turn,
 ) -> TraceStudy:
-    """Read every trace in the given files and folders. What is no trace is skipped in a folder, an error if it was named.
+    """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
 
     Args:
         paths: trace files, or folders that hold some.
@@ -137,7 +137,7 @@ def load_trace_study(
 
 
 def _zeros(traces: Sequence[Trace]) -> Sequence[int | None]:
-    """What times of a window count from, on the clock of each trace: the first device event of all that ran together."""
+    """Return the time zero of windows on each trace's clock: the first device event of all traces that ran together."""
     spans = [
         (trace.base_ns + min(trace.device_events.start_ns), trace.base_ns + max(trace.device_events.end_ns))
         for trace in traces
@@ -153,7 +153,7 @@ def _part_of(progress: Progress, before: int, total: int) -> Progress:
 
 
 def trace_labels(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Name each trace: by rank where that tells them apart, else by file name, else by path below the folder they share."""
+    """Name each trace by its rank; if ranks are not distinct, by its file name, else by its path below the common folder."""
     ranks = [trace.rank for trace in traces]
     if len(traces) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return tuple(f"rank {rank}" for rank in ranks)

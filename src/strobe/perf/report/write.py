@@ -1,4 +1,4 @@
-"""A report as files: the page, its Markdown and its JSON twin."""
+"""Writer of a report's files: the page, its Markdown and its JSON twin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PAGE_BYTES: Final = 300_000
 
 
 class _Room(NamedTuple):
-    """What a page has room for: plain rows of a table seen at once and of one opened by a click, and tables of a section."""
+    """Limits of a page: rows shown at once, rows of a table opened by a click, and tables of a section."""
 
     seen: int
     folded: int
@@ -41,8 +41,8 @@ _ROOMS: Final = tuple(
 def render(report: Report, format: Format) -> str:
     """Return the report in one format; the same report gives the same text.
 
-    A page above `MAX_PAGE_BYTES` keeps the first rows of its tables, then the first tables of its sections, and says so; the
-    other formats always have all.
+    An HTML page above `MAX_PAGE_BYTES` keeps only the first rows of its tables, then only the first tables of its sections, and
+    says so; the other formats are always complete.
     """
     match format:
         case "md":
@@ -59,12 +59,12 @@ def render(report: Report, format: Format) -> str:
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMATS) -> tuple[Path, ...]:
-    """Write `report.html`, `report.md` and `report.json`, or those of them that are named, all or none; return their paths."""
+    """Write `report.html`, `report.md` and `report.json`, or the named ones of them, all or none; return their paths."""
     return write_together({folder / f"report.{each}": render(report, each) for each in FORMATS if each in set(formats)})
 
 
 def least_bytes(report: Report) -> int:
-    """What the cells of a page's tables take at least: a page that is far too large need not be rendered to be measured."""
+    """Return a lower bound of the bytes of a page's tables, to find pages that are far too large without rendering them."""
     tables = [table for section in report.sections for block in section.blocks if (table := _table_of(block)) is not None]
     per_row = [
         len("<tr></tr>") + sum(len("<td class=n></td>" if one.numeric else "<td></td>") for one in table.columns)

@@ -304,7 +304,7 @@ class _Cutter:
 
 
 def _mended(piece: bytes) -> bytes:
-    """What may be an event with what JSON does not allow inside a string replaced."""
+    """Replace control characters, bad UTF-8 and stray backslashes, which JSON forbids in strings, in the text of an event."""
     piece = _CONTROL.sub(b" ", piece).decode("utf-8", "replace").encode()
     return _ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", piece)
 
@@ -330,5 +330,5 @@ def _boundary_before(key: bytes) -> re.Pattern[bytes]:
 
 
 def _lacks_end(text: str, error: json.JSONDecodeError) -> bool:
-    """Whether the value that did not parse may only be cut off."""
+    """Return whether the value that did not parse may merely be cut off."""
     return error.msg.startswith("Unterminated string") or _CUT_TOKEN.fullmatch(text, error.pos) is not None

@@ -1,4 +1,4 @@
-"""Columns of integers that grow, and work on long ones in blocks: what a step needs for itself does not grow with the column."""
+"""Columns of integers that grow, and block-wise work on long columns, so that temporary memory stays constant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strobe.perf.trace.digits import Integers
 
 BLOCK: Final = 1 << 15
 _DENSE: Final = 16
-"""Integers that lie this densely are told apart by counting, which takes a tenth of the time of sorting or hashing."""
+"""Range / count of integers below which they are deduplicated by counting, ten times as fast as sorting or hashing."""
 Ids = npt.NDArray[np.int32]
 
 T = TypeVar("T", bound=Hashable)
@@ -48,16 +48,16 @@ class Interned(Generic[T]):
         self._ids: dict[T, int] = {}
 
     def id_of(self, value: T) -> int:
-        """The number of a value."""
+        """Return the number of a value, a new one for a new value."""
         return self._ids.setdefault(value, len(self._ids))
 
     def values(self) -> tuple[T, ...]:
-        """The values by number."""
+        """Return the distinct values, by number."""
         return tuple(self._ids)
 
 
 def different(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The different values of integers, ascending."""
+    """Return the distinct values of integers, ascending."""
     if not len(values):
         return np.empty(0, np.int64)
     low, high = int(values.min()), int(values.max())
@@ -68,12 +68,12 @@ def different(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def code_for(low: int, high: int) -> str:
-    """The type code of the smallest integers that hold both."""
+    """Return the type code of the smallest integers that hold both `low` and `high`."""
     return next(code for code in "bBhHiq" if np.iinfo(code).min <= low and high <= np.iinfo(code).max)
 
 
 def narrow(values: Sequence[int] | npt.NDArray[Any]) -> array[int]:
-    """The values as a column of the smallest integers that hold them."""
+    """Return the values as a column of the smallest integers that hold them."""
     given = np.asarray(values)
     if not len(given):
         return array("b")
@@ -82,22 +82,22 @@ def narrow(values: Sequence[int] | npt.NDArray[Any]) -> array[int]:
 
 
 def view(column: array[int]) -> Integers:
-    """The column as numpy sees it, without a copy; 8-byte integers as `int64`, which numpy does not take `q` for everywhere."""
+    """View a column as a numpy array without a copy; 8-byte integers as `int64`, since numpy does not take `q` everywhere."""
     return np.frombuffer(column, np.int64 if column.typecode == "q" else np.dtype(column.typecode))
 
 
 def blank(code: str, count: int) -> array[int]:
-    """A column of zeros."""
+    """Return a column of zeros."""
     return array(code, [0]) * count
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """The blocks of a column."""
+    """Yield the blocks of a column as slices."""
     return (slice(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
 
 
 def taken(column: array[int], places: Ids) -> array[int]:
-    """The column at each place, as a new column."""
+    """Return the column's values at each place as a new column."""
     new, old = blank(column.typecode, len(places)), view(column)
     for block in blocks(len(places)):
         view(new)[block] = old[places[block]]
@@ -105,7 +105,7 @@ def taken(column: array[int], places: Ids) -> array[int]:
 
 
 def looked_up(table: Sequence[int], ids: array[int], *others: int) -> array[int]:
-    """`table` at each id, as a new column of the smallest integers that hold the table and some others."""
+    """Return `table` at each id as a new column of the smallest integers that hold the table and `others`."""
     code = code_for(min((*table, *others), default=0), max((*table, *others), default=0))
     new, numbers = blank(code, len(ids)), np.asarray(table, np.dtype(code))
     for block in blocks(len(ids)):
@@ -114,28 +114,28 @@ def looked_up(table: Sequence[int], ids: array[int], *others: int) -> array[int]
 
 
 def renumber(ids: array[int], table: Sequence[int] | Ids) -> None:
-    """Put `table` at each id in the place of the id; -1 stays."""
+    """Replace each id by `table` at that id; -1 stays."""
     numbers = np.append(np.asarray(table, np.int32), np.int32(-1))
     for block in blocks(len(ids)):
         view(ids)[block] = numbers[view(ids)[block]]
 
 
 def ranks(values: Sequence[Any]) -> Ids:
-    """The place of each value among the sorted ones."""
+    """Return the position of each value among the sorted ones."""
     found = np.empty(len(values), np.int32)
     found[sorted(range(len(values)), key=values.__getitem__)] = np.arange(len(values), dtype=np.int32)
     return found
 
 
 def distinct(values: Sequence[str], used: Sequence[int] | None = None) -> tuple[tuple[str, ...], list[int]]:
-    """The distinct ones, sorted, and the number of each; 0 for those that are not used."""
+    """Return the distinct values, sorted, and the number of each input value; 0 for values that are not used."""
     texts = sorted({values[i] for i in used} if used is not None else set(values))
     place = {text: number for number, text in enumerate(texts)}
     return tuple(texts), [place.get(value, 0) for value in values]
 
 
 def time_order(start: Integers, duration: Integers, *ties: Sequence[npt.NDArray[Any]]) -> Ids:
-    """Positions in order of start; of two that start together the longer comes first, then the last tie decides, then the others.
+    """Return positions in order of start; at equal starts the longer event first, then by the ties, the last tie first.
 
     A tie is a chain of columns: the first one at the position gives the place in the second one, and so on.
     """

@@ -1,4 +1,4 @@
-"""What is kept of the device events while a trace is read."""
+"""Tables of device events while a trace is read: kernels, copies, memsets and collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_ARGS: Final = DeviceArgs()
 
 
 class Said(NamedTuple):
-    """What is said of a collective, without its number in the sequence."""
+    """Description of a collective, without its sequence number."""
 
     name: str
     group: str
@@ -32,7 +32,7 @@ class Said(NamedTuple):
 
 
 class Collectives:
-    """What communication kernels and the operators that start them say of collectives; each distinct thing is stored once."""
+    """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
 
     def __init__(self) -> None:
         self.said: Interned[Said] = Interned()
@@ -61,7 +61,7 @@ class Collectives:
 
 
 class Work(NamedTuple):
-    """What the device events of one kind share."""
+    """Properties shared by device events of one kind."""
 
     name: str
     kind: int

@@ -48,7 +48,7 @@ def nanoseconds(digits: bytes) -> int:
 
 
 def column_ns(texts: Sequence[msgspec.Raw]) -> tuple[Integers, Flags]:
-    """`nanoseconds` of each text, and which of them are no time (0 there)."""
+    """Convert each text as `nanoseconds` does; return the times and a mask of texts that are no time (0 there)."""
     if not texts:
         return np.empty(0, np.int64), np.empty(0, np.bool_)
     values, rest = _plain(b",".join(texts) + b",", len(texts))
@@ -62,7 +62,7 @@ def column_ns(texts: Sequence[msgspec.Raw]) -> tuple[Integers, Flags]:
 
 
 def _plain(text: bytes, count: int) -> tuple[Integers, Flags]:
-    """The values of the plain numbers in `text`, each followed by a comma, and which of them are not plain."""
+    """Parse the plain numbers in `text`, each followed by a comma; return them and a mask of those that are not plain."""
     codes = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(codes == _COMMA)
     if len(ends) != count:  # a comma inside a text
@@ -91,7 +91,7 @@ def _plain(text: bytes, count: int) -> tuple[Integers, Flags]:
 
 
 def _horner(columns: npt.NDArray[np.uint8], decimals: int) -> npt.NDArray[np.uint64]:
-    """The digits of each number (last digit first) as an integer, without the dot that stands before `decimals` digits."""
+    """Return the digits of each number (last digit first) as an integer, without the dot before `decimals` digits."""
     values = np.zeros(columns.shape[1], np.uint64)
     for place in range(len(columns) - 1, -1, -1):
         if decimals == 0 or place != decimals:

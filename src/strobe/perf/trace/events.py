@@ -1,4 +1,4 @@
-"""What a profiler trace says, as frozen columns. Times are integer nanoseconds relative to `Trace.base_ns`."""
+"""A profiler trace as frozen columns. Times are integer nanoseconds relative to `Trace.base_ns`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from strobe.perf.trace.columns import narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 NO_HOST: Final = -1
-"""In `DeviceEvents.host`: the trace does not hold the launch call."""
+"""Value of `DeviceEvents.host` where the trace does not hold the launch call."""
 NO_CORRELATION: Final = -2
-"""In `DeviceEvents.host`: the event carries no correlation, so that no call could answer for it."""
+"""Value of `DeviceEvents.host` where the event carries no correlation, so that its call cannot be found."""
 
 
 class HostEvent(NamedTuple):
@@ -176,7 +176,7 @@ class DeviceEvents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """What a trace says of one accelerator; 0 or empty where it says nothing.
+    """One accelerator as the trace describes it; 0 or empty where it gives no value.
 
     Args:
         index: the number that device events carry.
@@ -195,7 +195,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """What a communication kernel says of itself; -1 or empty where it says nothing.
+    """One collective as its communication kernel describes it; -1 or empty where it gives no value.
 
     Args:
         event: position among the trace's device events.
@@ -244,7 +244,7 @@ class OperatorCalls:
 
 
 class OperatorInputs(NamedTuple):
-    """What calls of an operator were given.
+    """Inputs of calls of one operator.
 
     Args:
         text: the sizes as text, such as `64x32, 32x16`; empty where none were recorded.
@@ -263,7 +263,7 @@ class OperatorInputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorFacts:
-    """What the operators of `Trace.ops` say of themselves; all columns but the last have one value for each of them.
+    """Inputs and autograd facts of the operators in `Trace.ops`; all columns but the last have one value per operator.
 
     Args:
         inputs: the distinct inputs.
@@ -300,7 +300,7 @@ class MemoryTrack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadCounts:
-    """How the reading went.
+    """Counts of events read, lost and mended.
 
     Args:
         events: events read, of every category.

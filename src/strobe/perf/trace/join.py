@@ -26,7 +26,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """The device events and what hangs on them; see `Trace`. `operator` numbers each event's operator, if that was kept."""
+    """Device events in order of start with the tables that refer to them; see `Trace`. `operator`: of each event, if kept."""
 
     events: DeviceEvents
     launched: Mapping[str, tuple[int, int]]
@@ -90,7 +90,7 @@ class Calls:
     """Host calls as columns, in any order.
 
     Args:
-        table: what they were read into; it is empty then.
+        table: table that they were read into; it is empty then.
     """
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
@@ -106,13 +106,13 @@ class Calls:
         self.duration = taken(self.duration, places)
 
     def sort(self) -> Ids:
-        """Put them in order of start; returns where each was before."""
+        """Sort the calls by start; return the previous position of each."""
         order = time_order(view(self.start), view(self.duration), (view(self.call), self.ranks))
         self.take(order)
         return order
 
     def freeze(self) -> HostEvents:
-        """The columns as they are now; none are left here."""
+        """Return the columns as frozen events; none are left here."""
         end = _ends(self.start, self.duration)
         del self.duration
         used = np.flatnonzero(np.bincount(np.unique(view(self.call)), minlength=len(self.names))).tolist()
@@ -125,7 +125,7 @@ class Calls:
 def _answer(
     correlation: array[int], launches: LaunchTable, threads: Threads
 ) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
-    """The call with the correlation of each device event, or why there is none; the calls that have one; all calls by name."""
+    """Find the launch call of each device event; return the calls' positions (negative: reason), those calls, counts by name."""
     number, calls = launches.correlation.release(), Calls(launches, threads)
     rows = _outermost(number, calls)
     known = view(taken(number, rows))
@@ -154,7 +154,7 @@ def _answer(
 
 
 def _outermost(number: array[int], calls: Calls) -> Ids:
-    """Places of the calls in order of their correlation, one of each: a driver call inside a runtime call is left out."""
+    """Return the places of the calls in order of correlation, one each: a driver call inside a runtime call is left out."""
     order = np.argsort(view(number), kind="stable").astype(np.int32)
     fresh = np.ones(len(order), np.bool_)
     for block in blocks(len(order) - 1):
@@ -167,7 +167,7 @@ def _outermost(number: array[int], calls: Calls) -> Ids:
 
 
 def places_of(known: Integers, wanted: Integers) -> Integers:
-    """Where each wanted value is in the sorted known ones, or -1."""
+    """Return the position of each wanted value among the sorted known ones, or -1."""
     if not len(known):
         return np.full(len(wanted), NOTHING)
     place = np.searchsorted(known, wanted)
@@ -177,7 +177,7 @@ def places_of(known: Integers, wanted: Integers) -> Integers:
 
 
 def _count(calls: Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, int]]:
-    """By name: the calls, and those without an answer. Calls that never launch anything are left out."""
+    """Count calls and unanswered calls by name. Calls that never launch anything are left out."""
     total, answered = (np.zeros(len(calls.names), np.int64) for _ in range(2))
     for block in blocks(len(rows)):
         kinds = view(calls.call)[rows[block]]
@@ -191,7 +191,7 @@ def _count(calls: Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, i
 
 
 def _ordinals(host: Integers, num_hosts: int) -> array[int]:
-    """The number of each event among those of its call; 0 where there is no call."""
+    """Return the number of each event among the events of its call; 0 where there is no call."""
     seen, shared = np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
     for block in blocks(len(host)):
         some, counts = np.unique(host[block], return_counts=True)
@@ -210,11 +210,11 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
 
 
 class _Spent:
-    """What the devices did for the operators whose inputs are known.
+    """Device time of the operators whose inputs are known.
 
     Args:
         inputs: the distinct inputs.
-        devices: of each kind of work.
+        devices: device of each kind of work.
     """
 
     def __init__(self, inputs: Sequence[OperatorInputs], devices: Sequence[int]) -> None:
@@ -228,7 +228,7 @@ class _Spent:
 
         Args:
             events: operator, work, start and end of each.
-            shapes: of each event, to be changed, and the number that each of the inputs has among the shapes.
+            shapes: shape of each event, to be changed, and the number that each of the inputs has among the shapes.
         """
         number, text = sizes.operator.release(), sizes.text.release()
         order = np.argsort(view(number), kind="stable").astype(np.int32)
@@ -249,7 +249,7 @@ class _Spent:
             np.add.at(self._sums[0], (kinds[block][hit], answered[block][hit]), 1)
 
     def calls(self) -> Iterator[OperatorCalls]:
-        """Each device's operators whose cost is known, those that took most first."""
+        """Yield each device's operators of known cost, longest time first."""
         found = [
             OperatorCalls(
                 device=device, name=one.name, sizes=one.sizes, types=one.types, values=one.values, calls=calls, events=events,
@@ -294,7 +294,7 @@ def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
 
 
 def _moved(rows: Integers, order: Ids) -> tuple[list[int], Integers]:
-    """The new places of some rows, ascending, and which of the rows each is."""
+    """Return the new places of some rows, ascending, and the row that each of them was."""
     mark = np.zeros(len(order), np.bool_)
     mark[rows] = True
     places = np.flatnonzero(mark[order])

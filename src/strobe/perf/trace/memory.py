@@ -16,7 +16,7 @@ _DEVICE_TYPES: Final = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15:
 
 
 class MemoryTracks:
-    """The largest values in each stretch of time. Where a device has too many stretches, they get twice as long.
+    """Largest memory values in each stretch of time. With too many stretches per device, stretches double in length.
 
     Stretches start at whole multiples of their length, so that the result does not depend on the order of the events.
     """
@@ -26,7 +26,7 @@ class MemoryTracks:
         self._stretches: dict[str, dict[int, tuple[int, int]]] = {}
 
     def add(self, events: Sequence[Any]) -> int:
-        """Keep what allocations say; how many have no usable time."""
+        """Keep the values of allocations; return the number of those without a usable time."""
         events = [event for event in events if event.name == MEMORY_NAME and event.args is not None]
         times, bad = column_ns([event.ts for event in events])
         for event, time, is_bad in zip(events, times.tolist(), bad.tolist(), strict=True):
@@ -47,7 +47,7 @@ class MemoryTracks:
             self._steps[device] += 1
 
     def tracks(self) -> tuple[MemoryTrack, ...]:
-        """One per device, by name."""
+        """Return one track per device, by name."""
         return tuple(self._track(device, sorted(found.items())) for device, found in sorted(self._stretches.items()))
 
     def _track(self, device: str, found: list[tuple[int, tuple[int, int]]]) -> MemoryTrack:

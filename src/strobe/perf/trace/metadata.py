@@ -1,4 +1,4 @@
-"""What stands beside the events of a trace: ranks, devices, the base of its times, versions."""
+"""Metadata beside the events of a trace: ranks, devices, the base of its times, versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _scan_value: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 class Head:
-    """Finds where the array of events starts in text that grows at its end.
+    """Finder of the start of the events in text that grows at its end.
 
     Args of the instance: `text` is what is there so far, `is_bare` says that the events are a list without metadata.
     """
@@ -48,7 +48,7 @@ class Head:
         self._name = self._key = b""
 
     def array_start(self, desperate: bool) -> int | None:
-        """Offset just after the `[` of the events: of a bare list, or of the value of `traceEvents` in the outermost object.
+        """Return the offset after the `[` of the events: of a bare list, or of `traceEvents` in the outermost object.
 
         Args:
             desperate: no more text will come, so that in a damaged head anything that looks like it will do.
@@ -72,7 +72,7 @@ class Head:
         return found.end() if found else None
 
     def _step(self, word: bytes) -> bool:
-        """Follow the structure by one token; whether it opens the events."""
+        """Follow the structure by one token; return whether it opens the events."""
         if word.startswith(b'"'):
             self._name = word
             return False
@@ -89,7 +89,7 @@ class Head:
 
 
 def object_end(text: bytes) -> int | None:
-    """Offset behind the `}` that closes the object whose values the text holds, in which it stands open; `None` without one."""
+    """Return the offset behind the `}` that closes the object around the text; `None` without one."""
     depth = 1
     for token in _TOKEN.finditer(text):
         depth += (token[0] in (b"{", b"[")) - (token[0] in (b"}", b"]"))
@@ -99,7 +99,7 @@ def object_end(text: bytes) -> int | None:
 
 
 def read_metadata(text: bytes) -> tuple[Metadata, bool]:
-    """The values of a JSON object, and whether it could be read as it is. From a broken one, what is known by name is saved."""
+    """Parse a JSON object; return its values and whether it is intact. From a broken one, known keys are saved."""
     try:
         return _decode(text), True
     except UNREADABLE:
@@ -122,18 +122,18 @@ def read_metadata(text: bytes) -> tuple[Metadata, bool]:
 
 
 def base_ns(metadata: Metadata) -> int:
-    """Nanoseconds since the epoch that the times are relative to; 0 in old traces."""
+    """Return the nanoseconds since the epoch that times are relative to; 0 in old traces."""
     return _count(_value(metadata, "baseTimeNanoseconds")) or 0
 
 
 def job(metadata: Metadata) -> tuple[int | None, int | None]:
-    """Rank and number of processes; None where not said."""
+    """Return rank and number of processes; None where not recorded."""
     found = _value(metadata, "distributedInfo")
     return (_count(found.get("rank")), _count(found.get("world_size"))) if isinstance(found, dict) else (None, None)
 
 
 def devices(metadata: Metadata) -> tuple[Device, ...]:
-    """The accelerators listed."""
+    """Return the listed accelerators."""
     found = _value(metadata, "deviceProperties")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     return tuple(_device(number, properties) for number, properties in enumerate(listed))
@@ -152,7 +152,7 @@ def _device(number: int, properties: Mapping[str, Any]) -> Device:
 
 
 def facts(metadata: Metadata) -> dict[str, str]:
-    """The other values that are plain, as text; `a.b` is `b` inside `a`."""
+    """Return the other plain values as text; `a.b` is `b` inside `a`."""
     found: dict[str, str] = {}
     for key in metadata:
         value = _value(metadata, key) if key not in _NOT_FACTS or key == "distributedInfo" else None
@@ -171,7 +171,7 @@ def _value(metadata: Metadata, key: str) -> Any:
 
 
 def _count(value: object) -> int | None:
-    """A natural number written as such or as text."""
+    """Parse a natural number, written as such or as text."""
     if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER.fullmatch(str(value)):
         return None
     return int(value) if int(value) < LIMIT else None

@@ -33,7 +33,7 @@ PRICED: Final = frozenset(
         "strobe::block_sparse_forward", "strobe::block_sparse_backward",
     }
 )  # fmt: skip
-"""Operators whose cost follows from numbers and flags that they were given, besides sizes and types."""
+"""Operators whose cost depends on numbers and flags among their inputs, besides sizes and types."""
 
 
 class OperatorTable(HostTable):

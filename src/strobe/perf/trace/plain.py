@@ -1,4 +1,4 @@
-"""The plain text of a `.json` or `.json.gz` file in blocks, as far as it can be had."""
+"""Reader of the plain text of a `.json` or `.json.gz` file in blocks, up to the damage in a broken one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEP: Final = 4 << 10
 
 
 class PlainBlocks:
-    """Blocks of the plain text of a file. Gzip is known by its first bytes; it may have several members.
+    """Blocks of the plain text of a file. Gzip is recognised by its first bytes; it may have several members.
 
     Where the packed bytes are damaged or cut off, the text before that is all there, and `damaged` is set.
 
@@ -65,7 +65,7 @@ class PlainBlocks:
         yield from self._salvage(member, given)
 
     def _salvage(self, member: int, given: int) -> Iterator[bytes]:
-        """Unpack a damaged member again in ever smaller steps, to lose none of the text before the damage; yield what is new."""
+        """Unpack a damaged member again in ever smaller steps, to lose no text before the damage; yield new text."""
         self.damaged = True
         self._file.seek(member)
         inflate = zlib.decompressobj(_GZIP)
@@ -84,7 +84,7 @@ class PlainBlocks:
 
 
 def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
-    """What comes out before the damage."""
+    """Return the text that unpacks byte by byte before the damage."""
     text = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(len(data)):

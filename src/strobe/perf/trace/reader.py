@@ -103,7 +103,7 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
 
 
 class _Contents:
-    """What is kept of the events, until `trace` sorts and joins them."""
+    """Tables of the events kept, until `trace` sorts and joins them."""
 
     def __init__(self, *, ops: bool, shapes: bool, details: bool) -> None:
         self.events = self.lost = self.mended = 0

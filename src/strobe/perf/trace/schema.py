@@ -1,4 +1,4 @@
-"""The parts of a chrome trace event that matter, and decoders that build them and skip everything else unread.
+"""Schema of chrome trace events: the fields that matter, and decoders that skip everything else unread.
 
 The category of an event decides its `Group`. The decoders know each category by its name and build nothing for an event that is
 not wanted, which is most of them and most of the time. A category they do not know makes them fail; `learn` it and try again.
@@ -26,7 +26,7 @@ Number = int | float | str | None
 
 
 class Group(StrEnum):
-    """What an event is to the reader."""
+    """Groups of events that the reader tells apart."""
 
     KERNEL = "kernel"
     MEMCPY = "memcpy"
@@ -47,7 +47,7 @@ class LaunchArgs(msgspec.Struct, gc=False):
 
 
 class CommArgs(msgspec.Struct, gc=False):
-    """What is said of a collective, on its kernel or on its `record_param_comms` operator."""
+    """Description of a collective, on its kernel or on its `record_param_comms` operator."""
 
     external: Number = msgspec.field(name="External id", default=None)
     external_old: Number = msgspec.field(name="external id", default=None)
@@ -123,7 +123,7 @@ class _Skipped(msgspec.Struct, gc=False):
 
 
 class _Stub(msgspec.Struct, gc=False):
-    """What tells the group of any event."""
+    """Fields that decide the group of an event."""
 
     cat: Any = None
     ph: Any = None
@@ -194,7 +194,7 @@ class Decoder:
             batch.of[group_of[type(event)]].append(event)
 
     def _decode_each(self, array: bytes, batch: Batch) -> None:
-        """Slower: events of any category, or of none, and events of the wrong types, which are counted."""
+        """Decode events one by one, slower: any category or none, and wrong types, which are counted."""
         stubs, raws = _decode_stubs(array), _decode_raws(array)
         batch.events += len(stubs)
         found: dict[Group, list[msgspec.Raw]] = {}
@@ -225,7 +225,7 @@ class Decoder:
 
 
 def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
-    """Append the decoded events; how many cannot be."""
+    """Append the decoded events; return the number of those that cannot be decoded."""
     try:
         into.extend(_decode_list[group](b"[" + b",".join(raws) + b"]"))
         return 0
@@ -241,7 +241,7 @@ def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
 
 @lru_cache(maxsize=8)
 def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[bytes], list[Any]], dict[type, Group]]:
-    """A decoder that knows these categories, and the groups of what it builds."""
+    """Build a decoder that knows these categories; return it with the group of each type it builds."""
     group_of: dict[type, Group] = {}
     kinds: list[Any] = []
     for number, (category, group) in enumerate(categories):

@@ -1,4 +1,4 @@
-"""What is kept of host events while a trace is read, in the order of the file."""
+"""Tables of host events while a trace is read, in the order of the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 
 
 class Times(NamedTuple):
-    """Events and when they were; those without a usable time are not among them."""
+    """Events with their times; events without a usable time are left out."""
 
     events: Sequence[Any]
     start: Integers
@@ -42,7 +42,7 @@ class Times(NamedTuple):
 
 
 def times_of(events: Sequence[Any]) -> Times:
-    """The times of complete events: those that cannot be read are dropped, negative durations become 0."""
+    """Return the times of complete events: unreadable ones are dropped, negative durations become 0."""
     events = [event for event in events if event.ph == "X"]
     start, bad = column_ns([event.ts for event in events])
     duration, bad_duration = column_ns([event.dur for event in events])
@@ -56,7 +56,7 @@ def times_of(events: Sequence[Any]) -> Times:
 
 
 Call = tuple[str, Number, Number]
-"""What the calls of one kind on one host thread share: name, process and thread as written."""
+"""Key of the calls of one name on one host thread: name, process and thread as written."""
 
 
 class HostTable:
@@ -83,7 +83,7 @@ class LaunchTable(HostTable):
         self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
-        """The calls to keep: they have a correlation (0 is none), and their name is not one that is known to launch nothing."""
+        """Return the calls to keep: with a correlation (0 is none) and a name not known to launch nothing."""
         launches = self._launches
         named = [event for event in events if launches[event.name] and event.args]
         return list(compress(named, (integers([event.args.correlation for event in named]) > 0).tolist()))
@@ -95,7 +95,7 @@ class LaunchTable(HostTable):
 
 
 class _Launches(dict[str, bool]):
-    """Whether a call of that name may launch something."""
+    """Cache by name of whether a call may launch something."""
 
     def __missing__(self, name: str) -> bool:
         self[name] = not _LAUNCHES_NOTHING.fullmatch(name)
@@ -119,7 +119,7 @@ class Threads:
         self._text = found
 
     def number(self, call: Call) -> int:
-        """The place of a call's thread among `texts`."""
+        """Return the position of a call's thread among `texts`."""
         return self._place[self._text[call[1:]]]
 
 
@@ -153,7 +153,7 @@ class OperatorSizes:
 
 
 def inputs_of(event: Any, *, priced: bool) -> OperatorInputs:
-    """What a call was given; of one whose cost is not asked for, the sizes as text alone."""
+    """Return the inputs of a call; without `priced`, the sizes as text alone."""
     sizes = bytes(event.args.sizes)
     text = sizes_text(sizes)
     if not text or not priced:
@@ -162,7 +162,7 @@ def inputs_of(event: Any, *, priced: bool) -> OperatorInputs:
 
 
 def typed_inputs(event: Any) -> OperatorInputs:
-    """What a call was given, without the values of its numbers and flags."""
+    """Return the inputs of a call without the values of its numbers and flags."""
     sizes = bytes(event.args.sizes)
     text = sizes_text(sizes)
     return OperatorInputs(text, "", _shapes(sizes) if text else (), texts_of(event.args.types))
@@ -174,7 +174,7 @@ def _shapes(sizes: bytes) -> tuple[tuple[int, ...], ...]:
 
 
 def texts_of(written: msgspec.Raw) -> tuple[str, ...]:
-    """The items of a list as texts; none if it is no list."""
+    """Return the items of a list as texts; none if it is no list."""
     try:
         found = msgspec.json.decode(bytes(written)) if bytes(written) else ()
     except UNREADABLE:
@@ -183,7 +183,7 @@ def texts_of(written: msgspec.Raw) -> tuple[str, ...]:
 
 
 def integers(values: Sequence[float | str | None]) -> Integers:
-    """`integer` of each value."""
+    """Convert each value as `integer` does."""
     if set(map(type, values)) <= {int}:
         try:
             column = np.array(values, np.int64)
@@ -196,19 +196,19 @@ def integers(values: Sequence[float | str | None]) -> Integers:
 
 
 def integer(value: float | str | None) -> int:
-    """A natural number below 2**62, or -1."""
+    """Parse a natural number below 2**62; -1 if it is none."""
     if isinstance(value, str):
         value = int(value) if _DIGITS.fullmatch(value) else NOTHING
     return value if isinstance(value, int) and 0 <= value < LIMIT else NOTHING
 
 
 def operator_of(args: CommArgs) -> int:
-    """The number of the host operator that something belongs to, or -1."""
+    """Return the number of the host operator that an event belongs to, or -1."""
     return integer(args.external if args.external is not None else args.external_old)
 
 
 def sizes_text(sizes: bytes, *, outer: bool = True) -> str:
-    """Sizes as written, `[[1, 512], [], [[4, 1], [4, 8]]]`, as `1x512, (4x1, 4x8)`; empty if they are no such thing.
+    """Format sizes `[[1, 512], [], [[4, 1], [4, 8]]]` as `1x512, (4x1, 4x8)`; empty if they are no such list.
 
     Args:
         outer: the outermost list is one of operands, not of sizes.

@@ -1,4 +1,4 @@
-"""CLIP score: how well frames show what a prompt says."""
+"""CLIP score: similarity of frames to the prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lacks_library() -> str:
 
 
 class ClipScore:
-    """Cosine of the CLIP embeddings of a prompt and of each frame.
+    """Cosine similarity of the CLIP embeddings of a prompt and of each frame.
 
     Frames are scaled so that the shorter side is the model's, bicubic with antialiasing, and cropped to their middle.
 
@@ -50,7 +50,7 @@ class ClipScore:
         self._device = device
 
     def __call__(self, frames: Tensor, prompt: str) -> Tensor:
-        """Cosine of each frame with the prompt, float64 `[F]`, in [-1, 1]. A clip as in `clips.as_planes`."""
+        """Compute the cosine of each frame with the prompt, float64 `[F]`, in [-1, 1]. A clip as in `clips.as_planes`."""
         tokens = self._tokens([prompt], return_tensors="pt", truncation=True).to(self._device)
         found = []
         with torch.no_grad():

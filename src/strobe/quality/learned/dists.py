@@ -1,4 +1,4 @@
-"""DISTS: structure and texture of VGG-16's features."""
+"""DISTS: distance by structure and texture of VGG-16's features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHUNK: Final = 2
 
 
 class Dists:
-    """DISTS.
+    """The DISTS metric on VGG-16.
 
     D = 1 - sum_lc (alpha_lc t_lc + beta_lc s_lc), where `t` compares the means of a feature map and `s` its covariance with the
     reference's, over the picture and the last outputs of VGG-16's five stages, pooled by the root of a smoothed square.
@@ -61,7 +61,7 @@ class Dists:
         self._device = device
 
     def __call__(self, frames: Tensor, reference: Tensor) -> Tensor:
-        """Distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
+        """Compute the distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
 
         Raises:
             ShapeError: the clips differ in length or size.
@@ -94,7 +94,7 @@ class Dists:
 
 
 def _pooled(features: Tensor) -> Tensor:
-    """Half as many places: the root of the squares under a window of three."""
+    """Pool features to half the height and width, by the root of squares under a window of three."""
     row = torch.tensor(_SMOOTH, device=features.device)
     window = (row[:, None] * row[None, :])[None, None].expand(features.shape[1], 1, -1, -1)
     squares = conv2d(features.square(), window, stride=2, padding=1, groups=features.shape[1])

@@ -1,4 +1,4 @@
-"""LPIPS: distance of AlexNet's features, weighed by channel."""
+"""LPIPS: distance of AlexNet's features, weighted by channel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EPS: Final = 1e-10
 
 
 class Lpips:
-    """LPIPS v0.1 with AlexNet.
+    """The LPIPS metric, v0.1 with AlexNet.
 
     d = sum_l mean_yx sum_c w_lc (a_lc / |a_l| - b_lc / |b_l|)^2, over the outputs of AlexNet's five convolutions.
 
@@ -58,7 +58,7 @@ class Lpips:
         self._device = device
 
     def __call__(self, frames: Tensor, reference: Tensor) -> Tensor:
-        """Distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
+        """Compute the distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
 
         Raises:
             ShapeError: the clips differ in length or size, or are too small for the network.

@@ -1,4 +1,4 @@
-"""Which weights a metric needs, and whether a folder has them."""
+"""Weights that each metric needs, and the check of a folder for them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FILES: Final[dict[str, tuple[File, ...]]] = {
 
 
 def lacking(name: str, folder: Path | None) -> str:
-    """Say why a metric's weights cannot be used, and what to put where; empty if they are there and as expected.
+    """Say why a metric's weights cannot be used, and which files to add; empty if they are there and as expected.
 
     Args:
         name: metric, a key of `FILES`.
@@ -87,7 +87,7 @@ def _wrong(file: File, folder: Path) -> str:
 
 
 def said_sha256(folder: Path) -> dict[str, str]:
-    """Hashes that the folder's own `SHA256SUMS` states, by file; none if it has no such file.
+    """Read the hashes in the folder's own `SHA256SUMS`, by file; none if it has no such file.
 
     Raises:
         WeightsError: a line is not a hash and a name.
@@ -121,7 +121,7 @@ def read(file: File, folder: Path) -> dict[str, Any]:
 
 
 def tensor(found: dict[str, Any], name: str, shape: tuple[int, ...], file: File) -> torch.Tensor:
-    """One tensor of a file, float32.
+    """Return one tensor of a file, float32.
 
     Raises:
         WeightsError: it is missing or has another shape.

@@ -1,1 +1,1 @@
-"""What surrounds the fine stage of video-sparse attention: into tiles, which tiles to see, and back."""
+"""The stages around the fine stage of video-sparse attention: reordering into tiles, selection of tiles, and back."""

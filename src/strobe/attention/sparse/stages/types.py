@@ -1,4 +1,4 @@
-"""What the stages around the fine stage hand to each other."""
+"""The values that the stages around the fine stage pass to each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Grid:
-    """Where the rows of one side come from and go to.
+    """The grid of one side: where its rows come from and go to.
 
     Args:
         block: rows of a tile.
@@ -34,7 +34,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wish:
-    """What is to be selected, and what the coarse stage is to compute.
+    """The selection to make and the coarse output to compute.
 
     Args:
         softmax_scale: of the scores.
@@ -55,7 +55,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tiled:
-    """Queries, keys and values in tile order, `[B, N * block, H, D]`, and what was pooled on the way.
+    """Queries, keys and values in tile order, `[B, N * block, H, D]`, and their pooled means.
 
     Args:
         means: of the tiles of q, k and v, float32 `[B, H, N, D]`, or of the parts that scores are taken over; the last is None if

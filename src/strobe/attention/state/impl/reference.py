@@ -33,5 +33,5 @@ def merge(states: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> AttentionOu
 
 
 def _per_row(weight: Tensor) -> Tensor:
-    """A factor per row, laid out like `out`: `[B, H, S]` to `[B, S, H, 1]`."""
+    """Reshape a factor per row to the layout of `out`: `[B, H, S]` to `[B, S, H, 1]`."""
     return weight.transpose(1, 2).unsqueeze(-1)

@@ -26,7 +26,7 @@ _MOST: Final = 4
 
 @triton.jit
 def _lse_of(lse_ptr, rows_ptr, at, there, batch, head, step_batch, step_head, step_row):
-    """The rows of one part, and their lse."""
+    """Load the row numbers of one part, and the lse of these rows."""
     row = at.to(tl.int64)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + at, mask=there, other=0)
@@ -36,7 +36,7 @@ def _lse_of(lse_ptr, rows_ptr, at, there, batch, head, step_batch, step_head, st
 
 @triton.jit
 def _part_of(out_ptr, row, weight, there, channel, batch, head, step_batch, step_row, step_head, width: tl.constexpr):
-    """The rows of one part, weighed; a NaN whose weight is 0 stays one."""
+    """Load the rows of one part times their weight; a NaN with weight 0 stays NaN."""
     at = batch * step_batch + head * step_head + row[:, None] * step_row + channel[None, :]
     out = tl.load(out_ptr + at, mask=there[:, None] & (channel < width)[None, :], other=0.0)
     return out.to(tl.float32) * weight[:, None]
@@ -55,7 +55,7 @@ def _merge_kernel(
     num_rows, num_heads,
     run: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
-    """One run of rows of one head: the weights of all parts, then their sum."""
+    """Merge one run of rows of one head: the weights of all parts, then their sum."""
     head, batch = (tl.program_id(0) % num_heads).to(tl.int64), tl.program_id(1).to(tl.int64)
     at, channel = tl.program_id(0) // num_heads * run + tl.arange(0, run), tl.arange(0, padded)
     there = at < num_rows
@@ -99,7 +99,7 @@ _MERGE: Final = Launcher(_merge_kernel)
 
 
 def merge(states: Sequence[_State], into: AttentionOutput | None, return_lse: bool) -> AttentionOutput:
-    """As `reference.merge`, for states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3.
+    """Merge as `reference.merge`, states of 16 or 32 bits, written where `into` says; a launch for 4, one more for every 3.
 
     Over more than 4 states the lse of what is merged so far is rounded once more. Every lse is therefore taken relative to the
     largest of its row first: float32 rounds 30 by up to 1e-6, and the log of a sum of few weights by 1e-7.
@@ -133,7 +133,7 @@ def merge(states: Sequence[_State], into: AttentionOutput | None, return_lse: bo
 def _relative(
     states: Sequence[tuple[Tensor, Tensor, Tensor | None]],
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor | None]], Tensor]:
-    """The states with every lse less the largest of its row, and that, [B, H, S]; 0 for a row that is empty in all."""
+    """Subtract from every lse the largest of its row; return the states and these maxima, [B, H, S], 0 for rows empty in all."""
     chosen = [lse if rows is None else lse.index_select(2, rows) for _, lse, rows in states]
     top = torch.stack(chosen).amax(dim=0)
     top = torch.where(top.isneginf(), torch.zeros_like(top), top)

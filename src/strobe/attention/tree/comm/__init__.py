@@ -1,4 +1,4 @@
-"""Messages between ranks. Nothing outside this folder speaks to `torch.distributed`."""
+"""Messages between ranks; the only folder that uses `torch.distributed`."""
 
 from strobe.attention.tree.comm.group import Call, Comm, Exchange, comm_of, comms_of_mesh
 

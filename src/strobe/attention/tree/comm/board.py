@@ -1,4 +1,4 @@
-"""A notice board of a process group: what a rank says before it fails, for those who ask why it is silent."""
+"""A notice board of a process group: each rank's note about its failed call, for the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """What a rank leaves behind when its call fails.
+    """The note that a rank leaves when its call fails.
 
     Args:
         number: of the call on this rank.
@@ -31,12 +31,12 @@ class Note:
 
     @property
     def text(self) -> str:
-        """Which call, and what happened."""
+        """The note in words: number and description of the call, and what happened."""
         return f"in call {self.number} ({self.call}): {self.reason}"
 
 
 class Board:
-    """Notes in the group's key-value store. It may live in a process that is gone: nothing here waits longer than it says.
+    """Notes in the process group's key-value store, whose process may have ended: every method has a time limit.
 
     Args:
         store: of the group; None for a process alone, which has no board.
@@ -54,23 +54,23 @@ class Board:
         return self._store
 
     def post(self, note: Note, patience_s: float) -> None:
-        """Leave a note, if the store can be reached within that time."""
+        """Leave a note, if the store can be reached within `patience_s`."""
         _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps(asdict(note))))
 
     def notes(self, ranks: Sequence[int], patience_s: float) -> dict[int, Note]:
-        """What the given ranks have said, waiting for those who have not."""
+        """Collect the notes of the given ranks, at most `patience_s` long; ranks without a note are absent."""
         read = self._collect([f"strobe/tree/note/{rank}" for rank in ranks], patience_s)
         said = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
         return {rank: Note(**each | {"blamed": tuple(each["blamed"])}) for rank, each in said.items()}
 
     def share(self, key: str, value: str, num_ranks: int, timeout_s: float) -> dict[int, str]:
-        """Leave a value under a key and collect those of all ranks; the ranks that are missing when the time is up are absent."""
+        """Leave a value under a key and collect those of all ranks; ranks that are missing when the time is up are absent."""
         _within(timeout_s, lambda: self.store.set(f"strobe/tree/{key}/{self._rank}", value))
         read = self._collect([f"strobe/tree/{key}/{rank}" for rank in range(num_ranks)], timeout_s)
         return {rank: read[f"strobe/tree/{key}/{rank}"] for rank in range(num_ranks) if f"strobe/tree/{key}/{rank}" in read}
 
     def _collect(self, keys: Sequence[str], patience_s: float) -> dict[str, str]:
-        """The values of those keys that are set in time. Asked again and again: not every store waits for less than a second."""
+        """Poll the store until all keys are set or the time is up; return those that are. Some stores wait a second or more."""
         found: dict[str, str] = {}
         deadline = time.monotonic() + patience_s
 
@@ -86,7 +86,7 @@ class Board:
 
 
 def _within(patience_s: float, action: Callable[[], None]) -> None:
-    """Run an action in a thread that is left behind if it takes longer: a store's own calls have no timeout of their own."""
+    """Run an action in a thread, and return when it ends or the time is up: a store's own calls have no timeout."""
 
     def run() -> None:
         try:

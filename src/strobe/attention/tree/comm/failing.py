@@ -1,4 +1,4 @@
-"""What a call waits for, and why it failed: who has ended, what the others say, and who is in another call."""
+"""The analysis of a failed call: which ranks have ended, what the others' notes say, and who is in another call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """One message that is under way.
+    """One message in flight.
 
     Args:
         rank: with whom; None: with all.
@@ -38,7 +38,7 @@ class Waiting:
 
 
 def silent(works: Sequence[Waiting]) -> list[int]:
-    """The ranks whose message had not come either when the time was up."""
+    """Return the ranks whose message has still not come when the time is up."""
     found = []
     for each in works:
         if each.rank is None or not each.comes:
@@ -52,7 +52,7 @@ def silent(works: Sequence[Waiting]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """A process that could be looked up, if it runs on this machine."""
+    """The identity of a rank's process, which can be looked up if it runs on this machine."""
 
     machine: int
     pid: int
@@ -61,7 +61,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """What happened, what the blamed ranks say of it, and who they are; empty if it is not known."""
+    """The cause of a failure: what happened, what the blamed ranks' notes say, and who they are; empty where unknown."""
 
     what: str
     said: str
@@ -69,7 +69,7 @@ class Cause:
 
 
 def explain(call: Call, suspects: Sequence[int], late: bool, reason: str, notes_s: float) -> Cause:
-    """Ask who has ended and what the others say; the arguments are those of `Call.failure`."""
+    """Find the cause from ended processes and from the notes; the arguments are those of `Call.failure`."""
     comm = call.comm
     ended = dead(comm, 0.0 if late else 0.3)
     if ended:
@@ -90,7 +90,7 @@ def explain(call: Call, suspects: Sequence[int], late: bool, reason: str, notes_
 
 
 def dead(comm: Comm, patience_s: float) -> list[int]:
-    """Ranks of this machine whose process has ended; a connection closes a little before its process has."""
+    """Return the ranks of this machine whose process has ended; a connection closes a little before its process ends."""
     mine = comm.peers.get(comm.rank)
     near = {rank: peer for rank, peer in comm.peers.items() if mine and peer.machine == mine.machine and peer.start}
     deadline = time.monotonic() + patience_s
@@ -102,14 +102,14 @@ def dead(comm: Comm, patience_s: float) -> list[int]:
 
 
 def _elsewhere(call: Call, notes: Mapping[int, Note]) -> list[int]:
-    """The ranks whose call of this number has other arguments than that of most."""
+    """Return the ranks whose call of the same number has other arguments than most ranks' calls."""
     digests = {call.rank: call.digest} | {rank: note.digest for rank, note in notes.items() if note.number == call.number}
     usual = Counter(digests[rank] for rank in sorted(digests)).most_common(1)[0][0]
     return sorted(rank for rank, digest in digests.items() if digest != usual)
 
 
 def _blamed(call: Call, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
-    """Who it was: a rank that left a note has failed because of another, or tells what else it was doing."""
+    """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
     if suspects and late:
         return sorted(suspects)
     silent = [rank for rank in suspects or range(call.size) if rank not in notes and rank != call.rank]

@@ -73,20 +73,20 @@ class Comm:
         return group
 
     def backend(self, device_type: str) -> str:
-        """`gloo`, `nccl` or what else tensors of a device travel by; `none` for a process alone."""
+        """Return the backend that carries tensors of a device, such as `gloo` or `nccl`; `none` for a process alone."""
         return self._backends.get(device_type, "none")
 
     def direct(self, device: torch.device) -> bool:
-        """Whether messages of this device go straight to their receiver under a tag."""
+        """Whether messages of this device are sent directly to their receiver under a tag."""
         return device.type == "cpu" and self.backend("cpu") == "gloo"
 
     def timed(self, device: torch.device) -> bool:
-        """Whether a wait may have a timeout: NCCL would stop the CPU for it, unless it is told to do so anyway."""
+        """Whether a wait may have a timeout; with NCCL only if blocking waits are set, because its timeout makes the CPU wait."""
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 
     def check_exchange(self, device: torch.device) -> None:
-        """Refuse messages of different sizes in one collective of gloo, which would say that a connection was closed.
+        """Refuse an exchange of CUDA tensors by gloo, which fails on different sizes with an error about a closed connection.
 
         Raises:
             ConfigError: tensors on a GPU travel by gloo.
@@ -98,7 +98,7 @@ class Comm:
             )
 
     def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
-        """End what waits on the GPU for a rank that does not come: this process, or only NCCL's communicator."""
+        """Stop what waits on the GPU for a missing rank: end this process, or only abort NCCL's communicator."""
         if self.error is not None:  # given up already
             return
         self.error = error
@@ -132,7 +132,7 @@ _COMMS: WeakKeyDictionary[dist.ProcessGroup, Comm] = WeakKeyDictionary()
 
 
 def comm_of(group: dist.ProcessGroup | None) -> Comm:
-    """The `Comm` of a group; None: of the default group.
+    """Return the `Comm` of a group, made at the first call; None: of the default group.
 
     Raises:
         ConfigError: `torch.distributed` is not initialised, or this rank is not in the group.
@@ -149,7 +149,7 @@ def comm_of(group: dist.ProcessGroup | None) -> Comm:
 
 
 def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
-    """The groups over which keys and, on a 2-D mesh, heads are spread.
+    """Return the `Comm`s over which keys and, on a 2-D mesh, heads are spread.
 
     Raises:
         ConfigError: the mesh is something else, or has more than two dimensions.
@@ -166,7 +166,7 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 
 
 class Exchange:
-    """Messages between all pairs that are under way. `wait` gives what came, one tensor from each rank."""
+    """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
 
     def __init__(self, call: Call, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
         self._call = call
@@ -177,19 +177,23 @@ class Exchange:
         self._marked = ExitStack()
 
     def marked(self, kind: str, marked: ExitStack) -> Exchange:
-        """Leave what marks it to the end of the wait."""
+        """Keep a profiling mark open until the end of the wait."""
         self._kind, self._marked = kind, marked
         return self
 
     def wait(self) -> list[Tensor]:
-        """Raises CollectiveError: a rank did not send within the timeout, or has gone."""
+        """Wait for all messages and return one tensor from each rank.
+
+        Raises:
+            CollectiveError: a rank did not send within the timeout, or has gone.
+        """
         with self._marked, span(WAIT + self._kind):
             self._call.wait(self._works)
         return self._received
 
 
 class Call:
-    """One call on one group: every message of it carries its number, and every failure names it."""
+    """One call on one group: all its messages carry its number, and its errors name it."""
 
     def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
         self.comm = comm
@@ -212,7 +216,7 @@ class Call:
         return self.comm.size
 
     def meet(self) -> None:
-        """Do what must come before the first message, once; every message below does."""
+        """Run the action that must come before the first message, once; every method that sends calls this."""
         first, self.first = self.first, None
         if first is not None:
             first()
@@ -267,7 +271,7 @@ class Call:
         return Exchange(self, works, received, kept)
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
-        """Every message goes from where it is to where it is wanted; only one that does not lie in a piece is copied."""
+        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied."""
         self.comm.check_exchange(sends[self.rank].device)
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
@@ -276,7 +280,7 @@ class Call:
         return Exchange(self, [self._start_of_all(start, [*arriving, *leaving])], received, leaving)
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
-        """Every rank's tensor, in rank order.
+        """Gather every rank's tensor, in rank order.
 
         Args:
             shapes: of every rank's tensor where they differ.
@@ -304,7 +308,7 @@ class Call:
         return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in parts]
 
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum (or maximum) over the ranks; the tensor that is given may be overwritten by it."""
+        """Sum over the ranks, or take the maximum; the given tensor may be overwritten."""
         if self.size == 1:
             return tensor
         self.meet()
@@ -317,18 +321,18 @@ class Call:
         return tensor
 
     def tokens(self, values: Sequence[int]) -> Exchange:
-        """Every rank's numbers `[n]`, under one tag for all calls: two ranks in different calls can tell each other so."""
+        """Send every rank's numbers `[n]`, under one tag for all calls, so that ranks in different calls can notice it."""
         own = torch.tensor(values, dtype=torch.int64)
         return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
 
     def texts(self, text: str) -> list[str]:
-        """Every rank's text, cut to 1 kB."""
+        """Gather every rank's text, cut to 1 kB."""
         own = torch.frombuffer(bytearray(text.encode()[:1024].ljust(1024)), dtype=torch.uint8)
         arrived = self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=2, kind="agreement").wait()
         return [bytes(each.tolist()).decode(errors="replace").strip() for each in arrived]
 
     def wait(self, works: Sequence[Waiting]) -> None:
-        """Wait for all of them, at most `timeout_s`."""
+        """Wait for all messages, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
         for place, each in enumerate(works):
             left = timedelta(seconds=max(1e-3, deadline - time.monotonic()))
@@ -338,11 +342,11 @@ class Call:
                 self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s, begun=each.begun)
 
     def late(self) -> None:
-        """The GPU has been at something of this call for longer than its timeout."""
+        """Give up the call: the GPU has worked on a message of it for longer than its timeout."""
         self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
     def _start_of_all(self, start: partial[dist.Work], tensors: Sequence[Tensor]) -> Waiting:
-        """Start a collective; one that will be watched is marked just before it on the stream."""
+        """Start a collective; where the watch is to look at it, record an event on the stream just before."""
         device = tensors[0].device
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing may be waited for
         timed = self.comm.timed(device) and not captured
@@ -351,14 +355,14 @@ class Call:
         return Waiting(rank=None, work=self._start(start, tensors, None), timed=timed, begun=begun)
 
     def _start(self, start: partial[dist.Work], tensors: Sequence[Tensor], rank: int | None) -> dist.Work:
-        """Start a message of these tensors."""
+        """Start a message of contiguous tensors."""
         assert all(each.is_contiguous() for each in tensors), "a message must lie in one piece"
         work = self._guard(start, rank, ())
         assert isinstance(work, dist.Work)
         return work
 
     def _guard(self, action: partial[dist.Work] | partial[bool], rank: int | None, left: Sequence[Waiting]) -> object:
-        """Run an action of the backend; what it raises becomes an error that names the rank."""
+        """Run an action of the backend; turn its error into one that names the rank."""
         if self.comm.error is not None:
             raise self.comm.error
         try:
@@ -370,12 +374,12 @@ class Call:
             raise self.failure(suspects, late, reason) from error
 
     def post(self, reason: str, blamed: Sequence[int]) -> None:
-        """Leave a note for those who ask why this rank is silent."""
+        """Leave a note for the ranks that wait for this one."""
         note = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=tuple(blamed))
         self.comm.board.post(note, 0.3)
 
     def failure(self, suspects: Sequence[int], late: bool, reason: str, notes_s: float = 0.4) -> CollectiveError:
-        """The error of this call; the group is of no use any more. Takes at most 0.4 s and `notes_s`.
+        """Build the error of this call, and mark the group as broken. Takes at most 0.4 s and `notes_s`.
 
         Args:
             suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
@@ -390,5 +394,5 @@ class Call:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory."""
+    """View a contiguous tensor's memory as bytes."""
     return tensor.view(-1).view(torch.uint8)

@@ -17,8 +17,10 @@ from strobe.core.settings import read_settings
 
 
 class _Workspace:
-    """Symmetric memory of one message a rank. A barrier before the write waits for the readers of the last call, one after it for
-    all writers; both are part of a captured graph, so every replay is as safe as the first call.
+    """Symmetric memory of one message a rank, with two barriers for each gather.
+
+    The barrier before the write waits for the readers of the last call, the one after it for all writers. Both are part of a
+    captured graph, so every replay is as safe as the first call.
     """
 
     def __init__(self, comm: Comm, num_bytes: int, device: torch.device) -> None:
@@ -29,7 +31,7 @@ class _Workspace:
         self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
 
     def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
-        """A barrier that waits longer than the timeout stops the device, and so the process, also in a captured graph."""
+        """Write the message, then view every rank's. A barrier over the timeout ends the process, in a captured graph too."""
         self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
         self._memory[: message.numel()] = message
         self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
@@ -40,7 +42,7 @@ _WORKSPACES: WeakKeyDictionary[Comm, _Workspace] = WeakKeyDictionary()
 
 
 def refuses(device_type: str) -> str | None:
-    """Why symmetric memory cannot be used in this process, or None."""
+    """Return the reason for which symmetric memory cannot be used in this process, or None."""
     if device_type != "cuda":
         return "symmetric memory needs CUDA devices"
     if not read_settings().multicast_disabled:
@@ -49,7 +51,7 @@ def refuses(device_type: str) -> str | None:
 
 
 def gather_symmetric(call: Call, tensor: Tensor) -> list[Tensor]:
-    """Every rank's tensor of one shape, in rank order; the tensors are the peers' memory, to be read before the next call.
+    """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
 
     Raises:
         ImplUnavailableError: no CUDA device, or multicast is not switched off.

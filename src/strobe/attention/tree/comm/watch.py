@@ -1,4 +1,4 @@
-"""A deadline for what is queued on a GPU, where no call waits for it.
+"""A deadline for work that is queued on a GPU and that no call waits for.
 
 NCCL's own deadline is that of the whole group, ten minutes unless it was told otherwise, and it names no rank; a replayed CUDA
 graph has none.
@@ -27,7 +27,7 @@ IDLE_S: Final = 5.0
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Queued:
-    """Something that is under way.
+    """One piece of queued work with its deadline.
 
     Args:
         done: whether it has ended; must not wait.
@@ -45,7 +45,7 @@ class Queued:
 
 
 class Watch:
-    """Looks at what is queued, in a thread that lives while there is something to look at."""
+    """A thread that looks at the queued work, and lives while there is any."""
 
     def __init__(self) -> None:
         self._queued: list[Queued] = []
@@ -55,7 +55,7 @@ class Watch:
     def add(
         self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float, *, begun: Callable[[], bool] = lambda: True
     ) -> None:
-        """Watch one thing more."""
+        """Add work to the watch, and start its thread if none runs."""
         with self._changed:
             self._queued.append(Queued(done=done, begun=begun, late=late, timeout_s=timeout_s))
             if self._thread is None or not self._thread.is_alive():
@@ -81,7 +81,7 @@ class Watch:
 
 
 def _tell(queued: Queued) -> None:
-    """Say that it is late. Whoever waits for the queue to empty waits for this: it must not fail in silence."""
+    """Call `late`, and end the process if it fails: the thread that waits for the queue to empty would wait for ever."""
     done = False
     try:
         queued.late()
@@ -92,7 +92,7 @@ def _tell(queued: Queued) -> None:
 
 
 def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
-    """What has not ended, and what of it is late; the time of what has begun since the last look starts."""
+    """Return the work that has not ended, and the late part of it; start the time of work that has begun since the last look."""
     left = [each for each in queued if not _true(each.done)]
     for each in left:
         if each.since is None and _true(each.begun):
@@ -101,14 +101,14 @@ def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queue
 
 
 def reached(device: torch.device | None = None) -> Callable[[], bool]:
-    """What says whether a GPU, by default the current one, has done all that its current stream has been given until now."""
+    """Record an event on a GPU's current stream (default: the current GPU); return the function that asks if it is done."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event.query
 
 
 def _leave_captures_alone() -> None:
-    """Let this thread ask for events while another one captures a CUDA graph, which would be spoilt by it otherwise."""
+    """Let this thread query events while another thread captures a CUDA graph; without this a query would break the capture."""
     if torch.cuda.is_initialized() and torch.version.cuda:
         relaxed = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
@@ -122,7 +122,7 @@ def _true(asked: Callable[[], bool]) -> bool:
 
 
 def end_process(error: CollectiveError) -> None:
-    """Say what is wrong and end this process: what it waits for on the GPU cannot be given up otherwise.
+    """Write the error and end this process, because work that waits on the GPU cannot be stopped in another way.
 
     `torchrun` finds the message in the file where it looks for one, and shows it as the cause.
     """

@@ -17,7 +17,7 @@ SCORES_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visibility:
-    """Which keys a query sees: both know their global position.
+    """The rule by which a query sees a key, with the global positions of both.
 
     Args:
         mask: the rule.
@@ -30,7 +30,7 @@ class Visibility:
     keys: Tensor
 
     def hidden(self, start: int, stop: int) -> Tensor | None:
-        """True where query `start..stop` does not see a key, `[stop - start, S_kv]`; None if nothing can be hidden."""
+        """Return True where query `start..stop` does not see a key, `[stop - start, S_kv]`; None if nothing can be hidden."""
         if not self.mask.hides:
             return None
         position = torch.arange(self.first_query + start, self.first_query + stop, device=self.keys.device).unsqueeze(1)
@@ -43,7 +43,7 @@ class Visibility:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, softmax_scale: float) -> AttentionOutput:
-    """Attention with hidden keys; a query that sees none has out 0 and lse -inf.
+    """Attend with hidden keys; a query that sees none has out 0 and lse -inf.
 
     Args:
         q: `[B, S_q, H, D]`.
@@ -73,7 +73,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, so
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowGradients:
-    """What a query's gradient needs from the whole, whoever owns its keys.
+    """The parts of the whole result that a query's gradient needs, whoever owns its keys.
 
     Args:
         d_out: gradient of out, `[B, S_q, H, Dv]`.
@@ -89,7 +89,7 @@ class RowGradients:
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, rows: RowGradients, visibility: Visibility, softmax_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients that one part of the keys gives: of all queries (to be summed over the parts) and of its own keys and values.
+    """Compute the gradients from one part of the keys: of all queries (to be summed over parts), and of these keys and values.
 
     `P = exp(s q k^T - L)`, `dV = P^T dO`, `dS = P * (dO V^T - delta)`, `dQ = s dS K`, `dK = s dS^T Q`.
     """
@@ -114,30 +114,30 @@ def gradients(
 
 
 def _chunks(q: Tensor, k: Tensor) -> Iterator[tuple[int, int]]:
-    """Runs of queries whose scores fit."""
+    """Split the queries into runs whose scores fit into `SCORES_BYTES`."""
     row_bytes = q.shape[0] * q.shape[2] * k.shape[1] * _wide(q).element_size()
     step = max(1, SCORES_BYTES // max(1, row_bytes))
     return ((start, min(start + step, q.shape[1])) for start in range(0, q.shape[1], step))
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """An empty tensor of the dtype sums are made in."""
+    """Return an empty tensor of the dtype in which sums are computed, at least float32."""
     return tensor.new_empty(0, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _grouped(tensor: Tensor) -> Tensor:
-    """`[B, S, Hk, D]` to wide `[B, Hk, S, D]`."""
+    """Convert `[B, S, Hk, D]` to wide `[B, Hk, S, D]`."""
     return tensor.transpose(1, 2).to(_wide(tensor).dtype)
 
 
 def _rows(tensor: Tensor, num_kv_heads: int) -> Tensor:
-    """`[B, n, H, D]` to wide `[B, Hk, G * n, D]`: the queries of a group are rows of one product, so that no key is copied."""
+    """Convert `[B, n, H, D]` to wide `[B, Hk, G * n, D]`: the queries of a group are rows of one product, no key is copied."""
     batch, number, num_heads, dim = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch, num_kv_heads, num_heads // num_kv_heads * number, dim)
     return rows.to(_wide(tensor).dtype)
 
 
 def _unrows(tensor: Tensor, number: int) -> Tensor:
-    """The way back: `[B, Hk, G * n, D]` to `[B, n, H, D]`."""
+    """Convert `[B, Hk, G * n, D]` back to `[B, n, H, D]`."""
     rows: Tensor = tensor.unflatten(2, (-1, number)).flatten(1, 2)
     return rows.transpose(1, 2)

@@ -15,7 +15,7 @@ from strobe.attention.types import AttentionOutput
 def reference(
     q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], shards: KVShards, mask: Mask, softmax_scale: float | None = None
 ) -> AttentionOutput:
-    """Attention of all queries over the owned keys of all ranks.
+    """Attend from all queries to the owned keys of all ranks.
 
     Args:
         q: `[B, S_q, H, D]`, all queries.
@@ -54,7 +54,7 @@ def reference(
 
 
 def _rows(segments: Sequence[Segment]) -> list[tuple[int, Segment]]:
-    """Every segment with the row of the buffer where it starts."""
+    """Pair every segment with the row of the buffer where it starts."""
     starts = accumulate((segment.length for segment in segments), initial=0)
     return list(zip(starts, segments, strict=False))
 

@@ -1,4 +1,4 @@
-"""Messages of partial results on a GPU, made in one launch: with few queries launches are what they cost.
+"""Packing of partial results into messages on a GPU in one launch, because launches dominate with few queries.
 
 Only what makes a message is here. A message is two strided views, of its outputs and of its lse; `attention/state` merges them.
 """
@@ -18,7 +18,7 @@ def _pack_kernel(
     message_ptr, out_ptr, lse_ptr, rows, queries, heads, out_b, out_s, out_h, lse_b, lse_h, lse_s,
     width: tl.constexpr, row_floats: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Rows `[B, S, H]` of a message: the output, zeros, and the lse in the last four bytes."""
+    """Pack rows `[B, S, H]` of a message: the output, zeros, and the lse in the last four bytes."""
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = row < rows
     b, s, h = row // (queries * heads), row // heads % queries, row % heads
@@ -36,7 +36,7 @@ def _pack_kernel(
 
 
 def pack_message(out: Tensor, lse: Tensor, width: int) -> Tensor:
-    """As `wire.pack` with one number a row; `width` elements a row."""
+    """Pack as `wire.pack` with one number a row; `width` elements a row."""
     batch, queries, heads, dim = out.shape
     out = out if out.stride(3) == 1 else out.contiguous()
     message = out.new_empty(batch, queries, heads, width)

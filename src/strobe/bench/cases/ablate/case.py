@@ -1,4 +1,4 @@
-"""One cell as a case of the runner: a stream in lockstep, its cold start, and errors that become entries."""
+"""One cell as a case of the runner: a stream in lockstep, its cold start, and errors recorded as entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strobe.perf.records.store import RunWriter
 
 
 def script_of(script: Script, setup: Setup) -> Script:
-    """The script, or one with its first switch, and no other, at the frame block that a setup asks for.
+    """Return the script, or a copy with its first switch alone, at the frame block that the setup gives.
 
     Raises:
         ConfigError: that is after the end of the clip.
@@ -42,7 +42,7 @@ class CellCase(StreamCase):
     Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
 
     Args:
-        cell: what runs.
+        cell: the cell to run.
         script: the clip.
         model: the weights.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -68,7 +68,7 @@ class CellCase(StreamCase):
         )
 
     def gate(self, name: str) -> record.Gate:
-        """Hold the candidate against the base; of a red one the settings are written too, for nothing else will be."""
+        """Check the candidate against the base; for a red gate write the settings too, since nothing else will."""
         with Attempt() as attempt:
             found = super().gate(name)
         if attempt.reason:
@@ -92,7 +92,7 @@ class CellCase(StreamCase):
             self._fail(name, attempt)
 
     def settings(self, name: str) -> record.Variant:
-        """What the variant's configuration resolves to, how cold it started, and what its text encoder holds."""
+        """Return the resolved configuration of a variant, its cold start, and the memory of its text encoder."""
         self._written.add(name)
         found = super().settings(name)
         text = self._loaded.text
@@ -117,10 +117,10 @@ class CellCase(StreamCase):
         return msgspec.structs.replace(super()._workload(), batch=self._batch)
 
     def _check_room(self) -> None:
-        """Nothing: a side that does not fit is an entry too, and its session says why."""
+        """Skip the check of free memory: a side that does not fit becomes an entry with its session's error."""
 
     def _session(self, name: str) -> Session:
-        """The variant's session. The first time it is opened, the time until it runs warm is taken."""
+        """Return the variant's session; the first time, open it and measure its cold start."""
         if name in self._sessions:
             return self._sessions[name][0]
         began = time.perf_counter_ns()
@@ -141,7 +141,7 @@ class CellCase(StreamCase):
         return session
 
     def _short_clip(self, session: Session, began_ns: int) -> int:
-        """Time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
+        """Measure the time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
         session.prompt(self._script.prompt, wait=True)
         prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         for _ in session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),)):

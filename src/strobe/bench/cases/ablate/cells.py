@@ -1,4 +1,4 @@
-"""The cells of an ablation: what each side of each runs."""
+"""The cells of an ablation with the configuration of each side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.records.plan import Kind, PlannedCell
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A cell and what it runs: the base, and beside it a candidate unless the cell is of the base alone."""
+    """A cell with its setups: the base and, unless the cell is of the base alone, a candidate."""
 
     planned: PlannedCell
     base: Setup
@@ -25,7 +25,7 @@ class Cell:
 
 
 def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
-    """A cell for every value of every factor that is not the base's own.
+    """Yield a cell for every value of every factor that is not the base's own.
 
     Raises:
         ConfigError: a value that the factor, the model or the base does not allow.
@@ -38,7 +38,7 @@ def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefault
 
 
 def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
-    """A cell for every combination of values but the base's own; one that cannot be is a cell too, with the reason.
+    """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
 
     Raises:
         ConfigError: a value that its factor does not allow.
@@ -59,7 +59,7 @@ def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, de
 
 
 def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
-    """A cell for every optimisation in effect, in which it alone is off; one that others need is a cell with the reason."""
+    """Yield a cell for every active optimisation, with it alone off; one that others need carries the reason."""
     resolved = resolve(base.config, defaults, device).knobs
     for each in fields(Knobs):
         if getattr(resolved, each.name) is not True:
@@ -75,7 +75,7 @@ def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) ->
 
 
 def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
-    """A cell for every optimisation that does something here and that the base lacks, in which it alone is on."""
+    """Yield a cell for every optimisation that has an effect here and that the base lacks, with it alone on."""
     for each in fields(Knobs):
         if value_of(base, each.name, defaults) == "off":
             cell = _cell(base, {each.name: "on"}, defaults, device)
@@ -85,17 +85,17 @@ def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterat
 
 
 def base_alone(base: Setup) -> Cell:
-    """The base by itself, where no other cell shows it."""
+    """Return the cell of the base by itself, for ablations in which no other cell shows it."""
     return Cell(planned=PlannedCell(name="base", kind="base", changes={}), base=base, candidate=None)
 
 
 def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
-    """Optimisations that were asked for and do nothing here, and why."""
+    """Return optimisations that were requested and have no effect here, with the reason."""
     return {state.name: state.reason for state in resolve(base.config, defaults, device).knob_states if state.reason}
 
 
 def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> Cell:
-    """What changes the clip goes into both sides, the rest into the candidate."""
+    """Build a cell: changes of the clip go into both sides, all others into the candidate."""
     own = changed(base, {name: value for name, value in changes.items() if name in WORKLOAD}, defaults)
     settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
     if settings:
@@ -126,5 +126,5 @@ def _word(text: str) -> str:
 
 
 def waiting(cell: Cell) -> frozenset[str]:
-    """Names of the sides that wait for the device inside a pass."""
+    """Return the names of the sides that wait for the device inside a pass."""
     return frozenset(side.config.name for side in (cell.base, cell.candidate) if side is not None and side.waits)

@@ -1,4 +1,4 @@
-"""What may be changed: `window=6,8 syncs=on steps=4,3`, read against the fields that the engine's configuration has."""
+"""Factors of an ablation: `window=6,8 syncs=on steps=4,3`, checked against the fields of the engine's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, filled, rep
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
 SYNCS: Final = "syncs"
 WORKLOAD: Final = ("batch", "switch_at")
-"""Factors that change what a clip is: such a cell is compared with nothing but its own base."""
+"""Factors that change the clip itself; such a cell is compared with its own base alone."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
 _FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
 
@@ -30,10 +30,10 @@ class Factor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What one side of a cell runs.
+    """Configuration of one side of a cell.
 
     Args:
-        config: of the stream.
+        config: configuration of the stream.
         batch: streams in lockstep.
         switch_at: frame block of a prompt switch; None: as the script has them.
         waits: the host waits for the device inside every pass.
@@ -66,13 +66,13 @@ def parse_factors(texts: Sequence[str]) -> tuple[Factor, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Every factor: of the clip, of the host, of the configuration, optimisations."""
+    """Return the names of all factors: of the clip, of the host, of the configuration, optimisations."""
     own = (each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs", "timesteps"))
     return ("preset", "steps", *own, SYNCS, *WORKLOAD, *(each.name for each in fields(Knobs)))
 
 
 def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
-    """Read one value of a factor. Whether it goes with the others is for `changed` to say.
+    """Parse one value of a factor. `changed` checks that it goes with the others.
 
     Raises:
         ConfigError: the value is not one that the factor may have; says which it may.
@@ -89,7 +89,7 @@ def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
 
 
 def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Setup:
-    """Set several factors at once; a preset, if one is among them, comes first, for it replaces the rest.
+    """Set several factors at once; a preset among them comes first, because it replaces all others.
 
     Raises:
         ConfigError: a value is not allowed, or not together with the others.
@@ -107,7 +107,7 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
 
 
 def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
-    """The value of a factor, as it would be written."""
+    """Return the value of a factor as text, in the form that `read_value` accepts."""
     config = setup.config
     special: Mapping[str, Callable[[], object]] = {
         "preset": lambda: config.name,
@@ -131,7 +131,7 @@ def _text(value: object) -> str:
 
 
 def _timesteps(text: str, defaults: ModelDefaults) -> tuple[float, ...]:
-    """Leave out timesteps of the model's schedule, evenly; the first and, from two on, the last stay."""
+    """Drop timesteps of the model's schedule evenly; the first and, from two on, the last stay."""
     full, count = defaults.timesteps, _count("steps", text)
     if count > len(full):
         raise ConfigError(f"steps={text}: the model's schedule has {len(full)} timesteps; give 1 to {len(full)}")
@@ -152,7 +152,7 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
-    """A value of a field's type from text; whether its range allows it, the configuration itself says."""
+    """Convert text to a field's type; the configuration itself checks its range."""
     if hint is bool:
         return _switch(name, text)
     origin, options = get_origin(hint), get_args(hint)

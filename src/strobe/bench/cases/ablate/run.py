@@ -1,4 +1,4 @@
-"""An ablation under way: one folder per cell, written while it is measured; what is finished is never measured again."""
+"""Run of an ablation: one folder per cell, written while it is measured; a finished cell is not measured again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from strobe.perf.records.store import RunWriter, rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What every cell is measured with.
+    """Settings that all cells of an ablation share.
 
     Args:
         base: name of the preset that everything is held against.
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def request(self) -> dict[str, str]:
-        """What must agree between the cells of a folder."""
+        """Settings that must agree between the cells of a folder, as text by name."""
         switches = "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in self.script.switches)
         return {
             "model": self.model.name,
@@ -72,7 +72,7 @@ class Job:
 
 
 def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, review_samples: int) -> Job:
-    """What an ablation of a base is measured with."""
+    """Collect the shared settings of an ablation from its base."""
     defaults = model.defaults
     return Job(
         base=base.config.name,
@@ -88,7 +88,7 @@ def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run did: cells measured now, cells that were there already, and cells that failed, with the reason."""
+    """Result of a run: cells measured now, cells that were complete before, and failed cells with the reason."""
 
     measured: tuple[str, ...]
     kept: tuple[str, ...]
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def run_cells(cells: Sequence[Cell], job: Job, folder: Path, progress: Progress) -> Outcome:
-    """Measure every cell that is not there yet. On Ctrl-C what is finished is kept, and the next run goes on from there.
+    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same base and request.

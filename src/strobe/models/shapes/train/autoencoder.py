@@ -24,7 +24,7 @@ LATENT_NOISE = 0.1
 
 
 def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
-    """Random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
+    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
     frames = 4 * latents
     first, second = draw_scenes(count, device), draw_scenes(count, device)
     at = torch.randint(0, 2 * frames, (count, 1), device=device)
@@ -39,12 +39,12 @@ def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
 
 
 def gradient_loss(a: Tensor, b: Tensor) -> Tensor:
-    """L1 difference of horizontal and vertical neighbours: sharp outlines."""
+    """Compute the L1 error of differences between horizontal and vertical neighbours, for sharp outlines."""
     return l1_loss(a.diff(dim=-1), b.diff(dim=-1)) + l1_loss(a.diff(dim=-2), b.diff(dim=-2))
 
 
 def psnr(a: Tensor, b: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB of pictures in [0, 1], over everything."""
+    """Compute the peak signal-to-noise ratio of pictures in [0, 1], over all of them, dB."""
     return float(-10 * torch.log10(mse_loss(a.float(), b.float())))
 
 
@@ -97,7 +97,7 @@ def set_statistics(vae: TinyVAE, device: torch.device, *, batches: int = 16) -> 
 
 @torch.no_grad()
 def measure(vae: TinyVAE, device: torch.device, *, clips: int = 64) -> float:
-    """PSNR in dB over unseen clips, encoded and decoded as a stream from its first frame."""
+    """Measure the PSNR over unseen clips, encoded and decoded as a stream from its first frame, dB."""
     torch.manual_seed(2)
     frames = draw_clips(clips, 6, device)[:, 3:]
     return psnr(vae.decode(vae.encode(frames)), frames)

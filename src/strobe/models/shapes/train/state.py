@@ -1,4 +1,4 @@
-"""What all stages share: the optimiser with its average, checkpoints that fit in 60 MB, and the log."""
+"""State that all training stages share: the optimiser with its average, checkpoints that fit in 60 MB, and the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strobe.core.files import write_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One log line of a stage: where it is and what it measures."""
+    """One log line of a stage: its progress and its metrics."""
 
     stage: str
     step: int
@@ -49,7 +49,7 @@ class Trainer:
         self.average = {name: p.detach().clone() for name, p in self.params.items()}
 
     def rate(self) -> float:
-        """Learning rate of the current step."""
+        """Return the learning rate of the current step."""
         warm = max(1, self.total // 50)
         if self.step < warm:
             return self.peak * (self.step + 1) / warm
@@ -57,7 +57,7 @@ class Trainer:
         return self.peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def update(self, loss: Tensor) -> None:
-        """One optimiser step on the loss; a gradient that is not finite is skipped."""
+        """Take one optimiser step on the loss; a gradient that is not finite is skipped."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.params.values(), 1.0, error_if_nonfinite=False)

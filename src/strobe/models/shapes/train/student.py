@@ -53,7 +53,7 @@ SWITCH_RATE = 0.15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
-    """What the stage works with."""
+    """The networks that the stage trains and uses, with the table of prompts."""
 
     dit: CausalWan
     text: WordEncoder
@@ -62,7 +62,7 @@ class Models:
 
 
 class Streams:
-    """A batch of streams in lockstep: cache, scenes, where each object is, and the last latents."""
+    """A batch of streams in lockstep: cache, scenes, object centres and the last latents."""
 
     def __init__(self, models: Models, policy: RingPolicy, schedule: tuple[float, ...]) -> None:
         self.models = models
@@ -106,7 +106,7 @@ class Streams:
 
     @torch.no_grad()
     def _target(self) -> tuple[Tensor, Tensor]:
-        """True latents of this frame block and the centre in its last frame."""
+        """Draw the true latents of this frame block and the object's centre in its last frame."""
         vae, first = self.models.vae, self.cache.end == 0
         frames = vae.config.stride.frames(self.cache.end, FRAME_BLOCK)
         before = None if self.scenes is self.previous else self.previous
@@ -138,7 +138,7 @@ class Streams:
 
     @torch.no_grad()
     def _finish(self, x0: Tensor, centre: Tensor, text: TextKV) -> None:
-        """Commit pass; then look where the object really is in the last decoded frame."""
+        """Run the commit pass, then locate the object in the last decoded frame; unseen objects keep the expected centre."""
         dit, vae = self.models.dit, self.models.vae
         step = self.cache.at(self.cache.end - FRAME_BLOCK, FRAME_BLOCK)
         dit.commit(x0, self._clean(), text, dit.rope(step.positions, dit.grid(x0)), step)
@@ -152,7 +152,7 @@ class Streams:
 
 
 def plan_round(rng: random.Random) -> tuple[RingPolicy, tuple[float, ...], int]:
-    """Window, schedule and length of a round: half of the time a preset's own pair, else any pair."""
+    """Draw window, schedule and length of a round: half of the time a preset's own pair, else any pair."""
     pair = rng.randrange(len(SCHEDULES))
     other = pair if rng.random() < 0.5 else rng.randrange(len(SCHEDULES))
     return POLICIES[pair], SCHEDULES[other], rng.choice(LENGTHS)

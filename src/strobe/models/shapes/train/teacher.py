@@ -37,7 +37,7 @@ CONTEXT_NOISE = 0.1
 
 
 def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) -> Tensor:
-    """Which token sees which, for the sequence [clean frames | noisy frames].
+    """Build the attention mask for the sequence [clean frames | noisy frames].
 
     A clean frame block sees the clean frames a cache would hold after it was written. A noisy one sees the clean frames a cache
     would hold while it is written, with its own noisy frames in place of its clean ones.
@@ -59,7 +59,7 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """True clips that start where their noise says, with prompt switches: latents `[B, F, ...]` and scenes `[B, blocks, 5]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes
@@ -75,7 +75,7 @@ def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward_clip(dit: CausalWan, clean: Tensor, noisy: Tensor, levels: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-    """Flow of all noisy frame blocks in one pass.
+    """Predict the flow of all noisy frame blocks in one pass.
 
     Args:
         clean: context latents `[B, F, C, Y, X]`.

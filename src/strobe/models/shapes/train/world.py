@@ -34,7 +34,7 @@ class PromptTable:
         self.tokens: Tensor = torch.tensor(padded, device=device).unflatten(0, (len(scenes), sentences))
 
     def draw(self, attributes: Tensor) -> Tensor:
-        """A random sentence for each scene: attributes `[..., 5]` to token numbers `[..., length]`."""
+        """Draw a sentence for each scene: attributes `[..., 5]` to token numbers `[..., length]`."""
         number = torch.zeros_like(attributes[..., 0])
         for size, value in zip(SIZES, attributes.unbind(-1), strict=True):
             number = number * size + value
@@ -43,7 +43,7 @@ class PromptTable:
 
 
 def draw_scenes(count: int, device: torch.device) -> Tensor:
-    """Random seen scenes, int64 `[count, 5]`."""
+    """Draw random seen scenes, int64 `[count, 5]`."""
     pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
     pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
     rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
@@ -64,12 +64,12 @@ def switch_scenes(scenes: Tensor, share: float) -> Tensor:
 
 
 def draw_radius(count: int, device: torch.device) -> Tensor:
-    """Object sizes in pixels, float `[count]`."""
+    """Draw object sizes in pixels, float `[count]`."""
     return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
 
 
 def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a stream's object starts and how large it is, read from the noise of its first frame block.
+    """Derive the start and size of a stream's object from the noise of its first frame block.
 
     The means of the first three channels over the block are Gaussian; their normal distribution functions are uniform and give
     the offset on either axis and the radius. This couples noise and data without changing either's distribution, so that the
@@ -90,7 +90,7 @@ def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_block(scenes: Tensor, previous: Tensor | None, centre: Tensor, radius: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-    """The true next frames of each stream: the object goes on from `centre`, the old look fades into the new one.
+    """Draw the true next frames of each stream: the object goes on from `centre`, the old look fades into the new one.
 
     Args:
         scenes: attributes, `[B, 5]`.

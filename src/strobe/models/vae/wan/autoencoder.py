@@ -63,7 +63,7 @@ class Coder(nn.Module):
         )
 
     def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
-        """A piece `[B, C, F, Y, X]` of a stream and the memories for the next."""
+        """Run a piece `[B, C, F, Y, X]` of a stream; return the result and the memories for the next piece."""
         past = Past(memories, first=first)
         x = self.enter(x, past)
         for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
@@ -73,7 +73,7 @@ class Coder(nn.Module):
 
 
 def encoder(config: WanVAEConfig) -> Coder:
-    """Frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
+    """Build the encoder: frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
     stages: list[nn.Module] = []
     for (before, after), time in zip(pairwise((config.widths[0], *config.widths)), (*config.halve_time, None), strict=True):
         stages += [ResidualBlock(before if number == 0 else after, after) for number in range(config.num_blocks)]
@@ -84,7 +84,7 @@ def encoder(config: WanVAEConfig) -> Coder:
 
 
 def decoder(config: WanVAEConfig) -> Coder:
-    """Latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
+    """Build the decoder: latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
     stages: list[nn.Module] = []
     widths, incoming = config.widths[::-1], config.widths[-1]
     for width, time in zip(widths, (*config.halve_time[::-1], None), strict=True):
@@ -148,15 +148,15 @@ class WanVAE(nn.Module):
         self.decoder.compile(options={"force_pointwise_cat": True}, dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
-        """The decoder's memories before a stream's first latent frame."""
+        """Return the decoder's memories before a stream's first latent frame."""
         return (None,) * self.decoder.num_memories
 
     def empty_encoder_memories(self) -> Memories:
-        """The encoder's memories before a stream's first frame."""
+        """Return the encoder's memories before a stream's first frame."""
         return (None,) * self.encoder.num_memories
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """A piece of a stream; see `strobe.models.vae.stream.VideoDecoder`. Frames are float32.
+        """Decode a piece of a stream to float32 frames; see `strobe.models.vae.stream.VideoDecoder`.
 
         Raises:
             ShapeError: the latents are not those of this autoencoder, or of another size than the memories.
@@ -168,7 +168,7 @@ class WanVAE(nn.Module):
         return ((out.float().clamp(-1, 1) + 1) / 2).transpose(1, 2), after
 
     def encode_piece(self, frames: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """Frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to latents `[B, F', C, Y/8, X/8]` and the next memories.
+        """Encode frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to `[B, F', C, Y/8, X/8]`, with the next memories.
 
         The latents are the means, float32; nothing is drawn.
 
@@ -183,7 +183,7 @@ class WanVAE(nn.Module):
         return (latents - mean) / std, after
 
     def decode(self, latents: Tensor, *, piece: int = 3) -> Tensor:
-        """A whole video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], `piece` latents per call."""
+        """Decode a video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], `piece` latents per call."""
         check_latents(latents, self.latent_channels)
         memories, frames = self.empty_memories(), []
         for number, part in enumerate((latents[:, :1], *_split(latents[:, 1:], piece))):
@@ -192,7 +192,7 @@ class WanVAE(nn.Module):
         return torch.cat(frames, dim=1)
 
     def encode(self, frames: Tensor, *, piece: int = 1) -> Tensor:
-        """Frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents, `piece` of them per call.
+        """Encode frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents, `piece` of them per call.
 
         Raises: see `encode_piece`.
         """

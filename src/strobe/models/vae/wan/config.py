@@ -1,4 +1,4 @@
-"""Sizes of a Wan2.1 video autoencoder, and what makes its latents zero-mean and unit-variance."""
+"""Sizes of a Wan2.1 video autoencoder, and the statistics that normalise its latents to zero mean and unit variance."""
 
 from __future__ import annotations
 

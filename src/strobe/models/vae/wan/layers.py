@@ -1,4 +1,4 @@
-"""Convolutions that remember, and what is built of them. Activations are `[B, C, F, Y, X]`."""
+"""Causal convolutions with memories, and the layers made of them. Activations are `[B, C, F, Y, X]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPS = 1e-24
 
 
 class Past:
-    """Memories of one call, handed out in the order in which the layers ask, and collected anew.
+    """Memories of one call, taken in the order of the layers, and collected for the next call.
 
     Args:
         before: memories that the call before left.
@@ -38,12 +38,12 @@ class Past:
         return seen
 
     def skip(self, x: Tensor, count: int) -> None:
-        """Remember `count` frames of zeros of the size of `x`: this layer has seen nothing yet."""
+        """Remember `count` zero frames of the size of `x`, as the memory of a layer that has seen nothing yet."""
         self.after.append(_zeros(x, count))
 
 
 def _zeros(x: Tensor, count: int) -> Tensor:
-    """`count` frames in the layout of `x`, also where `x` has one frame and its strides leave the layout open."""
+    """Return `count` zero frames in the layout of `x`, also where `x` has one frame and its strides leave the layout open."""
     batch, channels, _, height, width = x.shape
     if x.stride(1) == 1:
         return x.new_zeros(batch, count, height, width, channels).movedim(-1, 1)
@@ -51,7 +51,7 @@ def _zeros(x: Tensor, count: int) -> Tensor:
 
 
 def _last(x: Tensor, count: int) -> Tensor:
-    """A copy of the last `count` frames in the layout of `x`, with strides that do not tell how many there were.
+    """Copy the last `count` frames in the layout of `x`, with strides that do not depend on the length of `x`.
 
     A view would keep all of `x`; strides of another length would compile a graph again.
     """
@@ -61,14 +61,14 @@ def _last(x: Tensor, count: int) -> Tensor:
 
 
 def _cat(before: Tensor, x: Tensor) -> Tensor:
-    """Frames one after the other in the layout of `x`; `torch.cat` would take one frame for the other layout."""
+    """Concatenate frames in the layout of `x`; `torch.cat` would mistake the layout of a single frame."""
     if x.stride(1) == 1:
         return torch.cat((before.movedim(1, -1), x.movedim(1, -1)), dim=1).movedim(-1, 1)
     return torch.cat((before, x), dim=2)
 
 
 class CausalConv3d(nn.Conv3d):
-    """A convolution whose last tap in time is the frame itself: frame t sees t - 2, t - 1 and t.
+    """A convolution that is causal in time: frame t sees t - 2, t - 1 and t.
 
     With `flat` it is computed as one 2-D convolution over the three frames' channels side by side: the same sums.
     """
@@ -79,7 +79,7 @@ class CausalConv3d(nn.Conv3d):
         super().__init__(channels, out_channels, (3, space, space), padding=(0, space // 2, space // 2))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         seen = past.join(x, self.kernel_size[0] - 1)
         if self.flat:
             return self._flattened(seen)
@@ -99,10 +99,10 @@ class CausalConv3d(nn.Conv3d):
 
 
 class LastConv(CausalConv3d):
-    """The same, to few channels."""
+    """A `CausalConv3d` to few channels, computed as one matrix product."""
 
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         assert self.bias is not None
         seen = past.join(x, self.kernel_size[0] - 1)
         return to_few_channels(seen.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
@@ -115,7 +115,7 @@ class Pointwise(nn.Conv3d):
         super().__init__(channels, out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         if x.stride(1) == 1:
             return F.linear(x.movedim(1, -1), self.weight.flatten(1), self.bias).movedim(-1, 1)
         out: Tensor = super().forward(x)
@@ -130,7 +130,7 @@ class ChannelNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *[1] * num_dims))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, C, ...]`; one kernel if the channels are contiguous, the official formula if not."""
+        """Norm `[B, C, ...]`: one kernel if the channels are contiguous, the official formula if not."""
         if x.stride(1) == 1:
             return F.rms_norm(x.movedim(1, -1), x.shape[1:2], self.gamma.flatten(), EPS).movedim(-1, 1)
         out: Tensor = F.normalize(x, dim=1) * (self.gamma * x.shape[1] ** 0.5)
@@ -149,7 +149,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = Pointwise(channels, out_channels) if channels != out_channels else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
+        """Run the block: `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         skip = x if self.shortcut is None else self.shortcut(x)
         hidden = self.conv1(F.silu(self.norm1(x), inplace=True), past)
         out: Tensor = skip + self.conv2(F.silu(self.norm2(hidden), inplace=True), past)
@@ -166,7 +166,7 @@ class FrameAttention(nn.Module):
         self.out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]`; the past is none of its business."""
+        """Attend within each frame of `[B, C, F, Y, X]`; memories are not used."""
         pictures = to_pictures(x)
         size = pictures.shape[2:]
         tokens = self.qkv(self.norm(pictures)).flatten(2).transpose(1, 2).unsqueeze(1)  # [B F, 1, Y X, 3 C]
@@ -185,7 +185,7 @@ class Downsample(nn.Module):
         self.time_conv = nn.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if time else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
+        """Downsample `[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
         pictures = F.pad(to_pictures(x), (0, 1, 0, 1))
         small = to_video(self.conv(pictures), x.shape[0])
         if self.time_conv is None:
@@ -208,13 +208,13 @@ class Upsample(nn.Module):
         self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
+        """Upsample `[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
         if self.time_conv is not None:
             x = self._double(x, past)
         return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
 
     def _double(self, x: Tensor, past: Past) -> Tensor:
-        """`[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one, and the later ones do not see it."""
+        """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one and is not seen later."""
         assert self.time_conv is not None
         later = x[:, :, 1:] if past.first else x
         if not later.shape[2]:
@@ -228,10 +228,10 @@ class Upsample(nn.Module):
 
 
 def to_pictures(x: Tensor) -> Tensor:
-    """`[B, C, F, Y, X]` to `[B F, C, Y, X]`; a view if the channels are contiguous."""
+    """Convert `[B, C, F, Y, X]` to `[B F, C, Y, X]`; a view if the channels are contiguous."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def to_video(x: Tensor, batch: int) -> Tensor:
-    """`[B F, C, Y, X]` to `[B, C, F, Y, X]`, a view."""
+    """Convert `[B F, C, Y, X]` to `[B, C, F, Y, X]`, a view."""
     return torch.unflatten(x, 0, (batch, -1)).transpose(1, 2)

@@ -47,7 +47,7 @@ MIDDLE: tuple[Spelling, ...] = (
 
 
 def _spell(path: str, blocks: int) -> Spelling:
-    """Spell one of our modules, e.g. `decoder.stages.3.time_conv`; a decoder stage has `blocks` residual blocks."""
+    """Return the original and the diffusers name of one of our modules, e.g. `decoder.stages.3.time_conv`."""
     match path.split("."):
         case ["moments"]:
             return "conv1", "quant_conv"
@@ -68,7 +68,7 @@ def _spell(path: str, blocks: int) -> Spelling:
 
 
 def key_names(config: WanVAEConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """Our name of every tensor to the original one, and to that of diffusers."""
+    """Map our tensor names to the original ones, and to those of diffusers."""
     with torch.device("meta"):
         keys = [key.rpartition(".") for key in WanVAE(config).state_dict()]
     spelt = [(f"{path}.{kind}", kind, _spell(path, config.num_blocks + 1)) for path, _, kind in keys]
@@ -103,8 +103,9 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
 
 
 def find_wan_vae(path: Path) -> Path:
-    """The file of the autoencoder: `path` itself, or what a folder holds of `FILES`. The last of them is also what the file of a
-    transformer is called, so its names are looked at.
+    """Find the autoencoder's file: `path` itself, or the first of `FILES` in a folder.
+
+    Transformers use the last of these names too, so a file of that name is checked for a decoder's tensors.
 
     Raises:
         WeightsError: a folder holds none.

@@ -1,4 +1,4 @@
-"""The kernels as a layer calls them: shapes are checked here, once per call, and nowhere below.
+"""The kernels as a layer calls them; shapes are checked here, once per call.
 
 Inference only. `impl` is "triton" or "reference"; see `impl/reference.py` for what each computes.
 """
@@ -22,7 +22,7 @@ IMPLS: tuple[KernelImpl, ...] = ("triton", "reference")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Affine:
-    """What follows a layer norm: `normed * (1 + scale) + shift`, or `normed * scale + shift`.
+    """Scale and shift after a layer norm: `normed * (1 + scale) + shift`, or `normed * scale + shift`.
 
     Args:
         scale, shift: `[B or 1, F or 1, dim]`, one row per sample and frame; the last dimension is contiguous.
@@ -36,7 +36,7 @@ class Affine:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Turn:
-    """What is done to queries and keys: RMS norm over the full width, then rotation.
+    """Norm weights and rotation of queries and keys: RMS norm over the full width, then RoPE.
 
     Args:
         weight_q: of the norm of the queries `[dim]`; None: there are no queries, keys and values alone.
@@ -53,7 +53,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CacheRows:
-    """Where keys and values of a pass go in one layer of a cache.
+    """The cache rows into which the keys and values of a pass go, in one layer.
 
     Args:
         keys, values: the whole buffers `[B, R, H, D]`; a row is contiguous.
@@ -83,7 +83,7 @@ def check_impl(impl: str, device: torch.device) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last axis, statistics in float32.
 
     Args:
         x: `[..., dim]`.
@@ -100,7 +100,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tens
 
 
 def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False) -> Tensor | Quantized:
-    """Layer norm of `x [B, S, dim]`, then `after`; in float32, rounded once. With `fp8` the result is quantised row by row.
+    """Compute the layer norm of `x [B, S, dim]`, then `after`, in float32, rounded once; with `fp8` quantised row by row.
 
     Raises:
         ShapeError: a row of `after` does not fit x.
@@ -113,7 +113,7 @@ def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8
 def add_gated_norm(
     x: Tensor, y: Tensor, gate: Tensor | None, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False
 ) -> tuple[Tensor, Tensor | Quantized]:
-    """`x + y * gate`, and its layer norm with `after`, with `fp8` quantised row by row.
+    """Add `x + y * gate`, and compute its layer norm with `after`, with `fp8` quantised row by row.
 
     Args:
         x, y: `[B, S, dim]`.
@@ -133,7 +133,7 @@ def add_gated_norm(
 
 
 def gelu_quantize(x: Tensor, *, impl: KernelImpl) -> Quantized:
-    """`gelu(x)` by tanh, rounded to the dtype of `x [..., K]`, then quantised row by row.
+    """Compute `gelu(x)` by tanh, rounded to the dtype of `x [..., K]`, then quantise it row by row.
 
     Raises:
         ConfigError: a gradient is wanted.
@@ -143,7 +143,7 @@ def gelu_quantize(x: Tensor, *, impl: KernelImpl) -> Quantized:
 
 
 def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Queries (None without `turn.weight_q`), keys and values `[B, S, H, D]` of one matrix product; nothing is written.
+    """Norm and rotate queries (None without `turn.weight_q`) and keys, with values `[B, S, H, D]`; nothing is written to a cache.
 
     Args:
         packed: queries, keys and values `[B, S, 3 * dim]`, or keys and values `[B, S, 2 * dim]`. The values returned are a view.
@@ -162,7 +162,7 @@ def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl
 
 
 def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> Tensor | None:
-    """Queries `[B, S, H, D]` (None without `turn.weight_q`); keys and values go straight into the cache.
+    """Norm and rotate queries `[B, S, H, D]` (None without `turn.weight_q`), and keys, which go into the cache with the values.
 
     Args:
         packed: as for `qk_norm_rope`.
@@ -180,7 +180,7 @@ def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ke
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: KernelImpl) -> Tensor:
-    """Attention of queries `[B, S, H, D]` to all rows of a text whose last ones are equal: `[B, S, H, D]` in the dtype of q.
+    """Attend from queries `[B, S, H, D]` to all rows of a text whose last ones are equal: `[B, S, H, D]` in the dtype of q.
 
     With `n` distinct rows of `L`, row `n - 1` stands for itself and for all behind it, which are not read:
     `sum_j c_j exp(s_j) v_j / sum_j c_j exp(s_j)` over `j < n` with `s_j = q k_j / sqrt(D)`, `c_j = 1` but for
@@ -209,8 +209,9 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: K
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> None:
-    """The first pairs of channels of keys into `out`, each turned: in float32, rounded once; `(c + j s)` times channel `2i` + j
-    channel `2i + 1`. The turn is the same for every row.
+    """Rotate the first pairs of channels of keys into `out`, the same for every row, in float32, rounded once.
+
+    A pair is channel `2i` + j channel `2i + 1`, multiplied by `(c + j s)`.
 
     Args:
         keys: `[L, B, S, H, D]`; the rows of a sample lie one after the other.
@@ -255,7 +256,7 @@ def _norm(
 
 
 def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
-    """Check what kernel 1 is given, all but the cache; return the width of a token."""
+    """Check the arguments of `qk_norm_rope`; return the width of a token."""
     _check_inference(packed)
     dim, parts = turn.weight_k.shape[0], 2 if turn.weight_q is None else 3
     if packed.dim() != 3 or packed.shape[2] != parts * dim or dim % num_heads:
@@ -269,7 +270,7 @@ def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
 
 
 def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> None:
-    """Check what kernel 1 is given when it writes."""
+    """Check the arguments of `qk_norm_rope_write`."""
     batch, _, num_heads, head_dim = cache.keys.shape
     dim = _check_turn(packed, turn, num_heads)
     for name, buffer in (("keys", cache.keys), ("values", cache.values)):
@@ -295,7 +296,7 @@ def _check_inference(x: Tensor) -> None:
 
 
 def _interpreted() -> bool:
-    """Triton runs on the CPU, in its interpreter."""
+    """Whether Triton runs on the CPU, in its interpreter."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)

@@ -1,4 +1,4 @@
-"""The kernels as custom operators: what `torch.compile` and `opcheck` see of them.
+"""The kernels as custom operators, for `torch.compile` and `opcheck`.
 
 The impl is an argument. An eager call of plain tensors goes past the operators, straight to the impl: their dispatch costs more
 host time than some of the kernels take.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Kernels(Protocol):
-    """What each impl's module has."""
+    """The functions that each impl's module has."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -54,12 +54,12 @@ class Kernels(Protocol):
 
 
 def home(impl: str) -> Kernels:
-    """The module of an impl, imported when it is first used."""
+    """Import the module of an impl when it is first used."""
     return import_module(f"strobe.models.wan.kernels.impl.{impl}")
 
 
 def seen(x: Tensor) -> bool:
-    """Something looks at operators, so that the call must be one."""
+    """Whether a compiler, a dispatch mode or a tensor subclass sees the call, so that it has to be a custom operator."""
     return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack()) or type(x) is not Tensor
 
 
@@ -126,7 +126,7 @@ def _quantised(x: Tensor) -> list[Tensor]:
 def turn(
     packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, num_heads: int, eps: float, impl: str
 ) -> list[Tensor]:
-    """See `impl.reference.turn`; queries only if there are any."""
+    """See `impl.reference.turn`; returns queries only if there are any."""
     q, k = home(impl).turn(packed, weight_q, weight_k, rope, num_heads, eps)
     return [k] if q is None else [q, k]
 

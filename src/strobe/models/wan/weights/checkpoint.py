@@ -1,4 +1,4 @@
-"""A checkpoint becomes a transformer, or says in one table why not."""
+"""Reading of a checkpoint into a transformer, or an error with one table of all differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPELLINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A transformer with where it came from.
+    """A transformer with the place it came from.
 
     Args:
         dit: on the CPU, without gradients.
@@ -70,7 +70,7 @@ class OpenCheckpoint:
 
     @property
     def copied_bytes(self) -> int:
-        """Main memory that `read` takes when it is told no dtype: for tensors that do not stay in their file."""
+        """Main memory that `read` takes without a dtype, for tensors that do not stay in their file, bytes."""
         return sum(4 * self.source.tensors[self.spelling[name]].numel() for name in self.scales)
 
     def read(self, dtype: torch.dtype | None = None) -> Checkpoint:
@@ -95,7 +95,7 @@ class OpenCheckpoint:
         return Checkpoint(dit=dit, layout=self.layout, part=source.part, files=source.files, weights_hash=source.sha256())
 
     def _value(self, held: Mapping[str, Tensor], name: str) -> Tensor:
-        """A tensor of the model; of one in eight bits, what it stands for."""
+        """Return a tensor of the model, multiplied by its scale if it is in eight bits."""
         tensor = held[self.spelling[name]]
         if name not in self.scales:
             return tensor
@@ -120,8 +120,9 @@ def read_checkpoint(
 
 
 def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: Part = "auto") -> OpenCheckpoint:
-    """Find a transformer and hold it against its model by names and shapes: original Wan, diffusers, Self-Forcing, LongLive's
-    base or krea, told apart by their names.
+    """Find a transformer, and compare its names and shapes with its model's.
+
+    The layouts original Wan, diffusers, Self-Forcing, LongLive's base and krea are told apart by their names.
 
     Every tensor of the model must be there, with its shape, and no other. Pickled files are read with `weights_only`.
 
@@ -153,7 +154,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
 
 
 def _config(source: Source, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
-    """Sizes that the checkpoint is to have."""
+    """Return the sizes that the checkpoint must have."""
     stated = _stated(source.files[0].parent / "config.json", asked)
     if stated is not None:
         return stated
@@ -170,7 +171,7 @@ def _config(source: Source, held: Mapping[str, Tensor], layout: Layout, asked: W
 
 
 def _stated(path: Path, asked: WanConfig | None) -> WanConfig | None:
-    """The sizes in a config.json, which must be those that were asked for."""
+    """Read the sizes in a config.json, and check that they are those asked for."""
     if not path.is_file():
         return None
     found = read_json(path)

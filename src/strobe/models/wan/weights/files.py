@@ -1,4 +1,4 @@
-"""Which files a checkpoint of the transformer is, and which of the models in them is taken."""
+"""Files of a transformer's checkpoint, and the model taken from those in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INDEX: Final = ".safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What a checkpoint holds.
+    """The content of a checkpoint: its files, the model taken and its tensors.
 
     Args:
         files: it was read from.
@@ -43,19 +43,19 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The file, or the folder of several, for an error."""
+        """Path of the file, or of the folder of several, for an error."""
         path = str(self.files[0] if len(self.files) == 1 else self.files[0].parent)
         return f"{path} ({self.part})" if self.part else path
 
     def read(self) -> Mapping[str, Tensor]:
-        """The tensors by the names in the file, on the CPU; left on the disk until they are used."""
+        """Return the tensors by the names in the file, on the CPU; they are left on the disk until they are used."""
         tensors = dict(self.tensors)
         for file in self.files:
             tensors.update(read_file(file) if file.suffix == SAFE else {})
         return tensors
 
     def sha256(self) -> str:
-        """Hash of the names and contents of all files, hexadecimal."""
+        """Hash the names and contents of all files, hexadecimal."""
         whole = hashlib.sha256()
         for file in self.files:
             whole.update(file.name.encode())
@@ -64,7 +64,7 @@ class Source:
 
 
 def find_files(path: Path) -> tuple[Path, ...]:
-    """The file or files of the transformer at `path`: a file, or a folder as it is published.
+    """Find the file or files of the transformer at `path`: a file, or a folder as it is published.
 
     Raises:
         WeightsError: there are none, or too many to choose from.
@@ -97,7 +97,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
 
 
 def find_lora(path: Path) -> Path | None:
-    """The LoRA in the folder of a base, as LongLive publishes the two; None if there is none, or `path` is a file."""
+    """Find the LoRA in the folder of a base, as LongLive publishes the two; None if there is none, or `path` is a file."""
     return next((file for file in sorted(path.glob("lora*")) if file.suffix in SUFFIXES), None)
 
 
@@ -123,7 +123,7 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         WeightsError: it is not one.
@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_other_part(file: Path) -> bool:
-    """A text encoder, autoencoder or LoRA that lies in the same folder."""
+    """Whether a file is a text encoder, autoencoder or LoRA in the same folder, by its name."""
     return file.name.startswith(("Wan2.", "models_t5", "models_clip", "lora"))
 
 
@@ -156,7 +156,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 
 def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any], str]:
-    """The model of a file that holds several, or one among other things, and which it was."""
+    """Choose the model of a file that holds several, or other things too, and return it with its name."""
     models = {} if _is_model(loaded) else _models(loaded)
     if part != "auto" and part not in models:
         raise WeightsError(f"{file} has no {part!r}; it has: {', '.join(models) or 'one model without a name'}")
@@ -172,7 +172,7 @@ def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any
 
 
 def _models(loaded: dict[Any, Any], deep: int = 2) -> dict[str, dict[Any, Any]]:
-    """Models by their names in a file, with a dot between those of dictionaries in dictionaries."""
+    """List the models in a file by name; names of nested dictionaries are joined by a dot."""
     found: dict[str, dict[Any, Any]] = {}
     for name, value in loaded.items():
         if isinstance(value, dict) and _is_model(value):
@@ -183,5 +183,5 @@ def _models(loaded: dict[Any, Any], deep: int = 2) -> dict[str, dict[Any, Any]]:
 
 
 def _is_model(held: dict[Any, Any]) -> bool:
-    """Whether there are tensors by the names of parameters, which have a dot; those of an optimiser have none."""
+    """Whether there are tensors named like parameters, with a dot; those of an optimiser have none."""
     return any(isinstance(tensor, Tensor) and "." in str(name) for name, tensor in held.items())

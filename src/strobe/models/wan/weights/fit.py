@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those of a transformer; if not, what they look like and what to do."""
+"""Comparison of a checkpoint's tensors with a transformer's; on a mismatch, the model it looks like and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_CHANNELS: Final = {
 
 
 def check_channels(held: Mapping[str, Tensor], where: str) -> None:
-    """Refuse a transformer of another autoencoder's latents.
+    """Refuse a transformer whose number of latent channels is that of another known model.
 
     Args:
         held: tensors by their plain names.
@@ -44,18 +44,18 @@ def check_channels(held: Mapping[str, Tensor], where: str) -> None:
 
 
 def called(config: WanConfig) -> str:
-    """Name and size of a model, for an error."""
+    """Return name and size of a model, for an error."""
     name = next((name for name, known in SIZES.items() if known == config), "a transformer")
     return f"{name} ({config.num_layers} layers, {config.dim} wide)"
 
 
 def model_flag(config: WanConfig) -> str:
-    """How a released size is asked for."""
+    """Return the option that asks for a released size."""
     return f"give --model {next(name for name, known in SIZES.items() if known == config)}"
 
 
 def check_fit(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[str, Tensor], where: str) -> None:
-    """Hold names and shapes against a model's.
+    """Compare names and shapes with a model's.
 
     Args:
         config: sizes of the model.
@@ -84,7 +84,7 @@ def check_fit(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[s
 
 
 def _title(config: WanConfig, table: KeyTable, num_expected: int) -> str:
-    """Half a checkpoint lacks something and has nothing else; whatever has more is another model."""
+    """Return the title of the error: a checkpoint that only lacks tensors is incomplete, any other is another model."""
     missing, more = len(table.missing), len(table.unexpected) + len(table.reshaped)
     if not more:
         return f"is not all of {called(config)}: {missing} of its {num_expected} tensors are missing; fetch it again"
@@ -105,7 +105,7 @@ def _another(config: WanConfig, held: Mapping[str, Tensor], width: int, where: s
 
 
 def _width(held: Mapping[str, Tensor]) -> int:
-    """The width that most norms of queries have, or the embedding of patches; 0 if there are none."""
+    """Return the most frequent width of query norms and the patch embedding; 0 if there are none."""
     names = ("patch_embedding.bias", ".norm_q.weight")
     found = Counter(tensor.shape[0] for name, tensor in held.items() if name.endswith(names) and tensor.dim() == 1)
     return found.most_common(1)[0][0] if found else 0
@@ -116,7 +116,7 @@ def _shortened(rows: Sequence[str]) -> list[str]:
 
 
 def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> list[str]:
-    """Rows for names with what is said about each; whole layers share one, and so do names that differ in the layer alone.
+    """Format rows of names with a remark each; whole layers share a row, and so do names that differ only in the layer.
 
     Args:
         names: of tensors, each with what is said about it.
@@ -142,7 +142,7 @@ def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> lis
 
 
 def _numbered(layers: Sequence[int]) -> str:
-    """Which layers, and how many."""
+    """Format layer numbers and their count."""
     if len(layers) == 1:
         return f" (layer {layers[0]})"
     return f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)"

@@ -1,4 +1,4 @@
-"""Whose names a checkpoint uses, and what they are called here. Our own names are those of the original Wan."""
+"""Layouts of checkpoints: the names each project uses, and ours, which are those of the original Wan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IMAGE_PARTS: Final = ("img_emb", "k_img", "v_img", "norm_k_img", "image_embedder
 
 
 def plain_name(name: str) -> str:
-    """A name without wrappers and prefixes: `model._fsdp_wrapped_module.blocks.0.q` is `blocks.0.q`."""
+    """Strip wrappers and prefixes from a name: `model._fsdp_wrapped_module.blocks.0.q` becomes `blocks.0.q`."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     while len(parts) > 1 and parts[0] in PREFIXES:
         parts.pop(0)
@@ -53,7 +53,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Names in a file by their plain names.
+    """Map plain names to the names in a file.
 
     Raises:
         WeightsError: two names become one.
@@ -70,7 +70,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def diffusers_name(name: str) -> str:
-    """What diffusers calls a parameter, or a module, of ours."""
+    """Return the name that diffusers gives to a parameter or module of ours."""
     head, _, rest = name.partition(".")
     number, _, inside = rest.partition(".") if head == "blocks" else ("", "", name)
     table, before = (IN_LAYER, f"blocks.{number}.") if head == "blocks" else (OUTSIDE, "")
@@ -81,7 +81,7 @@ def diffusers_name(name: str) -> str:
 
 
 def recognise(names: Mapping[str, str] | Iterable[str], where: str) -> Layout:
-    """Tell the layout of plain names.
+    """Recognise the layout of plain names.
 
     Raises:
         WeightsError: they are those of no text-to-video Wan transformer.

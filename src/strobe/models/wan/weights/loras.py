@@ -1,4 +1,4 @@
-"""LoRA files become updates of a transformer, whoever wrote them.
+"""Reading of LoRA files as updates of a transformer, in the spellings of several projects.
 
 Known are `lora_A` and `lora_B` (PEFT, diffusers), `lora_down` and `lora_up`, both under a module's name with dots or, as kohya
 writes it, as `lora_unet_` and the name with underscores; and full updates: `diff` of a weight, `diff_b` of a bias and `diff_m` of
@@ -71,14 +71,14 @@ def _pair(source: Source, name: str, half: Mapping[str, Tensor]) -> LoraPair:
 
 
 def _whole(pair: LoraPair) -> Tensor:
-    """The full update of a convolution: ``scale * up @ down``, of the weight's shape."""
+    """Compute the full update of a convolution: ``scale * up @ down``, of the weight's shape."""
     up, down = pair.up.float().flatten(1), pair.down.float()
     whole: Tensor = torch.mm(up, down.flatten(1)).unflatten(1, down.shape[1:])
     return pair.scale * whole
 
 
 def own_name(module: str) -> str:
-    """Our name of a module that may be spelled as diffusers does, or with underscores as kohya does."""
+    """Return our name of a module that may be spelled as in diffusers, or with underscores as in kohya."""
     if module.startswith(KOHYA):
         flat = re.fullmatch(r"blocks_(\d+)_(.+)", module.removeprefix(KOHYA))
         before, rest = (f"blocks.{flat[1]}.", flat[2]) if flat else ("", module.removeprefix(KOHYA))
@@ -89,7 +89,7 @@ def own_name(module: str) -> str:
 
 
 def _flat(names: tuple[str, ...], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Names with underscores, ours and diffusers', to ours."""
+    """Map names with underscores, ours and diffusers', to ours."""
     return {spelled.replace(".", "_"): own for spelled, own in (*((name, name) for name in names), *theirs.items())}
 
 

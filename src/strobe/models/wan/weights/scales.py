@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are in eight bits, each with a scale of its own beside it: ``W = values * scale``.
+"""Checkpoints with matrices in eight bits, each with its own scale beside it: ``W = values * scale``.
 
 `scale_weight` is ComfyUI's first spelling, `weight_scale` its second and that of others; scales are one number, or one a row.
 """
@@ -19,7 +19,7 @@ EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 def take_scales(names: dict[str, str], source: Source) -> dict[str, str]:
-    """Take what belongs to eight-bit numbers out of a checkpoint's names.
+    """Remove the names of eight-bit scales from a checkpoint's names, and return them.
 
     Args:
         names: plain names to the file's; what is taken is removed.

@@ -1,1 +1,1 @@
-"""Whether two sides may be compared: what their traces, records and users say of them, and what differs."""
+"""Comparability of two sides: facts from traces, records and users, and the facts that differ."""

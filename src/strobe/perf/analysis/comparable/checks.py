@@ -1,4 +1,4 @@
-"""Whether two sides may be compared: what is known of each, where they differ, what nobody recorded.
+"""Checks whether two sides may be compared: known facts of each, facts that differ, facts that are not recorded.
 
 A fact that neither the artefacts nor the user state is unknown, and is called so: unknown is never equal. A difference that
 matters is an obstacle, unless the user says that it is meant.
@@ -49,29 +49,29 @@ FACTS: Final[dict[str, tuple[str, Weight]]] = {
     "launch_blocking": ("launches are serialised (CUDA_LAUNCH_BLOCKING)", "must"),
     "capture": ("what the profiler recorded", "should"),
 }
-"""What a comparison depends on, by the word that `--allow-different` and `--fact` take, in the order of the table."""
+"""Facts that a comparison depends on, by the name that `--allow-different` and `--fact` take, in the order of the table."""
 
 SEVERAL: Final = ("weights", "kernel", "shapes")
-"""Facts that are several values: a side may have some of them in common with the other."""
+"""Facts that hold several values, of which two sides may share some."""
 ALLOWABLE: Final = tuple(name for name, (_, weight) in FACTS.items() if weight != "told")
-"""What may be meant to differ."""
+"""Facts that the user may allow to differ."""
 _SHOWN: Final = 4
 
 Value: TypeAlias = str | frozenset[str]
 Facts: TypeAlias = Mapping[str, Value]
-"""What is known of one side, by the words of `FACTS`; what is not known is not there. Those of `SEVERAL` are sets."""
+"""Known facts of one side, by the names of `FACTS`; unknown ones are left out. Those of `SEVERAL` are sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One fact of both sides.
+    """One fact of both sides with its verdict.
 
     Args:
         name: a word of `FACTS`.
-        title: the same in words.
+        title: the fact's name in words.
         baseline: `None` where it is not known.
         candidate: likewise.
-        verdict: what that means.
+        verdict: `same`, `differs`, `allowed` or `unknown`.
         weight: how much a difference matters here.
     """
 
@@ -97,8 +97,8 @@ class Comparability:
 
     @property
     def obstacles(self) -> tuple[Check, ...]:
-        """Why the sides are not comparable. Serialised launches are an obstacle on both sides too: such times are compared with
-        nothing."""
+        """Facts that differ and must not. Serialised launches on both sides are one too, since such times are not
+        comparable with anything."""
         serial = (
             each
             for each in self.checks
@@ -108,24 +108,24 @@ class Comparability:
 
     @property
     def doubts(self) -> tuple[Check, ...]:
-        """What differs and weakens the comparison."""
+        """Facts that differ and weaken the comparison."""
         return self._with("differs", "should")
 
     @property
     def unknown(self) -> tuple[Check, ...]:
-        """What must agree and is not known of both sides."""
+        """Facts that must agree and are not known of both sides."""
         return self._with("unknown", "must")
 
     @property
     def refusal(self) -> str:
-        """Why there is no speedup, and what to say if that is meant; empty if the sides are comparable."""
+        """Reason why there is no speedup, with the flag that allows it; empty if the sides are comparable."""
         names = " ".join(each.name for each in self.obstacles)
         because = "; ".join(map(str, self.obstacles))
         return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
 
 
 def check_allowed(names: Sequence[str]) -> None:
-    """Check that facts may be meant to differ.
+    """Raise for names that are not facts which may be allowed to differ.
 
     Raises:
         ConfigError: one of them does not exist, or makes no difference.
@@ -166,12 +166,12 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
 
 
 def _common(baseline: Value | None, candidate: Value | None) -> bool:
-    """Whether two facts of several values have some of them in common, and are not one."""
+    """Return whether both facts are sets of values that share some."""
     return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
 
 
 def shown(value: Value | None) -> str:
-    """A fact on one line: the first of several values and how many more there are."""
+    """Format a fact on one line: the first of several values and the number of others."""
     if value is None or isinstance(value, str):
         return value or "not recorded"
     several = sorted(value)
@@ -180,7 +180,7 @@ def shown(value: Value | None) -> str:
 
 
 def given_facts(texts: Iterable[str]) -> dict[str, Value]:
-    """Read facts that a user states: `frames=121`; several values have `;` between them.
+    """Parse facts that a user states: `frames=121`; several values have `;` between them.
 
     Raises:
         ConfigError: not `NAME=VALUE`, a name that does not exist, or one given twice.

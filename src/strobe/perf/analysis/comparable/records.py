@@ -1,4 +1,4 @@
-"""What the records of a run of ours say of one of its variants."""
+"""Facts of one variant from the records of our own run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from strobe.perf.analysis.comparable.checks import Comparability, compare_facts
 from strobe.perf.records.record import Header, Variant
 
 VARIED: Final = ("backend", "sparsity", "steps", "dtype")
-"""What the variants of one run are there to differ in."""
+"""Facts in which the variants of one run may differ, as they are compared for that."""
 
 
 def _call_facts(sizes: Mapping[str, int]) -> dict[str, object]:
-    """What the sizes of one attention call say; nothing, if the records are of something else."""
+    """Return batch and tokens of one attention call; empty if the records are of something else."""
     tokens = dict.fromkeys(sizes[key] for key in ("q_tokens", "kv_tokens") if key in sizes)
     found = {"batch": sizes.get("batch"), "tokens": " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")}
     return {name: value for name, value in found.items() if value}
 
 
 def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
-    """What the records of a run of ours say."""
+    """Return the facts that a run's records hold: machine, model, workload and, if given, the variant."""
     machine, work = header.machine, header.workload
     known: dict[str, object] = {
         "date": header.date,
@@ -50,7 +50,7 @@ def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
 def compare_variants(
     header: Header, reference: Variant, candidate: Variant, allow_different: Sequence[str] = ()
 ) -> Comparability:
-    """Check what the records of one run say of two of its variants.
+    """Check the facts of two variants in the records of one run.
 
     Args:
         allow_different: facts that are meant to differ, beside `VARIED`.

@@ -1,4 +1,4 @@
-"""What the traces of one side say: model, dtype, device, versions, capture settings; and the kernels that both sides ran."""
+"""Facts of one side from its traces: model, dtype, device, versions, capture settings; and kernels that both sides ran."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _NUMBER: Final = re.compile(r"_\d+$")
 _WRAPPERS: Final = {"OptimizedModule", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 """Modules of torch around a model."""
 _WEIGHTS: Final = {"aten::mm": 1, "aten::addmm": 2}
-"""Matrix products of activations and weights: the place of the weights."""
+"""Position of the weights among the operands of matrix products."""
 _GEOMETRY: Final = re.compile(r"grid \S+(?: block \S+)?|\d+ B")
-"""How a device event describes itself where no operator's sizes were recorded."""
+"""Shapes of device events without recorded operator sizes: grid and block, or the bytes of a copy."""
 _COMPUTES: Final = [DEVICE_KINDS.index(kind) for kind in ("kernel", "comm")]
 
 
 def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, Value]:
-    """Return what the traces of one side say, by the words of `FACTS`.
+    """Return the facts in the traces of one side, by the names of `FACTS`.
 
     Args:
-        traces: of one side, read with the sizes of operators where dtype, weights and input sizes are to be known.
+        traces: traces of one side, read with operator sizes if dtype, weights and input sizes are needed.
         focal: regular expression of the focal kernel.
     """
     facts = dict(chain(_model_facts(traces), _focal_facts(traces, focal), _machine_facts(traces)))
@@ -73,7 +73,7 @@ def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, 
 
 
 def _model_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
-    """The classes of the outermost modules, the weights of the matrix products, the dtype in which most time was spent."""
+    """Yield classes of the outermost modules, weights of the matrix products, and the dtype with the most time."""
     models = {name for trace in traces for name in _outermost(trace)}
     if models:
         yield "model", " and ".join(sorted(models))
@@ -91,7 +91,7 @@ def _model_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
 
 
 def _outermost(trace: Trace) -> set[str]:
-    """The classes of the modules that no other module called; what torch wraps around a model is none."""
+    """Return the classes of modules that no other module called, without torch's wrappers around a model."""
     modules = trace.modules
     found, inside = set[str](), nest(modules).parent.tolist()
     wrapper = [False] * len(modules)
@@ -105,7 +105,7 @@ def _outermost(trace: Trace) -> set[str]:
 
 
 def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[str, Value]]:
-    """Names and input sizes of the focal kernels."""
+    """Yield names and input sizes of the focal kernels."""
     kernels, sizes = set[str](), set[str]()
     for trace in traces if focal is not None else ():
         events = trace.device_events
@@ -121,7 +121,7 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 
 
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
-    """Devices and processes."""
+    """Yield devices and processes."""
     devices = Counter(name for trace in traces for name in _used_devices(trace))
     if devices:
         yield "device", " and ".join(sorted(devices))
@@ -134,13 +134,13 @@ def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
 
 
 def _is_alone(trace: Trace) -> bool:
-    """Whether a trace that names no process group holds no communication either."""
+    """Return whether a trace without process groups holds no communication either."""
     events = trace.device_events
     return len(events) > 0 and not trace.collectives and DEVICE_KINDS.index("comm") not in set(events.kind)
 
 
 def _used_devices(trace: Trace) -> list[str]:
-    """Products that ran something; the trace's number of a device may be another than that of the list."""
+    """Return the products that ran something; an event's device number may differ from that of the list."""
     used = sorted(set(trace.device_events.device))
     by_index = {device.index: device.name for device in trace.devices}
     listed = {device.name for device in trace.devices}
@@ -149,12 +149,12 @@ def _used_devices(trace: Trace) -> list[str]:
 
 
 def _says_capture(trace: Trace) -> bool:
-    """Kineto names what it recorded beside the times, and nothing else."""
+    """Return whether Kineto wrote the trace: it lists the capture settings that were on, and no others."""
     return "schemaVersion" in trace.metadata or any(key in trace.metadata for key in _CAPTURE)
 
 
 def _launch_blocking(trace: Trace) -> bool | None:
-    """Whether kernels end before the calls that launched them return; `None` if too few tell."""
+    """Return whether kernels end before their launch calls return (serialised launches); `None` with too few kernels."""
     events = trace.device_events
     host = np.asarray(events.host)
     own = np.flatnonzero((host >= 0) & (np.asarray(events.ordinal) == 0) & (np.asarray(events.kind) == 0))
@@ -173,7 +173,7 @@ def _started_ns(trace: Trace) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommonKernels:
-    """The kernels that both sides ran, copies and memsets left out.
+    """Kernels that both sides ran, copies and memsets left out.
 
     Args:
         names: normalised names of the kernels that both sides ran, sorted.
@@ -197,7 +197,7 @@ def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> Com
 
 
 def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
-    """Sum of the durations of each kernel, by its normalised name."""
+    """Sum the durations of each kernel, by its normalised name."""
     times: Counter[str] = Counter()
     for trace in traces:
         events = trace.device_events

@@ -1,1 +1,1 @@
-"""The longest chain of host, queue and device work in a trace, and how long it would be if a part of it were free."""
+"""Critical path: the longest chain of host, queue and device work in a trace, and its length if a part took no time."""

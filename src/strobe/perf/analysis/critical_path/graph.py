@@ -1,8 +1,8 @@
-"""A trace as a graph of what had to wait for what: calls of the host, device events, and the waits between them.
+"""Dependency graph of a trace: calls of the host, device events, and the waits between them.
 
-Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. An edge says that a
-node begins no sooner than its source, and a lag after it. Each lag is the one that was traced where the edge decided when the
-node began, else the usual one of its kind if that fits; so every node begins exactly when it did in the trace.
+Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. By an edge, a
+node begins at least a lag after its source. Where the edge decided when the node began, the lag is the traced one; elsewhere
+it is the usual lag of its kind if that fits. So every node begins exactly when it did in the trace.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 MOST_EVENTS: Final = 1 << 17
-"""Device events up to which a graph is made: each is an object meanwhile."""
+"""Most device events of a graph, which takes an object for each."""
 _WHOLE_DEVICE: Final = re.compile(r"\w*(?:Device|Ctx)Synchronize\w*")
 _COPY: Final = DEVICE_KINDS.index("memcpy")
 _LAUNCH, _DEVICE, _RETURN = 0, 1, 2
-"""Of nodes at the same moment: a call comes before what it launches, and a device event before the call that waited for it."""
+"""Order of nodes at the same moment: launch call, device event, return of the call that waited for it."""
 
 
 class Lag(StrEnum):
-    """What passes between a node and the one it waited for."""
+    """Kinds of delay between a node and the node it waited for."""
 
     HOST = "host"
     LAUNCH = "launch latency"
@@ -46,7 +46,7 @@ class Lag(StrEnum):
 
 
 class Edge(NamedTuple):
-    """The node begins no sooner than `lag_ns` after the end of `source`, or its start. Source -1 is the start of the graph."""
+    """Constraint on a node: it begins at least `lag_ns` after the end of `source`, or its start. Source -1: the graph's start."""
 
     source: int
     from_end: bool
@@ -60,10 +60,10 @@ class WorkGraph:
 
     Args:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
-        start_ns: of each node, as traced.
-        duration_ns: of each node; 0 for moments of the host.
+        start_ns: start of each node, as traced.
+        duration_ns: duration of each node; 0 for moments of the host.
         event: position among the trace's device events; -1 for a moment of the host.
-        edges: what each node waits for; at least one.
+        edges: constraints of each node; at least one.
         launch_ns: usual time from a launch call to the start of an event that finds its stream free.
         gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
         num_inferred: events that are taken to have waited for another stream.
@@ -125,7 +125,7 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
 
 
 def _inside(trace: Trace, window: Window | None) -> Ints:
-    """Positions of the device events that start in the window, all of them without one."""
+    """Return positions of the device events that start in the window, all of them without one."""
     if window is None:
         return np.arange(len(trace.device_events))
     start = np.asarray(trace.device_events.start_ns)
@@ -154,7 +154,7 @@ def _events(trace: Trace, inside: Ints) -> list[_Event]:
 def _moments(
     trace: Trace, events: Sequence[_Event], calls: Iterable[tuple[int, int]], begin: int, stop: int
 ) -> Iterable[_Moment]:
-    """Launch calls, copies that were waited for, and calls that wait."""
+    """Yield launch calls, copies that were waited for, and calls that wait."""
     for number, (start, _) in enumerate(calls):
         if start >= begin:
             yield _Moment(start, _LAUNCH, number, (), returns=False)
@@ -173,7 +173,7 @@ def _moments(
 
 
 class _Queue:
-    """The events of one stream in order of start, as a call sees them that waits for the stream."""
+    """Events of one stream in order of start, for finding the one that a waiting call waited for."""
 
     def __init__(self, events: Sequence[_Event], numbers: Sequence[int]) -> None:
         self._events, self._numbers = events, numbers
@@ -181,8 +181,8 @@ class _Queue:
         self._earliest_from = list(accumulate(reversed(called), min))[::-1]
 
     def awaited(self, called: int, returned: int) -> int | None:
-        """The event that a call waited for: the last one launched before it, if that had ended when the call returned; else the
-        last one that ended while it waited."""
+        """Return the event that a call waited for: the last one launched before it, if that had ended when the call returned;
+        else the last one that ended while it waited."""
         place = bisect_left(self._earliest_from, called) - 1
         if place < 0 or self._events[self._numbers[place]].end <= returned:
             return None if place < 0 else self._numbers[place]
@@ -194,7 +194,7 @@ class _Queue:
 
 
 def _queues(events: Sequence[_Event]) -> Sequence[_Queue]:
-    """The queue of each stream."""
+    """Return the queue of each stream."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, one in enumerate(events):
         found[one.stream].append(number)
@@ -202,7 +202,7 @@ def _queues(events: Sequence[_Event]) -> Sequence[_Queue]:
 
 
 class _Builder:
-    """Puts events and moments in order and gives each its edges."""
+    """Builder of the graph: orders events and moments and gives each its edges."""
 
     def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin: int) -> None:
         self._events, self._moments, self._begin = events, moments, begin
@@ -222,7 +222,7 @@ class _Builder:
         self._inferred = 0
 
     def _usual(self) -> tuple[int, int]:
-        """The usual launch latency and gap: medians over events whose stream was surely free, or surely busy, in time."""
+        """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
         latencies, gaps, every = [], [], []
         for one, bounds in zip(self._events, self._bounds, strict=True):
             if one.called is None or one.start < one.called:
@@ -237,7 +237,7 @@ class _Builder:
         return launch_ns, median_low(gaps) if gaps else 0
 
     def graph(self) -> WorkGraph:
-        """The finished graph."""
+        """Return the finished graph."""
         previous, edges = -1, []
         for node, (at, rank, number) in enumerate(self._order):
             if rank == _DEVICE:
@@ -258,7 +258,7 @@ class _Builder:
         )
 
     def _host_edges(self, moment: _Moment, previous: int) -> list[tuple[int, Edge]]:
-        """Where each edge starts, and the edge with the usual lag. Threads of the host take turns."""
+        """Return the edges of a moment of the host, each with the time it counts from. Threads of the host take turns."""
         since = self._begin if previous < 0 else self._order[previous][0]
         if moment.returns:
             found = [(since, Edge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
@@ -295,7 +295,7 @@ class _Builder:
 
     @staticmethod
     def _decided(at: int, found: Sequence[tuple[int, Edge]]) -> tuple[Edge, ...]:
-        """The edges with the lags they had: that of the edge which decided is exact, it stands first."""
+        """Return the edges with their traced lags: the edge that decided comes first, with its exact lag."""
         fitting = [(since, edge._replace(lag_ns=min(edge.lag_ns, at - since))) for since, edge in found]
         place = max(range(len(fitting)), key=lambda i: (fitting[i][0] + fitting[i][1].lag_ns, -i))
         since, edge = fitting[place]
@@ -304,8 +304,8 @@ class _Builder:
 
 
 class _Bounds(NamedTuple):
-    """What may hold up an event: earlier ones of its stream, the last of them to end before it starts, and when all of them have
-    ended; and of the other streams of its device the event that ended last before it starts."""
+    """Events that may delay an event: in its stream those before it and the end of all of them; on other streams of its device
+    the event that ended last before it starts."""
 
     in_order: tuple[int, ...]
     ended: int | None
@@ -314,7 +314,7 @@ class _Bounds(NamedTuple):
 
 
 class _Streams:
-    """Follows the streams through the events, which come in order of start."""
+    """State of all streams while the events are visited in order of start."""
 
     def __init__(self, events: Sequence[_Event]) -> None:
         self._events = events
@@ -324,7 +324,7 @@ class _Streams:
         self._last_end: dict[tuple[int, int], int] = {}
 
     def advance(self, number: int) -> _Bounds:
-        """The bounds of the next event."""
+        """Return the bounds of the next event."""
         one = self._events[number]
         for stream, running in self._running.items():
             while running and running[0][0] <= one.start:

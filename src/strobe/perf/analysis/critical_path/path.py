@@ -1,4 +1,4 @@
-"""The longest chain through a trace, and how long the trace would be if some of its work took no time."""
+"""Longest chain through a trace, and the length of the trace if some of its work took no time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 KERNEL: Final = "kernel"
-"""In `PathPart.kind` and `WhatIf.kind`: device events of one normalised name; other kinds of part are those of `Lag`."""
+"""Value of `PathPart.kind` and `WhatIf.kind` for device events of one normalised name; other kinds are those of `Lag`."""
 KIND: Final = "kind of kernel"
-"""In `WhatIf.kind`: all device events that do one kind of work."""
+"""Value of `WhatIf.kind` for all device events of one kind of work."""
 _KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "memsets"}
 _KERNELS: Final = 8
-"""Kernels that a what-if is made for, those that take most of the path first."""
+"""Most kernels with a what-if of their own: those with the most time on the path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathPart:
-    """What one thing takes of the critical path.
+    """Time of one kernel or kind of lag on the critical path.
 
     Args:
         kind: `KERNEL`, or one of `Lag`.
-        name: of the kernel; empty for a lag.
+        name: name of the kernel; empty for a lag.
         ns: its time on the path.
         count: how often it is on the path.
     """
@@ -41,13 +41,13 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The trace without the time of something.
+    """Length of the trace if one kernel, kind of work or lag took no time.
 
     Args:
         kind: `KERNEL`, `KIND`, or one of `Lag` for the host and for launches.
-        name: of the kernel or kind of work; empty for a lag.
+        name: name of the kernel or kind of work; empty for a lag.
         removed_ns: time that is left out, of device events or of lags, on the path and beside it.
-        duration_ns: of the graph without it.
+        duration_ns: length of the graph without it.
         speedup: duration with it / duration without it; `None` if nothing is left.
     """
 
@@ -60,12 +60,12 @@ class WhatIf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalPath:
-    """The longest chain of a trace or window.
+    """Longest chain of a trace or window.
 
     Args:
         begin_ns: where it begins.
         duration_ns: from there to the end of the last device event; the parts add up to it.
-        parts: what it consists of, largest first.
+        parts: kernels and lags on the path, largest first.
         what_if: shortest first.
         launch_ns: usual latency of a launch whose stream is free.
         gap_ns: usual gap between queued events of a stream.
@@ -108,7 +108,7 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
 
 
 class Simulated(NamedTuple):
-    """When each node begins, and the edge that decided it, by its place among the node's edges."""
+    """Start of each node, and the position among its edges of the edge that decided it."""
 
     start_ns: list[int]
     decided: list[int]
@@ -117,11 +117,11 @@ class Simulated(NamedTuple):
 def simulate(
     graph: WorkGraph, duration_ns: Sequence[int] | None = None, lag_ns: Callable[[Edge], int] | None = None
 ) -> Simulated:
-    """Work the graph out again, with other durations of its nodes or other lags of its edges.
+    """Recompute the start of every node, with other durations of nodes or other lags of edges.
 
     Args:
-        duration_ns: of each node; as traced if not given.
-        lag_ns: of an edge; as it is if not given.
+        duration_ns: duration of each node; as traced if not given.
+        lag_ns: function that gives the lag of an edge; the edge's own if not given.
     """
     durations = graph.duration_ns if duration_ns is None else duration_ns
     starts: list[int] = []
@@ -179,7 +179,7 @@ def _group(events: DeviceEvents, position: int) -> str:
 
 
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents, duration: int) -> Iterator[WhatIf]:
-    """Without the host's own time, without launch latency, without each kind of work, and without the largest kernels."""
+    """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
     for kind in (Lag.HOST, Lag.LAUNCH):
         done = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
         removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)

@@ -1,1 +1,1 @@
-"""What a device did: who owns each moment, kernels, launches, gaps, memory."""
+"""Time of one device: owner of each moment, kernels, launches, gaps, queues, memory."""

@@ -1,4 +1,4 @@
-"""What each device did: busy and idle time, overlap, exposed communication and copies, and why it was idle. All of it exact.
+"""Activity of each device: busy and idle time, overlap, exposed communication and copies, causes of idle time; all exact.
 
 `busy` is the union over the streams of a device, `idle = span - busy`, `overlap = sum - busy`. Exclusive times add up to `busy`,
 idle causes to `idle`. Every figure is cut to the window.
@@ -20,12 +20,12 @@ from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
-"""What a moment of a device is: the kind of the event that owns it, or why it was idle."""
+"""Classes of a device's moments: the kind of the event that owns it, or the cause of idle time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindTime:
-    """The events of one kind.
+    """Events of one kind: count, sum, union, exclusive time.
 
     Args:
         kind: one of `DEVICE_KINDS`.
@@ -44,7 +44,7 @@ class KindTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamTime:
-    """The events of one stream. Kernels of one stream overlap under programmatic dependent launch and in graph branches.
+    """Events of one stream. Kernels of one stream overlap under programmatic dependent launch and in graph branches.
 
     Args:
         stream: its number.
@@ -64,13 +64,13 @@ class StreamTime:
 
     @property
     def overlap_ns(self) -> int:
-        """By how much the durations exceed the busy time."""
+        """Sum of the durations minus the busy time, ns."""
         return self.sum_ns - self.busy_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """One device during a window.
+    """Account of the time of one device during a window.
 
     Args:
         device: its number.
@@ -83,8 +83,8 @@ class Activity:
         kinds: one for each kind that occurs, in order of priority.
         streams: in order of number.
         idle: time by cause, one for each of `idle.CAUSES`.
-        overhead: the part of it with the host held up by overhead, by what that was, as far as the trace names it; largest first.
-            Of several at a time the first to start counts.
+        overhead: idle time with the host held up by overhead, by the overhead's name in the trace; largest first. Of several
+            at a time the first to start counts.
         num_unlinked: events without a known launch call.
         unlinked_ns: sum of their durations.
         exposed_comm_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
@@ -117,12 +117,12 @@ class Activity:
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing ran."""
+        """Time in which no event ran, ns."""
         return self.span_ns - self.busy_ns
 
     @property
     def overlap_ns(self) -> int:
-        """By how much the durations exceed the busy time."""
+        """Sum of the durations minus the busy time, ns."""
         return self.sum_ns - self.busy_ns
 
 
@@ -168,7 +168,7 @@ def activity(view: DeviceView) -> Activity:
 
 
 class _Tally:
-    """Some events of a device: how many, their sum and their union."""
+    """Some events of a device: count, sum and union."""
 
     def __init__(self) -> None:
         self.n = self.sum_ns = 0
@@ -187,7 +187,7 @@ class _Tally:
 
 
 class _Stream(_Tally):
-    """The events of one stream, and how they overlap."""
+    """Events of one stream, with their overlaps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _Stream(_Tally):
         self._open = ends[ends > start[-1]]
 
     def time(self, number: int) -> StreamTime:
-        """What was found."""
+        """Return the counts of the stream."""
         return StreamTime(
             stream=number, n=self.n, sum_ns=self.sum_ns, busy_ns=self.union_ns, overlap_pairs=self._pairs,
             longest_overlap_ns=self._longest_ns,
@@ -218,7 +218,7 @@ class _Stream(_Tally):
 
 
 def _class_of(view: DeviceView, slices: Slices) -> Ints:
-    """The class of each slice, as a position in `CLASSES`."""
+    """Return the class of each slice, as a position in `CLASSES`."""
     found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
     busy = slices.cause == BUSY
     found[busy] = view.work.at(slices.event[busy]).kind
@@ -226,7 +226,7 @@ def _class_of(view: DeviceView, slices: Slices) -> Ints:
 
 
 def _overhead(view: DeviceView) -> dict[str, int]:
-    """Idle time with the host held up, by what held it up."""
+    """Return idle time with the host held up, by the overhead's name."""
     named = view.trace.overheads
     start, end, name = column(named.start_ns), column(named.end_ns), column(named.name)
     owned, total = claim(start, end, np.zeros(len(named), np.int8)), np.zeros(len(named.names), np.int64)
@@ -239,7 +239,7 @@ def _overhead(view: DeviceView) -> dict[str, int]:
 
 
 def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
-    """The time of each class, and the median delay of the launches that end a gap with the host late."""
+    """Return the time of each class, and the median launch delay after gaps in which the host was late."""
     total = np.zeros(len(CLASSES), np.int64)
     begin, delays, last = column(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
@@ -255,7 +255,7 @@ def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """One device over time.
+    """Classes of one device's time in bins.
 
     Args:
         ns: nanoseconds by class (a row for each of `CLASSES`) and by bin (its columns); a bin inside the device's window adds up
@@ -267,11 +267,11 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdleStrip:
-    """Several devices over time, in bins of one clock.
+    """Classes of several devices' time, in bins of one clock.
 
     Args:
         aligned: whether the lanes share a clock; if not, each starts with its own window.
-        length_ns: of the whole strip.
+        length_ns: length of the whole strip.
         edges_ns: bounds of the bins from the strip's start; lengths differ by 1 ns at most.
         lanes: one for each device.
     """
@@ -283,7 +283,7 @@ class IdleStrip:
 
 
 def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
-    """Say what each device did over time.
+    """Bin the time of each device by class.
 
     The lanes share the clock (`Trace.base_ns` added) if all windows have a moment in common; otherwise each starts at 0.
 

@@ -15,7 +15,7 @@ _MASK: Final = re.compile(r"True|False|1|0")
 
 
 class _Forward(NamedTuple):
-    """Where a convolution has what among its operands."""
+    """Positions of a convolution's arguments among its operands."""
 
     padding: int
     stride: int
@@ -37,7 +37,7 @@ CONVOLUTIONS: Final = frozenset({*_FORWARD, _BACKWARD})
 
 
 def convolution_cost(name: str, sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost | str:
-    """Return what a call costs, or why that is not known.
+    """Return the cost of a call, or the reason why it is not known.
 
     A convolution is two FLOPs for each output, input channel of its group and tap; each gradient is as many. A bias that the
     operator adds by itself is not counted.
@@ -83,7 +83,7 @@ def _backward(sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost
 
 
 def _one_product(positions: Sizes, weight: Sizes, dtype: str) -> Cost:
-    """The FLOPs of one pass over all positions: each has all weights of one of its channels."""
+    """Compute the FLOPs of one pass over all positions: each is multiplied with all weights of one of its channels."""
     count = positions[0] * math.prod(positions[2:])
     return Cost(flops=conv(count, weight[1], weight[0], taps=math.prod(weight[2:]), dtype=dtype, bias=False).flops)
 
@@ -102,7 +102,7 @@ def _one(values: Sequence[str], place: int) -> int | None:
 
 
 def _list(values: Sequence[str], place: int, rank: int) -> list[int] | None:
-    """A list such as `[16, 16]`, one number for each axis; a single number holds for all."""
+    """Parse a list such as `[16, 16]`, one number per axis; a single number holds for all axes."""
     found = [int(one) for one in _NUMBER.findall(values[place])] if place < len(values) else []
     found = found * rank if len(found) == 1 else found
     return found if len(found) == rank else None

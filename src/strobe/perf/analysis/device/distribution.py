@@ -1,4 +1,4 @@
-"""What a list of times looks like: count, sum and the samples at fixed ranks, exactly, for one list or for many at once."""
+"""Count, sum and rank statistics of times, exact, for one list or for many at once."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class Distribution:
 
 
 def distribution(values: Ints) -> Distribution | None:
-    """Describe one list of times; `None` if it is empty."""
+    """Compute the statistics of one list of times; `None` if it is empty."""
     return distributions(values, np.zeros(len(values), np.int8), 1)[0]
 
 
 def distributions(values: Ints, group: NDArray[np.integer], num_groups: int) -> list[Distribution | None]:
-    """Describe the times of each group; `None` for a group without any.
+    """Compute the statistics of each group; `None` for an empty group.
 
     Args:
         values: the times.
-        group: which group each belongs to, from 0 on.
+        group: group of each time, from 0 on.
         num_groups: how many groups there are.
     """
     return grouped(lambda: iter(((values, group),)), num_groups)
 
 
 def grouped(parts: Callable[[], Iterator[Grouped]], num_groups: int) -> list[Distribution | None]:
-    """Describe the times of each group; `None` for a group without any.
+    """Compute the statistics of each group, from parts that are read twice; `None` for an empty group.
 
     Beside a part it needs room for every time once: 4 bytes, 8 where one of them lasts over 2 seconds.
 
@@ -91,7 +91,7 @@ def grouped(parts: Callable[[], Iterator[Grouped]], num_groups: int) -> list[Dis
 
 
 def _describe(samples: NDArray[np.integer]) -> Distribution:
-    """Describe some samples; they are put in ascending order."""
+    """Compute the statistics of some samples, which are sorted in place."""
     samples.sort()
     n, tail = len(samples), p99_place(len(samples))
     return Distribution(

@@ -1,4 +1,4 @@
-"""The gaps between kernels of a device, by what ran before and after.
+"""Gaps between kernels of a device, by the kernels before and after.
 
 A gap is a stretch in which no kernel (compute or communication) runs on any stream of the device, between one that ended and one
 that starts. Memory copies and memsets do not end a gap: what they take of it is listed beside the idle causes, so that
@@ -120,14 +120,14 @@ def gap_table(view: DeviceView) -> GapTable:
 
 
 def _groups(view: DeviceView) -> tuple[list[str], Ints]:
-    """The groups, and the group of each name."""
+    """Return the groups, and the group of each name."""
     ids: dict[str, int] = {}
     of_name = [ids.setdefault(kernel_name(name).group, len(ids)) for name in view.trace.device_events.names]
     return list(ids), np.array(of_name, np.int64)
 
 
 class _Gaps(NamedTuple):
-    """Some gaps, and between which groups each lies: number of the one before it times the number of groups plus the other."""
+    """Gaps with their pair of groups: number of the group before times the number of groups, plus that of the group after."""
 
     start: Ints
     end: Ints
@@ -135,7 +135,7 @@ class _Gaps(NamedTuple):
 
 
 class _Found:
-    """What is found of the gaps of a device, some events at a time.
+    """Totals of the gaps of a device, collected in parts.
 
     `spent` is the time in the gaps of each pair of groups by `_COLUMNS`, `copies` the number of device-to-device copies in them.
     """
@@ -151,7 +151,7 @@ class _Found:
         self.kernel_ns = 0
 
     def search(self) -> None:
-        """Look at every gap."""
+        """Collect the totals of every gap."""
         slices = _Ahead(self._view.stretches())
         for gaps in self.gaps():
             if len(gaps.start):
@@ -165,7 +165,7 @@ class _Found:
         self.kernel_ns = covered.total_ns
 
     def lengths(self, pairs: Ints) -> Iterator[Grouped]:
-        """The lengths of the gaps, and the place of the pair of each."""
+        """Yield the lengths of the gaps, and the position of each one's pair in `pairs`."""
         for gaps in self.gaps():
             yield gaps.end - gaps.start, np.searchsorted(pairs, gaps.pair)
 
@@ -176,7 +176,7 @@ class _Found:
             yield at, work.at(np.flatnonzero(is_kernel & (work.end > work.start)))
 
     def gaps(self) -> Iterator[_Gaps]:
-        """The gaps inside the window."""
+        """Yield the gaps inside the window."""
         reached: int | None = None
         before = 0  # group of the kernel that reached so far
         for _, kernels in self._kernels():
@@ -214,13 +214,13 @@ class _Found:
 
 
 class _Ahead:
-    """Slices that come some at a time, asked for in order of time."""
+    """Buffer over slices that are read in parts, in order of time."""
 
     def __init__(self, parts: Iterator[Slices]) -> None:
         self._parts, self._rest = parts, joined(())
 
     def until(self, moment: int) -> Slices:
-        """The slices that were not given out whole before, up to the one that reaches the moment."""
+        """Return the slices not yet returned whole, up to the one that reaches the moment."""
         held = [self._rest]
         while not len(held[-1].end) or held[-1].end[-1] < moment:
             part = next(self._parts, None)

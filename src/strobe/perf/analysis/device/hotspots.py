@@ -1,4 +1,4 @@
-"""The kernel table of any trace: which device events took the time.
+"""Kernel table of any trace: device events by the time they own.
 
 Every event that overlaps the window counts, cut to the window. Exclusive times add up to the device's busy time exactly; sums of
 durations do not wherever events overlap.
@@ -101,7 +101,7 @@ def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTab
 
 
 class _Keys:
-    """The row that each event of a device inside a window belongs to: by its name, its kind and, if asked for, its shape."""
+    """Numbering of events by row of the table: by name, kind and, if asked for, shape."""
 
     def __init__(self, view: DeviceView, by: Literal["name", "shape"]) -> None:
         self._events, self._by_shape = view.trace.device_events, by == "shape"
@@ -121,7 +121,7 @@ class _Keys:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the events inside."""
+        """Names of the events inside the window."""
         return frozenset(self._names)
 
     def _code(self, work: Work) -> Ints:
@@ -131,11 +131,11 @@ class _Keys:
         return code * len(DEVICE_KINDS) + work.kind
 
     def row_of(self, work: Work) -> Ints:
-        """The row of each of some events."""
+        """Return the row of each event."""
         return self._row[np.searchsorted(self._codes, self._code(work))]
 
     def members(self, view: DeviceView) -> list[tuple[Member, ...]]:
-        """The names of each row, those that took most first."""
+        """Return the names of each row, longest time first."""
         count, total = (np.zeros(len(self._codes), np.int64) for _ in range(2))
         for part in view.parts():
             place = np.searchsorted(self._codes, self._code(part.work))

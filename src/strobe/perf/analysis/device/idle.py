@@ -1,4 +1,4 @@
-"""Why a device was idle: each gap between device events is split exactly by what it waited for."""
+"""Causes of idle time: each gap between device events is split exactly by what it waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDLE: Final = frozenset(CAUSES)
 
 
 class Pieces(NamedTuple):
-    """Parts of gaps, in order: the position of the gap, the cause as a position in `CAUSES`, and the interval."""
+    """Parts of gaps, in order: position of the gap, cause as a position in `CAUSES`, and interval."""
 
     gap: Ints
     cause: NDArray[np.int8]
@@ -29,7 +29,7 @@ class Pieces(NamedTuple):
 
 
 def split_gaps(gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals) -> Pieces:
-    """Split idle gaps by what the device event that ends each of them waited for.
+    """Split idle gaps by what the device event after each of them waited for.
 
     With `h` the start of the event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up
     the host) and `[h, end)` is `launch_latency`. A launch before the gap was `queued` (a stream dependency, a synchronisation);
@@ -62,6 +62,6 @@ def split_gaps(gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: 
 
 
 def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:
-    """The trace's overhead as columns."""
+    """Return the trace's overhead as columns."""
     columns = np.array(overhead, np.int64).reshape(-1, 2)
     return Intervals(columns[:, 0], columns[:, 1])

@@ -27,7 +27,7 @@ class Intervals(NamedTuple):
 
 
 class Overlaps(NamedTuple):
-    """Where intervals of two sets overlap: positions in both, and the interval they share."""
+    """Overlaps of two sets of intervals: positions in both, and the shared interval."""
 
     a: Ints
     b: Ints
@@ -44,7 +44,7 @@ class Owned(NamedTuple):
 
 
 def column(values: array[int]) -> Ints:
-    """A column of a trace as 64-bit integers, without a copy where it has them.
+    """Return a column of a trace as 64-bit integers, without a copy if it has that type.
 
     The type of an array of `q` is not quite `int64`: to a function that only knows `int64`, numpy hands it value by value.
     """
@@ -53,7 +53,7 @@ def column(values: array[int]) -> Ints:
 
 
 def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
-    """How many of the values, which come in ascending order, some at a time, lie before each of the moments."""
+    """Count the values before each moment; the values come in ascending order, in parts."""
     found = np.zeros(len(moments), np.int64)
     for values in parts:
         if len(values):
@@ -62,7 +62,7 @@ def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
 
 
 def reach(start: Ints, end: Ints) -> Ints:
-    """For intervals in order of start: how far the ones before each reach; for the first one, its own start."""
+    """Return the latest end before each interval, in order of start; for the first one, its own start."""
     before = np.empty_like(end)
     if len(end):
         before[0] = start[0]
@@ -71,14 +71,14 @@ def reach(start: Ints, end: Ints) -> Ints:
 
 
 class Covered:
-    """What intervals cover that come in order of start, some at a time."""
+    """Union of intervals that arrive in parts, in order of start."""
 
     def __init__(self) -> None:
         self.total_ns = 0
         self._reached: int | None = None
 
     def add(self, start: Ints, end: Ints) -> Intervals:
-        """Return what each of them covers that none before it did; it may be nothing: its end is then not after its start."""
+        """Return the part of each interval that no earlier one covers; if there is none, its end is not after its start."""
         if not len(start):
             return Intervals(start, end)
         reached = reach(start, end)
@@ -91,7 +91,7 @@ class Covered:
 
 
 def union(start: Ints, end: Ints) -> Intervals:
-    """The moments in any of the intervals, which are in order of start: disjoint, in order, none empty, none touching."""
+    """Return the union of intervals in order of start: disjoint, in order, none empty, none touching."""
     some = end > start
     start, end = start[some], end[some]
     if not len(start):
@@ -103,7 +103,7 @@ def union(start: Ints, end: Ints) -> Intervals:
 
 
 def complement(covered: Intervals, begin: int, stop: int) -> Intervals:
-    """The moments of `[begin, stop)` outside disjoint intervals in order."""
+    """Return the moments of `[begin, stop)` outside disjoint intervals in order."""
     held = covered.end > covered.start
     start = np.concatenate((np.array([begin], np.int64), covered.end[held]))
     end = np.concatenate((covered.start[held], np.array([stop], np.int64)))
@@ -113,7 +113,7 @@ def complement(covered: Intervals, begin: int, stop: int) -> Intervals:
 
 
 def overlaps(a: Intervals, b: Intervals) -> Overlaps:
-    """Every overlap of an interval of `a` with one of `b`, in order of `a`; those of `b` are disjoint and in order."""
+    """Return every overlap of an interval of `a` with one of `b`, in order of `a`; those of `b` are disjoint and in order."""
     first = np.searchsorted(b.end, a.start, "right")
     count = np.maximum(np.searchsorted(b.start, a.end, "left") - first, 0)
     of_a = np.repeat(np.arange(len(count)), count)
@@ -124,12 +124,12 @@ def overlaps(a: Intervals, b: Intervals) -> Overlaps:
 
 
 def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
-    """Give every covered moment to one event: the lowest rank, and among equals the one that comes first.
+    """Assign every covered moment to one event: the lowest rank, and among equal ranks the first.
 
     Args:
-        start: of the events, ascending.
-        end: of the events; an event of length 0 owns nothing.
-        rank: of the events; few different values.
+        start: start of each event, ascending.
+        end: end of each event; an event of length 0 owns nothing.
+        rank: rank of each event; few different values.
 
     Returns:
         What each event owns: they add up to the union.

@@ -1,8 +1,8 @@
-"""What a kernel computes, as far as its name says it: attention, a matrix product, or anything else.
+"""Kinds of kernels, by their names: attention, matrix products, or others.
 
 Libraries name their matrix products by a few words (GEMM, nvjet, Tensile's Cijk) and attention by fewer; what PyTorch's compiler
-fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel whose name says nothing
-is counted with the others, so the kinds always add up.
+fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel with an unknown
+name is counted with the others, so the kinds always add up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MATRIX: Final = re.compile(
 
 
 class KernelKind(StrEnum):
-    """What kernels compute."""
+    """Kinds of computation of a kernel."""
 
     ATTENTION = "attention"
     MATRIX = "matrix products"
@@ -31,7 +31,7 @@ class KernelKind(StrEnum):
 
 
 def kernel_kind(raw: str) -> KernelKind:
-    """Return what a kernel computes, by its name as the trace has it."""
+    """Return the kind of computation that a kernel's name in the trace tells."""
     name = kernel_name(raw).group
     if _FUSED.match(name):
         return KernelKind.OTHER

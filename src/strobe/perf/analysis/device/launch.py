@@ -1,4 +1,4 @@
-"""How device events were launched: delays, whether the host kept up, and whether the trace holds all that was launched.
+"""Launches of device events: delays, causes of idle time, and signs of events that the trace lost.
 
 `delay_ss = device start - start of the launch call`, `delay_es = device start - end of the launch call`; a negative delay is
 legal (a kernel may start before the call that launched it returns) and is kept. Events without a known launch call have none.
@@ -27,9 +27,9 @@ from strobe.perf.trace.events import NO_CORRELATION, Trace
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
 MIN_IDLE_SHARE: Final = 0.05
-"""A device that is idle for less of the span is kept busy, whatever the idle time waited for."""
+"""Least idle share of the span for a verdict other than `busy`."""
 MAX_PROMPT_NS: Final = 20_000
-"""A launch that starts within 20 µs found an empty queue."""
+"""Longest launch delay that means an empty queue, ns."""
 _GRAPH: Final = re.compile("GraphLaunch")
 
 Verdict = Literal[
@@ -56,14 +56,14 @@ class Delays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallRow:
-    """All launch calls of one name that device events of the window answer to.
+    """Launch calls of one name whose device events lie in the window.
 
     Args:
         name: such as `cudaLaunchKernel`.
         n: number of calls.
         num_events: device events they launched.
         host: durations of the calls.
-        delays: of their first device events in the window; of all of them if the first ones lie outside.
+        delays: delays of their first device events in the window; of all of them if the first ones lie outside.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CallRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """How the events that start in a window of one device were launched.
+    """Launches of the events that start in a window of one device.
 
     Args:
         device: its number.
@@ -85,8 +85,8 @@ class Launch:
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
         calls: by name of the launch call, most events first.
         num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
-        verdict: what the idle time says, see `judge_idle`.
-        activity: of the same window; the verdict rests on its idle causes and its `late_delay_ns`. The delays of other launches
+        verdict: verdict on the idle time, see `judge_idle`.
+        activity: account of the same window; the verdict rests on its idle causes and `late_delay_ns`. Delays of other launches
             tell how long the queue was, not how fast a launch is.
     """
 
@@ -101,11 +101,11 @@ class Launch:
 
 
 def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
-    """Analyse how the events of one device were launched.
+    """Analyse the launches of one device's events: delays, calls by name, and the cause of idle time.
 
     Args:
         view: the device.
-        is_graph: what `graph_calls` says of its trace; it is asked if this is not given.
+        is_graph: result of `graph_calls` for its trace; computed if not given.
     """
     calls = _Calls(view, graph_calls(view.trace) if is_graph is None else is_graph)
     names = len(calls.hosts.names)
@@ -135,7 +135,7 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
 
 
 class _Calls:
-    """The events that start in the window of a view, and the calls that launched them."""
+    """Events that start in the window of a view, with their launch calls."""
 
     def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
         self._view, self.is_graph = view, is_graph
@@ -159,7 +159,7 @@ class _Calls:
             yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
 
     def delays(self, group: Callable[[Work, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
-        """The delays of each group of linked events.
+        """Return the delays of each group of linked events.
 
         Args:
             group: gives the group of some events, and is told which of them are not the first of their call.
@@ -183,14 +183,14 @@ class _Calls:
         ]
 
     def durations(self) -> Iterator[Grouped]:
-        """Of the calls that launched one of the events, by name."""
+        """Yield durations of the calls that launched one of the events, grouped by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
             yield self.end[used] - self.begin[used], self.name[used]
 
 
 def judge_idle(done: Activity) -> Verdict:
-    """Say in a word what keeps a device from being busy.
+    """Return a verdict on what keeps a device from being busy.
 
     `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
     if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch; `host late, slow
@@ -215,7 +215,7 @@ def judge_idle(done: Activity) -> Verdict:
 
 
 def graph_calls(trace: Trace) -> NDArray[np.bool_]:
-    """Whether each launch call of a trace launched a graph: by its name, or because it launched several events."""
+    """Mark launch calls that launched a graph: by their name, or because they launched several events."""
     hosts, host = trace.device_events.hosts, np.asarray(trace.device_events.host)
     seen, several = (np.zeros(len(hosts), np.bool_) for _ in range(2))
     for block in blocks(len(host)):
@@ -229,11 +229,11 @@ def graph_calls(trace: Trace) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortGraph:
-    """Graph launches that recorded fewer events than their like.
+    """Graph launches with fewer recorded events than other launches of the same graph.
 
-    A trace does not say which graph a call launches. Launches that start with the same event and recorded as many are taken for
-    those of one graph, for what is lost is rarely lost twice alike; one that stands alone, for one of the next larger graph, if
-    its events are some of that one's.
+    A trace does not name the graph that a call launches. Launches with the same first event and the same number of events are
+    taken for one graph, since two launches rarely lose equally many events. A single launch with fewer events is taken for one
+    of the next larger graph, if its events are a subset of that graph's.
 
     Args:
         call: name of the launch call.
@@ -252,7 +252,7 @@ class ShortGraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Integrity:
-    """Signs that a trace does not hold all that was launched, or holds it wrongly. The profiler itself says nothing of it.
+    """Signs that a trace lacks launched work or records it wrongly. The profiler itself reports none of them.
 
     Args:
         unanswered: launch calls by name: how many there were and how many no device event answers to. Calls that only capture
@@ -306,7 +306,7 @@ def _short_graphs(trace: Trace) -> list[ShortGraph]:
 
 
 def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]:
-    """Calls that launched a graph, by their name and that of their first event, then by how many events they recorded."""
+    """Return graph launches by call name and first event's name, then by number of recorded events."""
     events = trace.device_events
     host, hosts = np.asarray(events.host), events.hosts
     graphs = np.flatnonzero(graph_calls(trace)).astype(np.int32)
@@ -326,7 +326,7 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
 
 
 def _names_of(trace: Trace, calls: NDArray[np.int32]) -> dict[int, Counter[int]]:
-    """How many events of each name some launch calls have."""
+    """Count the events of each name that some launch calls launched."""
     names = {int(call): Counter[int]() for call in calls}
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     for block in blocks(len(host) if names else 0):

@@ -1,4 +1,4 @@
-"""Kernel names: demangled, and grouped so that one row of a table is one thing a reader knows.
+"""Kernel names: demangled, and grouped so that one row of a table is one kind of kernel.
 
 The rules, in order:
 
@@ -44,7 +44,7 @@ _COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE
 
 
 class KernelName(NamedTuple):
-    """A name and the group it belongs to.
+    """A demangled name and its group.
 
     Args:
         group: the normalised name.
@@ -71,7 +71,7 @@ def kernel_name(raw: str) -> KernelName:
 
 
 def demangle(name: str) -> str:
-    """Return what a mangled C++ name stands for; the name itself if it stands for nothing or no C++ runtime can be loaded."""
+    """Demangle a C++ name; return the name itself if it is not mangled or no C++ runtime can be loaded."""
     runtime = _runtime()
     if runtime is None:
         return name
@@ -87,7 +87,7 @@ def demangle(name: str) -> str:
 
 @functools.cache
 def _runtime() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | None:
-    """`__cxa_demangle` and the `free` that belongs to it."""
+    """Return `__cxa_demangle` and the matching `free`."""
     for library in _LIBRARIES:
         try:
             demangler, free = ctypes.CDLL(library).__cxa_demangle, ctypes.CDLL(None).free
@@ -118,7 +118,7 @@ def _cpp_group(name: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The qualified name without return type, parameters and template arguments, and the template arguments."""
+    """Split off the template arguments, and drop return type and parameters from the qualified name."""
     base: list[str] = []
     arguments: list[str] = []
     depth = 0

@@ -13,14 +13,14 @@ from strobe.perf.analysis.device.convolution_costs import CONVOLUTIONS, convolut
 from strobe.perf.trace.events import OperatorCalls
 
 _PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1}
-"""Matrix products: the place of the left factor; what stands before it is added."""
+"""Position of the left factor among the operands of matrix products; an operand before it is added."""
 _SCALED: Final = "aten::_scaled_mm"
 _SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
-"""Numbers that torch gives to the dtypes a scaled product may write."""
+"""Output dtypes of scaled products, by torch's number."""
 
 
 class _Attention(NamedTuple):
-    """Where an attention operator has what: `heads` and `tokens` among a tensor's axes, the others among the operands."""
+    """Layout of an attention operator: `heads` and `tokens` are axes of a tensor, the others positions of operands."""
 
     tokens: int
     heads: int
@@ -48,7 +48,7 @@ _ATTENTIONS: Final = {
 
 
 class _Sparse(NamedTuple):
-    """Where our block-sparse attention has what: the block's length, the uniform count, and the sizes of ragged blocks."""
+    """Positions of our block-sparse attention's operands: block length, uniform count, sizes of ragged blocks."""
 
     first: int
     block: int
@@ -64,11 +64,11 @@ _SPARSE: Final = {
 _DENSE: Final = ("False", "0")
 _CAUSAL: Final = ("True", "1", "2")
 _MOST_ELEMENTS: Final = 1 << 62
-"""A tensor with more has no number for its last one."""
+"""Most elements of a tensor: beyond them its last element has no 64-bit index."""
 _NO_WINDOW: Final = ("", "-1", "None")
 
 _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_\w+")
-"""What PyTorch's compiler calls its pointwise and reduction kernels: their operands are everything they read and write."""
+"""Names of pointwise and reduction kernels of PyTorch's compiler; their operands are everything they read and write."""
 _POINTWISE: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -78,25 +78,25 @@ _POINTWISE: Final = frozenset(
         "addcmul", "addcdiv", "lerp", "where",
     )
 )  # fmt: skip
-"""Every operand is read, and a result as large as they are together (broadcast) is written."""
+"""Pointwise operators: every operand is read, and a result of their broadcast size is written."""
 _NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_group_norm"})
-"""Every operand is read, and a result as large as the first one is written."""
+"""Norms and the like: every operand is read, and a result as large as the first one is written."""
 _COPIES: Final = frozenset({"aten::copy_"})
 _FILLS: Final = frozenset({"aten::fill_", "aten::zero_"})
 _REDUCTIONS: Final = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::argmax", "aten::prod"})
 _ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "bool": 1}
-"""Of types that no matrix product has."""
+"""Element sizes of types that no matrix product has, bytes."""
 
 
 class OperatorCost(NamedTuple):
-    """What one call must compute and move, and the dtype of its products."""
+    """FLOPs and least bytes of one call, and the dtype of its products."""
 
     cost: Cost
     dtype: str
 
 
 def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
-    """Return what one of the calls costs, or why that is not known.
+    """Return the cost of one of the calls, or the reason why it is not known.
 
     A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet, its
     gradients `10 D`. Causal attention over equally many queries and keys computes half of the pairs and the diagonal. Elementwise
@@ -117,7 +117,7 @@ def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
 
 
 def _first(name: str) -> int | None:
-    """The place of the operand that has the dtype of the products; `None` for an operator that is not known."""
+    """Return the position of the operand with the dtype of the products; `None` for an unknown operator."""
     if name == _SCALED or name in CONVOLUTIONS:
         return 0
     known = _ATTENTIONS.get(name) or _SPARSE.get(name)
@@ -144,7 +144,7 @@ def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
 
 
 def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
-    """A product of eight-bit numbers with scales, written in the dtype that was asked for."""
+    """Return the cost of a product of eight-bit numbers with scales, with output in the requested dtype."""
     product = _product(calls, 0, dtype)
     if isinstance(product, str):
         return product
@@ -207,7 +207,7 @@ def _sparse(calls: OperatorCalls, places: _Sparse, dtype: str) -> Cost | str:
 
 
 def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
-    """The bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
+    """Return the bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
     if not calls.sizes[place]:
         return 0
     kind = calls.types[place] if place < len(calls.types) else ""
@@ -246,7 +246,7 @@ def _operands(calls: OperatorCalls) -> Iterator[int | None]:
 
 
 def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The size that all of them have together; `None` if two do not fit."""
+    """Return the common broadcast size; `None` if two sizes do not fit."""
     rank = max(map(len, sizes))
     found = []
     for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):

@@ -1,8 +1,8 @@
-"""Who owns each nanosecond: slices of time get labels, are cut at tiles and are added up, exactly.
+"""Owners of each nanosecond: slices of time get labels, are cut at tiles and are added up, exactly.
 
-A label is a place and an activity. A place is what the caller knows of an event: the regions that were open at its launch, or
-whether it is focal or takes part in a section. Its activity is the kind of an event that runs, or why none does. Labels are
-numbers here, so that millions of slices cost no more than columns.
+A label is a place and an activity. The caller gives each event a place: the regions that were open at its launch, or
+whether it is focal or takes part in a section. The activity is the kind of the running event, or the cause of idle time. Labels
+are numbers here, so that millions of slices cost no more than columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work
 from strobe.perf.trace.events import DEVICE_KINDS
 
 ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
-"""What a device does: the label of a place and an activity is number `place * len(ACTIVITIES) + activity`."""
+"""Activities of a device; the label of a place and an activity has the number `place * len(ACTIVITIES) + activity`."""
 L = TypeVar("L", bound=Hashable)
 
 
@@ -46,7 +46,7 @@ def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> 
     Args:
         work: the events that the slices count into.
         slices: tile a stretch that holds the tiles.
-        place: of each slice.
+        place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
     busy = slices.cause == BUSY
@@ -57,18 +57,18 @@ def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> 
 
 
 def cut_at(pieces: Pieces, tiles: Intervals) -> Pieces:
-    """The parts of the pieces that lie in tiles, which are disjoint and in order, each with the number of its tile."""
+    """Cut the pieces at tiles, which are disjoint and in order; return the parts inside, each with the number of its tile."""
     shared = overlaps(Intervals(pieces.start, pieces.end), tiles)
     return Pieces(shared.start, shared.end, shared.b, pieces.label[shared.a], pieces.event[shared.a])
 
 
 def sums(pieces: Pieces, tiles: Intervals, labels: Sequence[L], num_events: int) -> tuple[list[Counter[L]], Ints]:
-    """Time of each label in each tile, in the order in which they first own some, and of each event in all tiles.
+    """Sum the time of each label in each tile, labels in order of first occurrence, and of each event in all tiles.
 
     Args:
         pieces: tile the tiles.
-        labels: what the numbers stand for.
-        num_events: of the events that the pieces count into.
+        labels: labels by number.
+        num_events: number of events that the pieces count into.
     """
     length = pieces.end - pieces.start
     keys, first, inverse = np.unique(pieces.tile * len(labels) + pieces.label, return_index=True, return_inverse=True)
@@ -86,7 +86,7 @@ def sums(pieces: Pieces, tiles: Intervals, labels: Sequence[L], num_events: int)
 
 
 def tile_of(moments: Ints, tiles: Intervals) -> Ints:
-    """Which tile each moment lies in; `NONE` for none."""
+    """Return the number of the tile that each moment lies in; `NONE` for none."""
     if not len(tiles.start):
         return np.full(len(moments), NONE)
     place = np.searchsorted(tiles.start, moments, "right") - 1

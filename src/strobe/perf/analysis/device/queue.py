@@ -1,4 +1,4 @@
-"""How much work waits in front of a device: events whose launch call has started and that have not started themselves."""
+"""Queue length of a device: events whose launch call has started and that have not started themselves."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace import columns
 
 LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
-"""Classes of queue length, for pictures: the shortest and the longest of each."""
+"""Bins of queue length for plots: shortest and longest length of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queue:
-    """The queue of one stream, or of a whole device.
+    """Queue of one stream, or of a whole device.
 
     Args:
         stream: its number; `None` for all streams of the device together.
@@ -118,7 +118,7 @@ class _Waits:
             self._hosts = self._hosts[np.argsort(self._calls[self._hosts], kind="stable")]
 
     def _waited(self, part: Work) -> tuple[NDArray[np.int32], Ints, Ints]:
-        """Of some events those that waited in the window: their calls, from when and until when."""
+        """Select the events that waited in the window; return their calls and the start and end of each wait."""
         known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
         host = part.host[known]
         left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
@@ -134,14 +134,14 @@ class _Waits:
         return called
 
     def _started(self) -> Iterator[Ints]:
-        """When the events stopped waiting, in order, some at a time."""
+        """Yield the ends of the waits, in order, in parts."""
         for _, part in self._view.work.parts():
             _, _, right = self._waited(part)
             if len(right):
                 yield right
 
     def stretches(self) -> Iterator[tuple[Ints, int, Ints]]:
-        """The moments at which the queue changes, some at a time, the end of the last one, and the length from each on."""
+        """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
         now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
         following = self._started()
         started = next(following, none)
@@ -163,7 +163,7 @@ class _Waits:
 
 
 def _median(spent: Sequence[tuple[int, int]]) -> int:
-    """The smallest length such that the queue is no longer than it for half of the time."""
+    """Return the smallest length that the queue does not exceed for half of the time."""
     whole, reached = sum(ns for _, ns in spent), 0
     for length, ns in spent:
         reached += ns
@@ -178,7 +178,7 @@ def _within(lengths: Ints, low: int, high: int | None) -> NDArray[np.bool_]:
 
 
 def _binned(moments: Ints, took: Ints, chosen: NDArray[np.bool_], edges: Ints) -> Ints:
-    """The time of the chosen steps between each two edges."""
+    """Return the time of the chosen steps in each bin between two edges."""
     own = np.where(chosen, took, 0)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(own)))
     step = np.searchsorted(moments, edges, "right") - 1

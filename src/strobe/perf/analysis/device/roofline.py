@@ -1,4 +1,4 @@
-"""A measured time against what the device could do at best: rates, shares of the peaks, the bound, and rates that cannot be."""
+"""Roofline: a measured time against the device's peaks; rates, shares, the bound, and rates that are impossible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strobe.core.errors import DataError
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE: Final = Fraction(102, 100)
-"""A rate up to 2 % above a published peak is no anomaly: the peak is that of the published boost clock."""
+"""Largest rate / published peak that is not an anomaly: the peak holds for the published boost clock."""
 
 Bound = Literal["compute", "memory"]
 
@@ -28,10 +28,10 @@ class Roofline:
         compute_share: `flops_per_s` / the dtype's matrix peak; None for an operation without matrix FLOPs too.
         memory_share: `bytes_per_s` / memory bandwidth.
         floor_ns: the least time the device could take: the larger of FLOPs / peak and bytes / bandwidth.
-        bound: which of the two it is.
+        bound: the larger of the two: compute or memory.
         effective_flops_per_s: FLOPs of the dense operation that this one replaces / time, FLOP/s; None where nothing is replaced.
             It may exceed the peak: the work is not done.
-        anomaly: what cannot be, in words; empty if nothing is wrong.
+        anomaly: description of a rate that is impossible; empty if there is none.
     """
 
     device: str | None
@@ -47,7 +47,7 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """Share of the roof over this operation: `floor_ns` / time."""
+        """Share of the roof that limits this operation: `floor_ns` / time."""
         shares = {"compute": self.compute_share, "memory": self.memory_share}
         return None if self.bound is None else shares[self.bound]
 
@@ -55,13 +55,13 @@ class Roofline:
 def roofline(
     time_ns: Fraction | float, cost: Cost, peaks: DevicePeaks | None, dtype: str, *, dense: Cost | None = None
 ) -> Roofline:
-    """Hold a time against a device's roofline.
+    """Compare a time with a device's roofline.
 
     Args:
         time_ns: time of one operation, above 0.
-        cost: what the operation computes and must move (`strobe.core.costs`); for sparse attention the pairs it really computes.
-        peaks: of the device; None: rates only.
-        dtype: of the matrix products, in any spelling; it chooses the peak.
+        cost: FLOPs and least bytes of the operation (`strobe.core.costs`); for sparse attention of the pairs it really computes.
+        peaks: peaks of the device; None: rates only.
+        dtype: dtype of the matrix products, in any spelling; it chooses the peak.
         dense: the dense operation that a sparse one replaces, for the effective rate.
 
     Raises:
@@ -94,7 +94,7 @@ def roofline(
 
 
 def _anomaly(rates: tuple[Fraction, Fraction], cost: Cost, peaks: DevicePeaks, dtype: str, flops_peak: int | None) -> str:
-    """Say which peak is exceeded. Data that fits into the cache may come faster than the memory gives it."""
+    """Name the peak that is exceeded. Data that fits into the cache may arrive faster than memory delivers it."""
     flops, moved = rates
     if flops_peak is not None and flops > flops_peak * TOLERANCE:
         return (

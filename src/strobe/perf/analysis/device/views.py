@@ -1,7 +1,7 @@
-"""One accelerator of a trace: its events as columns, and who owns each nanosecond of it.
+"""One accelerator of a trace: its events as columns, and the owner of each nanosecond.
 
 Events launched before the recorded window are kept like any other. Nothing here is pooled over devices. A trace may be long, so
-what is said of each event is not stored: it is found again, some events at a time, whenever it is asked for.
+derived values of events are not stored: they are computed again, some events at a time, whenever they are needed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 PRIORITY: Final = ("kernel", "memset", "comm", "memcpy")
-"""Where events of several kinds overlap, the first of these owns the time."""
+"""Kinds in the order in which they own time where events overlap."""
 BUSY: Final = -1
-"""In `Slices.cause`: an event owns the slice."""
+"""Value of `Slices.cause` for a slice that an event owns."""
 NONE: Final = -1
 _LIMIT_NS: Final = float(1 << 62)
 Ranks: TypeAlias = Callable[[NDArray[np.integer]], NDArray[np.integer]]
-"""The rank of some events by their positions among those of their device: the lowest owns the time where they overlap."""
+"""Function from positions of a device's events to their ranks: the lowest owns the time where they overlap."""
 
 
 class Slices(NamedTuple):
@@ -44,7 +44,7 @@ class Slices(NamedTuple):
     cause: NDArray[np.int8]
 
     def clip(self, begin: int, stop: int) -> Slices:
-        """The part in `[begin, stop)`."""
+        """Return the part in `[begin, stop)`."""
         first, last = np.searchsorted(self.end, begin, "right"), np.searchsorted(self.start, stop, "left")
         start, end = np.maximum(self.start[first:last], begin), np.minimum(self.end[first:last], stop)
         return Slices(start, end, self.event[first:last], self.cause[first:last])
@@ -55,12 +55,12 @@ class Slices(NamedTuple):
         return self.end - self.start
 
     def between(self, first: int, last: int | None) -> Slices:
-        """Some of them, by position."""
+        """Return the slices between two positions."""
         return Slices(self.start[first:last], self.end[first:last], self.event[first:last], self.cause[first:last])
 
 
 def joined(parts: Iterable[Slices]) -> Slices:
-    """The slices of all parts."""
+    """Concatenate slices."""
     found = list(parts)
     empty = np.empty(0, np.int64)
     if not found:
@@ -74,7 +74,7 @@ class Work:
 
     Args:
         events: the device events of a trace.
-        rows: which of them, in ascending order.
+        rows: rows of these events, in ascending order.
     """
 
     events: DeviceEvents
@@ -84,7 +84,7 @@ class Work:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
     def at(self, which: slice | NDArray[np.integer]) -> Work:
-        """Some of these events: a slice with both bounds, or ascending positions."""
+        """Return some of these events: a slice with both bounds, or ascending positions."""
         if not isinstance(self.rows, slice):
             return Work(events=self.events, rows=self.rows[which])
         first = self.rows.start
@@ -92,12 +92,12 @@ class Work:
         return Work(events=self.events, rows=rows)
 
     def parts(self) -> Iterator[tuple[int, Work]]:
-        """These events, some at a time, each part with the position of its first event."""
+        """Yield these events in parts, each with the position of its first event."""
         return ((block.start, self.at(block)) for block in blocks(len(self)))
 
     @property
     def position(self) -> Ints:
-        """Of each event among the trace's device events."""
+        """Position of each event among the trace's device events."""
         rows = self.rows
         return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows.astype(np.int64)
 
@@ -118,12 +118,12 @@ class Work:
 
     @property
     def start(self) -> Ints:
-        """Nanoseconds."""
+        """Start of each event, ns."""
         return column(self.events.start_ns)[self.rows]
 
     @property
     def end(self) -> Ints:
-        """Nanoseconds."""
+        """End of each event, ns."""
         return column(self.events.end_ns)[self.rows]
 
     @property
@@ -147,18 +147,18 @@ class Work:
         return np.asarray(self.events.host)[self.rows]
 
     def tile(self, trace: Trace, rank: NDArray[np.integer], begin: int, stop: int) -> Slices:
-        """Tile `[begin, stop)`: overlapping events by rank, gaps by what the event that ends them waited for.
+        """Tile `[begin, stop)`: overlapping events by rank, gaps by what the event after them waited for.
 
         Args:
             trace: where the events are from.
-            rank: of each event: the lowest owns the time, and among equals the one that started first.
+            rank: rank of each event: the lowest owns the time, and among equals the one that started first.
             begin: start of the stretch.
             stop: end of the stretch.
         """
         return joined(self.tiles(trace, lambda which: rank[which], begin, stop))
 
     def tiles(self, trace: Trace, rank: Ranks, begin: int, stop: int) -> Iterator[Slices]:
-        """`tile`, some events at a time. Put together the parts are the same, however many events are taken at a time."""
+        """Yield the result of `tile` in parts. Joined, they are the same for any size of the parts."""
         overhead = overhead_intervals(trace.overhead)
         first = int(np.searchsorted(self.start, begin, "left"))
         opening = None if first else begin  # nothing ran before, so a gap there starts before any launch
@@ -183,7 +183,7 @@ class Work:
             alive, left = _outlasting(which, part.end, rank(which), right), reached
 
     def _alive(self, moment: int, before: int, rank: Ranks) -> Ints:
-        """Positions of the events before one position that run beyond a moment."""
+        """Return the positions of the events before one position that run beyond a moment."""
         found = [block.start + np.flatnonzero(self.at(block).end > moment) for block in blocks(before)]
         which = np.concatenate(found) if found else np.empty(0, np.int64)
         return _outlasting(which, self.at(which).end, rank(which), moment)
@@ -211,10 +211,10 @@ class Work:
 
 
 def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
-    """The slices behind the one that was held back, which the first of them may go on with.
+    """Append slices to the one that was held back; the first of them may continue it.
 
     Args:
-        which: what the events of `slices` count into; afterwards they are its values.
+        which: positions of the events that `slices` counts into; afterwards it holds these positions.
     """
     known = slices.event != NONE
     slices.event[known] = which[slices.event[known]]
@@ -227,7 +227,7 @@ def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
 
 
 def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) -> Ints:
-    """The events that may own time after a moment: of equal rank, an earlier one that ends no sooner leaves a later one none."""
+    """Return the events that may own time after a moment: of equal rank, only those that end after every earlier one."""
     kept = []
     for level in different(rank).tolist():
         own = np.flatnonzero((rank == level) & (end > moment))
@@ -236,7 +236,7 @@ def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) 
 
 
 class Part(NamedTuple):
-    """Some events of a device that overlap a window: `which` counts into the device's, the times are cut to the window."""
+    """Some events of a device that overlap a window: `which` are positions among the device's events; times are cut to it."""
 
     which: Ints
     work: Work
@@ -245,7 +245,7 @@ class Part(NamedTuple):
 
     @property
     def length(self) -> Ints:
-        """Nanoseconds of each event."""
+        """Length of each event, ns."""
         return self.end - self.start
 
 
@@ -256,7 +256,7 @@ class DeviceView:
     Args:
         trace: where the events are from.
         device: its number.
-        priority: which kind owns the time where several overlap.
+        priority: kinds in the order in which they own time where several overlap.
         window: the part of the trace, `None` for all of it.
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
@@ -277,7 +277,7 @@ class DeviceView:
         return self.end_ns - self.begin_ns
 
     def parts(self) -> Iterator[Part]:
-        """The events that overlap the window, some at a time."""
+        """Yield the events that overlap the window, in parts."""
         return parts_of(self.work, self.window)
 
     @property
@@ -307,11 +307,11 @@ class DeviceView:
 
     @property
     def slices(self) -> Slices:
-        """All stretches."""
+        """All slices of the window."""
         return joined(self.stretches())
 
     def _lead_ns(self) -> int:
-        """A moment not after the window's start at which no gap is open that began before it."""
+        """Return a moment not after the window's start, such that no earlier gap is still open there."""
         first = int(self.work.at(slice(0, 1)).start[0])
         before = int(np.searchsorted(self.work.start, self.begin_ns, "right"))
         for block in reversed(list(blocks(before))):
@@ -322,12 +322,12 @@ class DeviceView:
         return min(first, self.begin_ns)
 
     def within(self, window: Window) -> DeviceView:
-        """The same device during another window of the trace."""
+        """Return the same device during another window of the trace."""
         return _view(self.trace, self.device, self.work, self.priority, window)
 
 
 def parts_of(work: Work, window: Window | None) -> Iterator[Part]:
-    """The events of a device that overlap a window, all of them without one, some at a time; one of length 0 where it starts."""
+    """Yield the events of a device that overlap a window, in parts; without a window all; empty ones count at their start."""
     for at, part in work.parts():
         start, end = part.start, part.end
         if window is None:
@@ -339,12 +339,12 @@ def parts_of(work: Work, window: Window | None) -> Iterator[Part]:
 
 
 def device_views(trace: Trace, window: Window | None = None, *, priority: Sequence[str] = PRIORITY) -> tuple[DeviceView, ...]:
-    """Look at each device that has events, in order of number; none for a trace of a CPU.
+    """Return each device that has events, in order of number; none for a trace of a CPU.
 
     Args:
         trace: the trace.
         window: the part of its time to look at; the whole trace if not given.
-        priority: which kind owns the time where several overlap: all of `DEVICE_KINDS`, the first wins.
+        priority: kinds in the order in which they own time where several overlap: all of `DEVICE_KINDS`.
 
     Raises:
         ConfigError: a priority that does not name each kind once.
@@ -356,7 +356,7 @@ def device_views(trace: Trace, window: Window | None = None, *, priority: Sequen
 
 
 def all_work(trace: Trace) -> Work:
-    """The events of all devices."""
+    """Return the events of all devices."""
     return Work(events=trace.device_events, rows=slice(0, len(trace.device_events)))
 
 

@@ -1,1 +1,1 @@
-"""Two sides against each other: the ledger, the speedup at each level."""
+"""Difference between two sides: the ledger, and the speedup at each level."""

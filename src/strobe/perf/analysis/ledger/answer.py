@@ -1,4 +1,4 @@
-"""The answer in a few lines: what a unit spends on each part, before and after, and how much of it has a name.
+"""Short answer to a comparison: the time of a unit by part, before and after, and the share that is explained.
 
 The unit is a steady frame block of our own runs, or what the account of two foreign traces is for.
 """
@@ -25,13 +25,13 @@ _UNITS: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLine:
-    """One part on both sides, or the small ones together.
+    """Time of one part on both sides, or of all small parts together.
 
     Args:
-        parts: what the time was spent on; several in the line of all that is too small for one of its own.
+        parts: parts that the time was spent on; several in the line of all parts too small for a line.
         baseline_ns, candidate_ns: mean of a unit, such as a steady frame block.
-        share: of what a unit saves; None if it saves nothing.
-        elsewhere_ns: what a clip saves on this part outside its steady frame blocks; 0 for foreign traces.
+        share: share of a unit's saving; None if it saves nothing.
+        elsewhere_ns: saving of a clip on this part outside its steady frame blocks; 0 for foreign traces.
     """
 
     parts: tuple[Part, ...]
@@ -42,13 +42,13 @@ class PartLine:
 
     @property
     def saved_ns(self) -> Fraction:
-        """What a unit saves."""
+        """Saving in one unit, ns."""
         return self.baseline_ns - self.candidate_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindLine:
-    """What a clip saves in its frame blocks of one kind: `num_blocks` of them."""
+    """Time of a clip's frame blocks of one kind on both sides: `num_blocks` of them."""
 
     kind: Kind
     num_blocks: int
@@ -58,11 +58,11 @@ class KindLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Where the difference between two sides comes from.
+    """Difference between two sides, by part of a unit.
 
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
-        unit: what the lines are of, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
+        unit: unit of the lines, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
             `focal call` or `traced window`.
         explained_time: share of the time of the side where it is smaller that has a name.
         explained_saving: share of the saving that has a name; None if nothing is saved.
@@ -75,21 +75,21 @@ class Answer:
 
     @property
     def baseline_ns(self) -> Fraction:
-        """One unit of the baseline."""
+        """Time of one unit of the baseline, ns."""
         return sum((line.baseline_ns for line in self.lines), Fraction(0))
 
     @property
     def candidate_ns(self) -> Fraction:
-        """One unit of the candidate."""
+        """Time of one unit of the candidate, ns."""
         return sum((line.candidate_ns for line in self.lines), Fraction(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipAnswer(Answer):
-    """Where the difference between two variants of ours comes from, in a frame block and in a whole clip.
+    """Difference between two variants of ours, in a frame block and in a whole clip.
 
     Args:
-        kinds: what each kind of frame block adds to a clip; they add up to a clip.
+        kinds: time of each kind of frame block in a clip; they add up to a clip.
         num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
         disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
             of the clips that marking regions took.
@@ -160,7 +160,7 @@ def _times(account: Account, line: Line) -> tuple[Fraction, Fraction]:
 
 
 def _lines(per_unit: Sequence[Mapping[Part, Fraction]], elsewhere: Sequence[Mapping[Part, Fraction]]) -> tuple[PartLine, ...]:
-    """One line for each group of parts, with its share of what a unit saves."""
+    """Return one line for each group of parts, with its share of a unit's saving."""
     saved = sum(per_unit[0].values()) - sum(per_unit[1].values())
     lines = []
     for inside in _grouped(per_unit, elsewhere):
@@ -172,7 +172,7 @@ def _lines(per_unit: Sequence[Mapping[Part, Fraction]], elsewhere: Sequence[Mapp
 
 
 def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Mapping[Part, Fraction]]) -> list[tuple[Part, ...]]:
-    """Parts that took any time: the largest ones each by itself, what saves most first, then the others together."""
+    """Group the parts that took time: the largest by themselves, largest saving first, then all others together."""
     parts = [part for part in Part if any(times[part] for times in (*per_block, *outside))]
     large = sorted(parts, key=lambda part: (-max(abs(times[part]) for times in per_block), part))
     alone = large if len(large) <= MOST_LINES else large[: MOST_LINES - 1]
@@ -189,7 +189,7 @@ def _parts(labels: Mapping[Label, int]) -> Counter[Part]:
 
 
 def _per_block(side: Explained, kind: Kind | None) -> dict[Part, Fraction]:
-    """Mean of one frame block of the kind, or of all."""
+    """Return the mean time by part of one frame block of a kind; without a kind, of any frame block."""
     chosen = [each for each in side.kinds if each == kind or (kind is None and each != Kind.AROUND)]
     blocks = side.num_clips * sum(side.num_blocks[each] for each in chosen)
     total: Counter[Part] = Counter()
@@ -200,7 +200,7 @@ def _per_block(side: Explained, kind: Kind | None) -> dict[Part, Fraction]:
 
 
 def _elsewhere(side: Explained, kind: Kind | None) -> dict[Part, Fraction]:
-    """Mean of a clip, outside the frame blocks of the kind."""
+    """Return the mean time by part of a clip outside its frame blocks of the kind."""
     total: Counter[Part] = Counter()
     for each, labels in side.kinds.items():
         if each == Kind.AROUND or (kind is not None and each != kind):

@@ -1,4 +1,4 @@
-"""From one focal kernel to the stage: what each level takes beyond the one before, from separate measurements of each.
+"""Account from one focal kernel to the stage: the time that each level adds, from separate measurements of each level.
 
 The kernel and its section come from traces, the attention call and the stage from logs of runs without a profiler. A level is the
 mean of its measurements; a line is what a level takes beyond the one below it. Without the number of calls in a stage the account
@@ -18,14 +18,14 @@ from strobe.perf.analysis.ledger.intervals import Spread
 from strobe.perf.analysis.ledger.traces import Account
 
 NEARLY: Final = Fraction(1, 10_000)
-"""Two different quantities that agree to this share are a copy or a coincidence."""
+"""Largest relative difference at which two different quantities are taken for a copy or a coincidence."""
 
 KERNEL_LINE: Final = "focal kernel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallTimes:
-    """Means of one side; `None` where nothing was measured.
+    """Mean times of one side; `None` where nothing was measured.
 
     Args:
         kernel_ns: one focal kernel, traced.
@@ -46,7 +46,7 @@ class CallTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImpliedCalls:
-    """How many calls a stage would have if nothing but the calls had changed in it.
+    """Number of calls in a stage that would explain its saving by the saving of a call alone.
 
     Args:
         calls: saving of the stage / saving of a call.
@@ -58,12 +58,12 @@ class ImpliedCalls:
 
     @property
     def whole(self) -> bool:
-        """Whether it is a whole number."""
+        """Whether the number is whole."""
         return self.calls.denominator == 1
 
 
 def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
-    """Account for what one call saves, level by level; `None` if no level was measured on both sides.
+    """Account for the saving of one call, level by level; `None` if no level was measured on both sides.
 
     A level that one side lacks is left out, and its time is part of the next line.
     """
@@ -139,7 +139,7 @@ def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | Non
 
 
 def coincidences(baseline: CallTimes, candidate: CallTimes) -> tuple[tuple[str, str, Fraction], ...]:
-    """Find different quantities that are suspiciously equal: names of both, and the share by which they differ.
+    """Find different quantities that are suspiciously equal; return both names and the relative difference.
 
     A kernel may well be all of its section: they come from the same events, and are not held against each other.
     """

@@ -1,4 +1,4 @@
-"""What one variant spent its timed clips on, label by label, exactly.
+"""Time of one variant's timed clips, label by label, exactly.
 
 The time of a clip is that of the untraced run: of each frame block from its start to the start of the next, and of what lies
 around them. How it divides comes
@@ -34,7 +34,7 @@ _AROUND_LABEL: Final = Label(("clip",), AROUND)
 
 
 class Kind(StrEnum):
-    """Kinds of frame block, and what lies around them."""
+    """Kinds of frame block, and the time around them."""
 
     FIRST = "first"
     FILLING = "filling"
@@ -48,11 +48,11 @@ Labels = Mapping[Label, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """The timed clips of one variant.
+    """Timed clips of one variant by kind of frame block and label.
 
     Args:
         num_clips: clips, of which every time is the sum.
-        kinds: what each label owns in the frame blocks of a kind; all of them add up to the clips.
+        kinds: time of each label in the frame blocks of a kind; all of them add up to the clips.
         num_blocks: frame blocks of each kind in one clip.
         calls: number and exclusive time of each kernel, operator or region; they add up to the busy labels.
         units: labels of what levels are compared by, in order: each pair of clips on a CPU, each traced steady frame block on a
@@ -60,7 +60,7 @@ class Explained:
         pairs: labels of each pair of clips, where they were timed pair by pair; else empty.
         traced_ns, timed_ns: length of the traced frame blocks, in the traced clip and as a mean of the timed ones; 0 where no
             trace was used.
-        marking_ns: what the regions that were added up took by themselves, in all clips.
+        marking_ns: time that marking the regions took, in all clips.
         stood_for: frame blocks that the trace lacks although it has others of their kind, which stand for them.
         merged: regions that the other side does not show, each with what its time counts as instead on both.
     """
@@ -79,7 +79,7 @@ class Explained:
 
     @property
     def labels(self) -> Counter[Label]:
-        """What each label owns in all clips."""
+        """Time of each label in all clips, ns."""
         total: Counter[Label] = Counter()
         for labels in self.kinds.values():
             for label, ns in labels.items():
@@ -88,7 +88,7 @@ class Explained:
 
 
 def block_kinds(run: RunRecords, names: Collection[str]) -> tuple[Kind, ...]:
-    """Return the kind of each frame block of a clip: steady only where it is so for all of these variants.
+    """Return the kind of each frame block of a clip: steady only if it is steady in all of these variants.
 
     A run of the caller's own code says nothing of windows and switches: all blocks but the first count as steady.
     """
@@ -123,7 +123,7 @@ def apportion(total: int, weights: Mapping[K, int]) -> dict[K, int]:
 
 
 def coarsened(side: Explained, stages: Collection[str]) -> Explained:
-    """Put all that ran in these stages on one label each: what one side cannot tell apart is told apart on neither."""
+    """Put all time of these stages on one label each, so that neither side shows more detail than the other."""
     return _relabelled(side, lambda path: (path[0], NOT_APART) if path and path[0] in stages else path)
 
 
@@ -132,7 +132,7 @@ _TOLD: Final = (spans.ATTENTION_KERNEL, spans.ATTENTION, spans.CROSS_ATTENTION, 
 
 
 def levelled(baseline: Explained, candidate: Explained) -> tuple[Explained, Explained]:
-    """Let the labels of both sides go equally deep: a region that only one of them shows counts as what contains it.
+    """Bring the labels of both sides to one depth: a region that only one of them shows counts as its parent.
 
     A variant may lack a region because its trace does. Its time is then no saving of that region.
     """
@@ -151,7 +151,7 @@ def _until(name: str) -> Callable[[Path], Path]:
 
 
 def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
-    """The same time under other paths."""
+    """Return the same time under other paths."""
 
     def moved(labels: Labels) -> Counter[Label]:
         total: Counter[Label] = Counter()
@@ -172,19 +172,19 @@ def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """One clip without a profiler: each frame block until the next one starts, and all else."""
+    """One clip without a profiler: the time of each frame block until the next one starts, and all other time."""
 
     blocks_ns: tuple[int, ...]
     around_ns: int
 
     @property
     def took_ns(self) -> int:
-        """End to end."""
+        """Time of the clip from end to end, ns."""
         return sum(self.blocks_ns) + self.around_ns
 
 
 def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, Timed]:
-    """Cut timed clips at the starts of their frame blocks, of which the last lasts until its own end; by the clips' order.
+    """Cut timed clips at the starts of their frame blocks, the last at its own end; return them by the clips' order.
 
     Raises:
         DataError: a clip without an end-to-end region, or that lacks frame blocks.
@@ -209,11 +209,11 @@ def _timed(clip: Clip, mine: Sequence[Span]) -> Timed:
 
 
 def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: Sequence[Kind]) -> Explained:
-    """Account for timed clips by the regions that they added up themselves.
+    """Account for timed clips by the regions that were timed in them.
 
     Args:
         pairs: the clips of each pair.
-        kinds: of the frame blocks.
+        kinds: kinds of the frame blocks.
 
     Raises:
         DataError: a clip without such regions, or regions longer than what contains them.
@@ -250,7 +250,7 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
 
 
 def _own_times(line: Regions, timed: Timed, calls: Mapping[str, list[int]]) -> list[Counter[Label]]:
-    """What each path owns by itself in each frame block; the frame block itself owns what its regions leave."""
+    """Compute the time of each path without its inner regions, by frame block; the frame block's own time is the rest."""
     found: list[Counter[Label]] = [Counter({Label((), TIMED): ns}) for ns in timed.blocks_ns]
     calls[spans.FRAME_BLOCK][0] += len(found)
     for column, index in enumerate(line.blocks):
@@ -274,7 +274,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Kin
 
     Args:
         clips: the timed clips.
-        kinds: of the frame blocks.
+        kinds: kinds of the frame blocks.
         traced: some or all frame blocks of one clip. A kind that it lacks stays unexplained.
 
     Raises:
@@ -310,7 +310,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Kin
 
 
 def _divided(took_ns: int, seen: Sequence[Labels], scale: Fraction) -> Labels:
-    """Busy labels of traced frame blocks, scaled; then what is left of the timed ones, divided as traced idle time is."""
+    """Scale the busy labels of traced frame blocks; divide the rest of the timed ones in proportion to traced idle time."""
     traced: Counter[Label] = Counter()
     for labels in seen:
         for label, ns in labels.items():
@@ -325,7 +325,7 @@ def _divided(took_ns: int, seen: Sequence[Labels], scale: Fraction) -> Labels:
 
 
 def _calls(traced: Partition, busy_ns: int, num_clips: int) -> dict[str, tuple[int, int]]:
-    """Calls of the traced frame blocks as often as clips were timed; their time adds up to the busy labels."""
+    """Scale the calls of the traced frame blocks to the timed clips; their time adds up to the busy labels."""
     counts: Counter[str] = Counter()
     took: Counter[str] = Counter()
     for call in traced.calls:

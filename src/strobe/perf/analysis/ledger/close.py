@@ -1,4 +1,4 @@
-"""Where the difference between two sides went: lines that add up to it exactly, in integer nanoseconds.
+"""Ledger: the difference between two sides as lines that add up to it exactly, in integer nanoseconds.
 
 There is one engine, `close_ledger`: time that labels own, put on levels that contain each other, and anchors, which are levels
 whose time was measured by itself. The line of an anchor is what the levels below leave of it, so that everything adds up.
@@ -26,7 +26,7 @@ OUTSIDE_WINDOW: Final = "outside profiled window"
 
 
 class Level(StrEnum):
-    """What contains what: each level is the one before plus its own lines."""
+    """Levels of a ledger in order of inclusion: each is the one before plus its own lines."""
 
     KERNEL = "kernel"
     SECTION = "attention section"
@@ -43,7 +43,7 @@ CLIP_LEVELS: Final = (Level.KERNEL, Level.SECTION, Level.STEP, Level.BLOCK, Leve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One line of the ledger: what it took on both sides, over all units.
+    """One line of the ledger: the time of both sides, over all units.
 
     `share` is the part of the whole saving (`None` if that is 0). `path` and `activity` are those of the label, empty for
     the lines of anchors.
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelSum:
-    """All lines up to a level.
+    """Sum of all lines up to a level.
 
     Of our own runs, `kernel` and `attention section` lie inside the denoise steps. `tiles` holds this level's time in each tile
     (frame block, step, pair of clips) of the baseline and of the candidate; both are empty from the first anchor on. `ratio` is
@@ -78,7 +78,7 @@ class LevelSum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsEffect:
-    """What one kernel or operator saved, split exactly into fewer calls and faster calls.
+    """Saving of one kernel or operator, split exactly into fewer calls and faster calls.
 
     With `n` calls of mean exclusive time `m`: `calls = (n_b - n_c)(m_b + m_c) / 2` and `speed = (m_b - m_c)(n_b + n_c) / 2`. A
     name that only one variant calls has no second mean: all of it is the effect of calls.
@@ -96,7 +96,7 @@ class CallsEffect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
-    """The whole account of baseline against candidate.
+    """Whole account of baseline against candidate.
 
     Args:
         num_units: every time below is the sum over so many units: `K` paired clips, steps, calls.
@@ -106,7 +106,7 @@ class Ledger:
         baseline_ns: the highest level, such as end to end.
         candidate_ns: likewise.
         saved_ns: likewise.
-        kernel_saved_ns: what the attention kernel saved, wherever it ran; 0 if either side shows none.
+        kernel_saved_ns: saving of the attention kernel, wherever it ran; 0 if either side shows none.
         ideal_ns: the highest level if nothing but that kernel had changed (Amdahl): `baseline_ns - kernel_saved_ns`.
         realised_share: `saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing.
         lost_ns: sum of the lines that grew, 0 or negative.
@@ -129,7 +129,7 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """A level that was measured by itself; `name` is the line of what the levels below leave of it."""
+    """A level that was measured by itself; `name` is the line of the time that the levels below leave of it."""
 
     level: Level
     name: str
@@ -139,7 +139,7 @@ class Anchor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owned:
-    """What one side's labels own over all units.
+    """Time by label of one side, over all units.
 
     Args:
         labels: nanoseconds of each label.
@@ -153,19 +153,19 @@ class Owned:
 
     @classmethod
     def nothing(cls) -> Owned:
-        """No labels: a ledger of anchors alone."""
+        """Return an empty side, for a ledger of anchors alone."""
         return cls(labels={}, calls={}, tiles=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """How a ledger is laid out.
+    """Layout of a ledger: its levels, and the level of each label.
 
     Args:
         levels: in order; the last is the whole.
         level_of: the first level that contains a label.
         is_kernel: whether a line is the attention kernel.
-        num_units: what the times are sums over.
+        num_units: number of units that the times are sums over.
     """
 
     levels: Sequence[Level]
@@ -292,7 +292,7 @@ def _assert_closed(
 
 
 def level_of(label: Label) -> Level:
-    """The first level that contains the label. Attention outside the denoise steps (commit, recache) is of the frame block."""
+    """Return the first level that contains the label. Attention in commit and recache passes counts in the frame block."""
     if label.activity == AROUND:
         return Level.E2E
     if DENOISE_STEP not in label.path:
@@ -303,7 +303,7 @@ def level_of(label: Label) -> Level:
 
 
 def is_attention_kernel(label: Label) -> bool:
-    """Whether the attention kernel (operator, region on a CPU) itself was running, in whichever pass."""
+    """Return whether the label is the attention kernel itself (operator or region on a CPU), in any pass."""
     return ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL, TIMED)
 
 
@@ -313,7 +313,7 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     Args:
         baseline: its clips.
         candidate: as many clips of the other variant, on the same kind of device.
-        pairs: what both sides of each pair of clips took end to end, for the interval of the whole. Lines that were timed clip by
+        pairs: times of both sides of each pair of clips, end to end, for the interval of the whole. Lines that were timed clip by
             clip have intervals too; those of a trace have none: one traced clip says nothing of others.
 
     Raises:

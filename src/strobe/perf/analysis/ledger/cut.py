@@ -1,4 +1,4 @@
-"""Cuts the device time of a trace of any framework into steps and labels, exactly.
+"""Cuts the device time of any framework's trace into steps and labels, exactly.
 
 Where work overlaps, the first of `PRIORITY` owns the time: focal kernel, other work of its section, other kernels, memsets,
 communication, copies. Where nothing runs, the cause of the gap does. So the labels of a step add up to its length. The order is a
@@ -31,7 +31,7 @@ from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
 FOCAL_NAME: Final = "focal kernel"
-"""The focal kernels of both sides are one name, so that they are compared with each other."""
+"""Common name of the focal kernels of both sides, so that they are compared with each other."""
 _PLACES: Final = ("focal", "section", "step")
 OTHER_KERNELS: Final = Label(("step",), "kernel")
 """The label of kernels that are neither focal nor of a section."""
@@ -40,7 +40,7 @@ LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """How the time of a trace is cut.
+    """Settings for cutting the time of a trace.
 
     Args:
         focal: regular expression searched in the names of device events; `None`: nothing is focal.
@@ -64,18 +64,18 @@ class TracedSide:
     """One device of one trace, cut into steps and labels.
 
     Args:
-        label: which trace it is, e.g. `rank 0`.
+        label: name of the trace, e.g. `rank 0`.
         device: its number.
-        steps: what was found; without steps the only tile is the time from the first device event to the end of the last.
+        steps: steps found; without any the only tile is the time from the first device event to the end of the last.
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
         inclusive: time that each label covers by itself, whatever else ran, over all tiles.
-        kinds: what kernels of each kind own of `OTHER_KERNELS`, over all tiles; they add up to it.
+        kinds: time of `OTHER_KERNELS` by kind of kernel, over all tiles; the kinds add up to it.
         focal_names: normalised names of the focal kernels, those with most calls first.
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
         sections: those of the counted calls; `None` if none were asked for.
-        pieces: what tiles the tiles; labels count into `LABELS`, events into the trace's device events.
+        pieces: pieces that tile the tiles; labels count into `LABELS`, events into the trace's device events.
     """
 
     label: str
@@ -93,7 +93,7 @@ class TracedSide:
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together."""
+        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
@@ -106,7 +106,7 @@ class TracedSide:
 
     @property
     def num_focal(self) -> int:
-        """Focal calls that start in the tiles."""
+        """Number of focal calls that start in the tiles."""
         return sum(map(len, self.focal))
 
     @property
@@ -116,13 +116,13 @@ class TracedSide:
 
     @property
     def own_ns(self) -> Fraction:
-        """Mean length of a tile without the communication in it that nothing hides: that may be waiting for another rank."""
+        """Mean tile without exposed communication, ns: that communication may wait for another rank."""
         communication = sum(ns for label, ns in self.owned.items() if label.activity == "comm")
         return Fraction(self.total_ns - communication, len(self.tiles))
 
 
 def cut_trace(trace: Trace, label: str, cut: Cut) -> TracedSide:
-    """Cut the device of a trace that spends most time in focal kernels (in any kernels, if nothing is focal).
+    """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
 
     Raises:
         DataError: the trace has no device events, or no focal one.
@@ -147,7 +147,7 @@ def _focal(trace: Trace, work: Work, cut: Cut) -> NDArray[np.bool_]:
 
 
 def _longest_names(trace: Trace) -> str:
-    """The kernels a user may have meant."""
+    """List the longest-running kernels, for a message about a name that was not found."""
     total: Counter[str] = Counter()
     events = trace.device_events
     for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
@@ -212,7 +212,7 @@ def _tiles(work: Work, steps: Steps | NoSteps) -> Intervals:
 
 
 def _left_out(steps: Steps | NoSteps) -> Intervals:
-    """Steps that are not like the others. The last one is: it only has no end."""
+    """Return the steps that are left out with a cause. The last step is kept: only its end is unknown."""
     excluded = () if isinstance(steps, NoSteps) or not steps.kept() else steps.steady.excluded
     found = [steps.steps[each.index] for each in excluded if each.cause != LAST and isinstance(steps, Steps)]
     bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
@@ -225,7 +225,7 @@ def _names(trace: Trace, work: Work, focal: NDArray[np.bool_], chosen: Ints) -> 
 
 
 class _Marks(NamedTuple):
-    """Which events of a device are focal, and which others take part in a section."""
+    """Masks of a device's focal events, and of its other events in sections."""
 
     focal: NDArray[np.bool_]
     section: NDArray[np.bool_]
@@ -246,7 +246,7 @@ def _pieces(trace: Trace, work: Work, marks: _Marks, areas: Intervals, tiles: In
 
 
 def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices, NDArray[np.bool_]]:
-    """Cut slices at the edges of areas, and say which of the pieces lie in one."""
+    """Cut slices at the edges of areas; return the pieces and a mask of those inside an area."""
     found = [overlaps(Intervals(slices.start, slices.end), part) for part in (areas, outside)]
     which, start, end = (
         np.concatenate(columns) for columns in zip(*((part.a, part.start, part.end) for part in found), strict=True)
@@ -258,7 +258,7 @@ def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices
 
 
 def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:
-    """What kernels of each kind own of the other kernels' time."""
+    """Return the time of the other kernels' line, by kind of kernel."""
     own = pieces.label == LABELS.index(OTHER_KERNELS)
     found: Counter[KernelKind] = Counter()
     ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
@@ -270,7 +270,7 @@ def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:
 
 
 def _inclusive(work: Work, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
-    """Time in which an event of each busy label ran, whatever else ran, in the tiles."""
+    """Return the time in the tiles in which an event of each busy label ran, whatever else ran."""
     outside = complement(areas, int(work.start[0]), int(work.end.max()))
     found: dict[Label, int] = {}
     for number, kind in enumerate(DEVICE_KINDS):

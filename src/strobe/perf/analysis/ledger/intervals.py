@@ -1,4 +1,4 @@
-"""How sure the lines of a ledger are: 95 % intervals of what each saves, from the steps or clips that it was measured in."""
+"""95 % intervals of the savings of a ledger's lines, from the steps or clips in which they were measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Spread:
 
     Args:
         lines: by the line's name; a line that is not there has none.
-        total: of the sum of all lines.
+        total: interval of the sum of all lines.
         samples: how many steps of each side, or pairs of clips, they are from; empty if there are none.
         why_none: why no line has one; empty if some do.
     """
@@ -48,10 +48,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """The steps of one side, and what a unit is: `scale * sum of a label / sum of the weights`.
+    """Steps of one side with the definition of a unit: `scale * sum of a label / sum of the weights`.
 
     Args:
-        owned: what each label owns in each step.
+        owned: time of each label in each step.
         weights: 1 each if the unit is a step, the focal calls of each if it is made of calls.
         scale: weights in a unit: 1, or the calls of a stage.
     """
@@ -62,7 +62,7 @@ class Sampled:
 
 
 def step_spread(baseline: Sampled, candidate: Sampled) -> Spread:
-    """Bootstrap what each label saves, and all of them: whole steps are drawn again, those of each side by themselves.
+    """Bootstrap the saving of each label and of all: whole steps are resampled, those of each side by themselves.
 
     Percentile bootstrap with `RESAMPLES` resamples, the same for the same steps. Steps are taken to be independent of each other;
     the sides were measured at different times, so drift between them is in no interval.
@@ -79,7 +79,7 @@ def step_spread(baseline: Sampled, candidate: Sampled) -> Spread:
 
 
 def _resampled(side: Sampled, labels: Sequence[Label], seed: int) -> NDArray[np.float64] | None:
-    """One unit of each label, and of their sum, in every resample; `None` if one has no weight.
+    """Return one unit of each label, and of their sum, in every resample; `None` if a resample has no weight.
 
     Sums of nanoseconds are exact in a double below 2 ** 53, so the order of summation changes nothing.
     """
@@ -104,11 +104,11 @@ def _interval(values: NDArray[np.float64]) -> Interval:
 
 
 def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_pair: int) -> Spread:
-    """Intervals of lines that were timed in pairs of interleaved clips: `mean +- t * s / sqrt(n)` of what each pair saved.
+    """Compute intervals of lines timed in interleaved pairs of clips: `mean +- t * s / sqrt(n)` of the pairs' savings.
 
     Args:
         saved: by the line's name, what each pair saved.
-        total: what each pair saved in all.
+        total: total saving of each pair.
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:

@@ -1,4 +1,4 @@
-"""The parts of a frame block, or of a step of a foreign trace, that a reader knows by name.
+"""Parts of a frame block, or of a step of a foreign trace, under names that a reader knows.
 
 Every label of a ledger belongs to one.
 """
@@ -16,17 +16,17 @@ from strobe.perf.analysis.runs.replays import UNMATCHED
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label
 
 MISMATCH: Final = "timed run minus trace"
-"""Activity of what the untraced run took beyond the trace; negative where the trace shows more."""
+"""Activity of the untraced run's time beyond the trace; negative where the trace shows more."""
 UNTRACED: Final = "untraced"
 """Activity of frame blocks of a kind that no trace holds."""
 AROUND: Final = "before and after the frame blocks"
-"""Activity of what a clip takes outside its frame blocks."""
+"""Activity of a clip's time outside its frame blocks."""
 NOT_APART: Final = "not told apart"
-"""Innermost name of what ran in a graph without a key to its kernels, and of the same pass on the other side."""
+"""Innermost name of work in a graph whose kernels cannot be labelled, and of the same pass on the other side."""
 
 
 class Part(StrEnum):
-    """What a nanosecond was spent on, in the words of the answer."""
+    """Parts that time is spent on, as the answer names them."""
 
     ATTENTION_KERNEL = "attention kernel"
     ATTENTION_AROUND = "attention around its kernel"
@@ -71,7 +71,7 @@ MEANING: Final[dict[Part, str]] = {
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
-"""Parts that explain nothing."""
+"""Parts that do not count as explained."""
 _NORMS: Final = frozenset(
     {spans.MODULATED_NORM, spans.GATED_RESIDUAL, spans.CROSS_NORM, spans.CROSS_RESIDUAL, spans.PATCH_EMBEDDING, spans.CONDITIONS,
      spans.HEAD, spans.RENOISE}
@@ -112,7 +112,7 @@ def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
 
     Args:
         label: focal kernel, section or step, and what ran there; without a path, what a log measured beyond the trace.
-        kind: what the kernels compute that are neither focal nor of a section.
+        kind: kind of the kernels that are neither focal nor of a section.
     """
     path, activity = label
     if not path or activity == UNLINKED:

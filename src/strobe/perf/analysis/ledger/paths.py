@@ -22,7 +22,7 @@ IDLE: Final = "idle"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A name on a path with everything below it, in both sides, exact. Children are in order of the larger side."""
+    """A name on a path with all nodes below it, for both sides, exact. Children come in order of the larger side."""
 
     name: str
     baseline_ns: Fraction
@@ -31,13 +31,13 @@ class Node:
 
     @property
     def own_ns(self) -> tuple[Fraction, Fraction]:
-        """What no child has, in both sides."""
+        """Time of both sides that lies in no child, ns."""
         below = [(child.baseline_ns, child.candidate_ns) for child in self.children]
         return self.baseline_ns - sum(times[0] for times in below), self.candidate_ns - sum(times[1] for times in below)
 
 
 class PathTree(NamedTuple):
-    """What one unit takes by path in both sides, idle time by cause among it.
+    """Time of one unit by path on both sides, including idle time by cause.
 
     `unit` is step, call or window. With `operators` they are part of the paths. The root is what a unit takes.
     """
@@ -55,7 +55,7 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     """Lay the paths of two traces over each other; `None` without either.
 
     Args:
-        unit: of the account: stage or step, call, window. Operators are part of the paths if both traces were read with details.
+        unit: unit of the account: stage or step, call, window. Paths include operators if both traces were read with details.
     """
     if baseline is None or candidate is None:
         return None
@@ -110,7 +110,7 @@ def idle_times(side: TracedSide) -> dict[Path, int]:
 
 
 def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
-    """The path of each scope by its own name and those around it."""
+    """Return the path of each scope: the names of the scopes around it and its own."""
     paths: list[Path] = []
     for parent, name in zip(parents, scopes.name, strict=True):
         own = base_of(scopes.names[name]).removeprefix("strobe::")

@@ -1,6 +1,6 @@
-"""What is known of two sides, level by level: kernel, section, attention call, step, stage, end to end.
+"""Times of two sides, level by level: kernel, section, attention call, step, stage, end to end.
 
-Each side is what its traces and its log say. A level that cannot be computed is missing, with the reason. The sides were measured
+Each side consists of its traces and its log. A level that cannot be computed is missing, with the reason. The sides were measured
 at different times: an interval is Welch's, and drift between them is unknown.
 """
 
@@ -28,21 +28,21 @@ DRIFT: Final = "unpaired, drift unknown"
 NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
 HOST_ONLY: Final = "its traces hold no device events, only the host's: capture them with the accelerator's activities"
 MAX_REALISED: Final = 10
-"""A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+"""Largest saving of a level / saving of the kernel that the kernel can have caused."""
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
-"""Traced step / timed step: outside these bounds they are not the same thing."""
+"""Bounds of traced step / timed step; outside of them they are not the same step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One level of one side.
+    """Measurements of one level of one side.
 
     Args:
         mean_ns: mean of all measurements.
         groups_ns: means of groups that do not depend on each other: steps, rounds; fewer than two make no interval.
         n: measurements.
-        what: what was averaged, in words.
+        what: the averaged quantity, in words.
     """
 
     mean_ns: Fraction
@@ -53,12 +53,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """Everything known of one side. A text in place of a result says why there is none.
+    """Traces and log of one side. A text in place of a result is the reason why there is none.
 
     Args:
         name: `baseline` or `candidate`.
         traced: one per trace, each its device with the focal kernels.
-        timings: what the log says.
+        timings: times from the log.
         host_step: one `ProfilerStep#N` on the host; what steps are compared by if one of the sides was traced on the host alone.
     """
 
@@ -69,7 +69,7 @@ class Side:
 
     @property
     def chosen(self) -> TracedSide | None:
-        """The rank that the others wait for, of those with steps if there are any: the longest mean step without communication.
+        """The rank that the others wait for: the longest mean step without communication; ranks with steps come first.
 
         Ranks that meet in every step have steps of one length; the one that is late has the least communication in it.
         """
@@ -78,7 +78,7 @@ class Side:
         return max(self.traced, key=lambda traced: (not isinstance(traced.steps, NoSteps), traced.own_ns, traced.mean_ns))
 
     def kernel(self) -> Measured | str:
-        """One focal kernel."""
+        """Return the time of one focal kernel, or the reason why there is none."""
         own = self.chosen
         if own is None:
             return str(self.traced)
@@ -89,7 +89,7 @@ class Side:
         return Measured(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
 
     def section(self) -> Measured | str:
-        """One section."""
+        """Return the time of one section, or the reason why there is none."""
         own = self.chosen
         if own is None or own.sections is None:
             return str(self.traced) if own is None else "no section was asked for: give --section"
@@ -102,19 +102,19 @@ class Side:
         return Measured(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
 
     def focal_in_section(self) -> Fraction | None:
-        """Focal time in one section; `None` without sections. It differs from the kernel's mean where focal calls lie in no
-        section, or several in one."""
+        """Return the focal time in one section; `None` without sections. It differs from the kernel's mean if focal calls lie in
+        no section, or several in one."""
         found = () if self.chosen is None or self.chosen.sections is None else self.chosen.sections.found
         return Fraction(sum(section.focal_ns for section in found), len(found)) if found else None
 
     @property
     def stages_per_run(self) -> Fraction | None:
-        """Rounds of the stage for each whole run, if the log times both."""
+        """Rounds of the stage per whole run, if the log times both."""
         stage, whole = self.timings.stage, self.timings.e2e
         return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds), len(whole.rounds))
 
     def call(self) -> Measured | str:
-        """One attention call of the log."""
+        """Return the time of one attention call of the log, or the reason why there is none."""
         own = self.timings.attention
         if isinstance(own, str):
             return own
@@ -126,7 +126,7 @@ class Side:
         return Measured(mean_ns=Fraction(own.calls.sum_ns, own.calls.n), groups_ns=groups, n=own.calls.n, what=what)
 
     def traced_step(self) -> Measured | str:
-        """One step of the trace."""
+        """Return the time of one step of the trace, or the reason why there is none."""
         own = self.chosen
         if own is None:
             return str(self.traced)
@@ -136,15 +136,15 @@ class Side:
         return Measured(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
 
     def timed_stage(self) -> Measured | str:
-        """One stage of the log, without warm-up."""
+        """Return the time of one stage of the log without warm-up, or the reason why there is none."""
         return _rounds(self.timings.stage)
 
     def whole(self) -> Measured | str:
-        """A whole run as the log times it."""
+        """Return the time of a whole run of the log, or the reason why there is none."""
         return _rounds(self.timings.e2e)
 
     def call_times(self, *, with_section: bool, kernel_is_section: bool) -> CallTimes:
-        """The means for the account of a call; with sections in it, the kernel is what runs inside one of them."""
+        """Return the means for the account of a call; with sections in it, the kernel is what runs inside one section."""
         kernel = _mean(self.kernel())
         inside = self.focal_in_section() if with_section else None
         return CallTimes(
@@ -157,7 +157,7 @@ class Side:
         )
 
     def timed(self) -> Timed:
-        """What the log says for the account of the traces; a step only if it can be the one that was traced."""
+        """Return the log's times for the account of the traces; a step only if it can be the traced one."""
         logged = self.timings.step
         step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
         own = self.chosen
@@ -172,7 +172,7 @@ class Side:
 
 
 def host_step(traces: Sequence[Trace]) -> Measured | str:
-    """One `ProfilerStep#N` on the host, over all traces of a side."""
+    """Return the time of one `ProfilerStep#N` on the host over all traces of a side, or the reason why there is none."""
     spans = [
         float(end - start)
         for ranges in (trace.ranges for trace in traces)
@@ -186,7 +186,7 @@ def host_step(traces: Sequence[Trace]) -> Measured | str:
 
 
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
-    """Whether a timed step can be the traced one: the trace has steps, and they are about as long."""
+    """Return whether a timed step can be the traced one: the trace has steps, and both are about as long."""
     low, high = _LIKELY_DILATION
     return not isinstance(own.steps, NoSteps) and low <= own.mean_ns / step_ns <= high
 
@@ -215,7 +215,7 @@ def _rounds(rounds: StageRounds | str) -> Measured | str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelFigure:
-    """One level of both sides.
+    """Times and ratio of one level.
 
     Args:
         level: its name, as a requirement takes it.
@@ -223,7 +223,7 @@ class LevelFigure:
         candidate: likewise.
         ratio: time of the baseline / time of the candidate; `None`: the level is missing.
         interval: Welch's, over groups; drift between the sides is unknown.
-        verdict: what that allows to say.
+        verdict: conclusion that ratio and interval allow.
         realised: saving of this level for one call / saving of the kernel; `None` where that says nothing.
         unlike: empty, or how the two sides differ in what they measure: stands beside every figure of the level.
     """
@@ -239,14 +239,14 @@ class LevelFigure:
 
     @property
     def saved_ns(self) -> Fraction | None:
-        """Baseline - candidate."""
+        """Baseline minus candidate, ns; None without both."""
         if isinstance(self.baseline, str) or isinstance(self.candidate, str):
             return None
         return self.baseline.mean_ns - self.candidate.mean_ns
 
     @property
     def missing(self) -> str:
-        """Why there is no ratio."""
+        """Reason why there is no ratio; empty if there is one."""
         sides = (("baseline", self.baseline), ("candidate", self.candidate))
         return "; ".join(f"{name}: {reason}" for name, reason in sides if isinstance(reason, str))
 
@@ -281,7 +281,7 @@ def level_figures(baseline: Side, candidate: Side, *, unlike: str = "", alike_st
 
 
 def _section(side: Side, unlike: str) -> Measured | str:
-    """The section, or the kernel where an unlike comparison was asked for and the side has none."""
+    """Return the section, or the kernel where an unlike comparison was asked for and the side has no section."""
     found = side.section()
     return side.kernel() if unlike and isinstance(found, str) else found
 
@@ -304,7 +304,7 @@ def _figure(
 
 
 def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tuple[Side, Side]) -> Fraction | None:
-    """Saving of a level / saving of the kernel calls in it; `None` where their number is not known or the kernel did not move."""
+    """Return the saving of a level / that of its kernel calls; `None` if their number is unknown or the kernel did not change."""
     if kernel.ratio is None or isinstance(kernel.baseline, str) or isinstance(kernel.candidate, str):
         return None
     inside = [_focal_inside(level, side, mean) for side, mean in zip(sides, (kernel.baseline, kernel.candidate), strict=True)]
@@ -317,7 +317,7 @@ def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tup
 
 
 def _focal_inside(level: LevelName, side: Side, kernel: Measured) -> Fraction | None:
-    """Focal time in one of a level."""
+    """Return the focal time in one unit of a level; `None` if its number of focal calls is not known."""
     calls: Fraction | int | None = 1
     if level == "section":
         return side.focal_in_section() or kernel.mean_ns  # without sections the kernel stands for one
@@ -332,7 +332,7 @@ def _focal_inside(level: LevelName, side: Side, kernel: Measured) -> Fraction | 
 
 
 def rank_ledgers(baseline: Side, candidate: Side) -> tuple[tuple[str, Account], ...]:
-    """The account of the slowest ranks, and of every rank that both sides traced if there are several."""
+    """Return the account of the slowest ranks and, with several ranks, of every rank that both sides traced."""
     if isinstance(baseline.traced, str) or isinstance(candidate.traced, str):
         return ()
     slow = baseline.chosen, candidate.chosen

@@ -1,7 +1,7 @@
-"""Two traces of any framework: the labels of their time account for the difference between them, to the nanosecond.
+"""Account of two traces of any framework: labels that add up to the difference between them, to the nanosecond.
 
-What a step saves is the sum of what its labels save. Where the logs time a stage and say how many calls are in it, the account
-goes on to the stage: what the trace does not hold of it is a line of its own.
+The saving of a step is the sum of the savings of its labels. Where the logs time a stage and give its number of calls, the
+account extends to the stage: the time of the stage that the trace does not hold is a line of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UnitName = Literal["stage", "step", "call", "window"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """What one side took without a profiler, as its log says; `None` where nothing says it.
+    """Times of one side without a profiler, from its log; `None` where the log has none.
 
     Args:
         step_ns: mean of a step.
@@ -45,15 +45,15 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """A ledger with the unit that its times are for.
+    """A ledger with the unit of its times.
 
     Args:
         ledger: sums over `ledger.num_units` units, so that means stay exact; divide to get one unit.
-        unit: what one unit is.
+        unit: name of the unit.
         why: why this unit.
         missing: levels that could not be reached, with the reason.
-        inclusive: what each label covers by itself in one unit of the baseline and of the candidate, whatever else ran.
-        kinds: what kernels of each kind own of the line of the other kernels, in one unit of both; they add up to it.
+        inclusive: time that each label covers by itself in one unit of baseline and candidate, whatever else ran.
+        kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
     """
 
     ledger: Ledger
@@ -64,7 +64,7 @@ class Account:
     kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
 
     def per_unit(self, ns: int | Fraction) -> Fraction:
-        """A time of the ledger for one unit."""
+        """Divide a time of the ledger by its number of units."""
         return Fraction(ns) / self.ledger.num_units
 
 
@@ -83,7 +83,7 @@ def foreign_ledger(baseline: TracedSide, candidate: TracedSide, timed: tuple[Tim
     Args:
         baseline: one device of the baseline.
         candidate: one device of the candidate.
-        timed: what the logs say of each.
+        timed: times of each side from its log.
     """
     sides = (baseline, candidate)
     unit, missing = _unit(sides, timed)
@@ -136,7 +136,7 @@ def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[Timed, Timed]) -> t
 
 
 def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
-    """Whether the steps of both sides are the same thing: named ones are, repetitions if they hold as many focal calls."""
+    """Return whether the steps of both sides correspond: they are named, or repetitions with equally many focal calls."""
     if all(isinstance(side.steps, Steps) and side.steps.source != "period" for side in sides):
         return True
     return Fraction(sides[0].num_focal, len(sides[0].tiles)) == Fraction(sides[1].num_focal, len(sides[1].tiles))
@@ -192,7 +192,7 @@ def _closed(
 
 
 def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
-    """Intervals of the labels. Their sum is the whole only if nothing of it is timed: logs are not resampled with the steps."""
+    """Compute intervals of the labels, and of the sum if no level is from a log: logs are not resampled with the steps."""
     if unit.name == "window" or any(isinstance(side.steps, NoSteps) for side in sides):
         return Spread(why_none="no compared steps on both sides")
     sampled = []

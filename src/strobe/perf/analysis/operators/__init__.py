@@ -1,1 +1,1 @@
-"""Device time by the operators of the host that launched it: what they were given, who called them, what they cost."""
+"""Device time by the host operators that launched it: their inputs, callers and costs."""

@@ -1,4 +1,4 @@
-"""Which operator launched each device event, who called that operator, and whether autograd ran it backwards."""
+"""Launching operator of each device event, with its caller and its autograd phase."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from strobe.perf.analysis.structure.scopes import NOWHERE, nest, ranges_and_modu
 from strobe.perf.trace.events import OperatorFacts, Trace
 
 PHASES: Final = ("", "forward", "backward")
-"""Of an operator: autograd did not record it, recorded it, or ran it."""
+"""Phases of an operator: not recorded by autograd, recorded (forward), or run by it (backward)."""
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function: .+")
-"""The range that autograd's engine puts around each node that it runs; one that adds up gradients has no number."""
+"""Name of the range that autograd's engine puts around each node it runs; nodes that add up gradients have no number."""
 
 
 class Launchers:
-    """The operators of a trace that was read with details, as launchers of its device events.
+    """Operators of a trace that was read with details, as launchers of its device events.
 
     A launcher is a number: the position of an operator, or behind the last one `outside` (the launch call lies in no operator)
     and `unlinked` (neither the launch call nor the operator is known). The innermost operator that is open when the launch call
@@ -29,7 +29,7 @@ class Launchers:
 
     Args:
         trace: read with `details=True`.
-        details: what its operators say.
+        details: inputs and autograd facts of its operators.
     """
 
     def __init__(self, trace: Trace, details: OperatorFacts) -> None:
@@ -91,7 +91,7 @@ class Launchers:
         return np.where(scope == NOWHERE, NOWHERE, names[scope] if len(names) else NOWHERE)
 
     def _at_start(self, operators: Ints) -> Ints:
-        """The innermost scope in which each of some operators starts."""
+        """Return the innermost scope in which each of some operators starts."""
         ops = self._trace.ops
         thread, start = np.asarray(ops.thread)[operators], np.asarray(ops.start_ns)[operators]
         found = np.full(len(operators), NOWHERE, np.int64)
@@ -101,7 +101,7 @@ class Launchers:
         return found
 
     def _forward_of(self, operators: Ints) -> Ints:
-        """The forward operator that each of some backward ones answers: the last with its number in autograd's sequence."""
+        """Return the forward operator of each of some backward ones: the last with its autograd sequence number."""
         found = np.full(len(operators), NOWHERE, np.int64)
         mine = np.flatnonzero(self.phase[operators] == PHASES.index("backward"))
         own = column(self._details.sequence)
@@ -115,7 +115,7 @@ class Launchers:
         return found
 
     def _inherited(self, values: NDArray[np.integer], nothing: int = 0) -> Ints:
-        """The values, where an operator has `nothing` that of the innermost operator around it that has something."""
+        """Replace each value `nothing` by that of the innermost enclosing operator with another value."""
         found: Ints = np.asarray(values).astype(np.int64)
         inner = np.flatnonzero(self.parent != NOWHERE)
         while True:

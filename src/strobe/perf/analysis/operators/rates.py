@@ -1,4 +1,4 @@
-"""The operators of a device whose cost is known, against its peaks, and how much of the time they are."""
+"""Rates of a device's operators of known cost against its peaks, and the share of the time that they cover."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from strobe.perf.trace.events import Trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """One row of the operators.
+    """Cost and rate of one row of the operators.
 
     Args:
-        place: of the row in the table of operators.
+        place: position of the row in the table of operators.
         row: the row.
-        cost: of one call, or why it is not known.
+        cost: cost of one call, or the reason why it is not known.
         found: one call against the device: the mean of its kernels' durations.
     """
 
@@ -35,10 +35,10 @@ class Rates:
 
     Args:
         product: name of the device; empty where the trace does not list it.
-        peaks: of the device, if they are known.
+        peaks: peaks of the device, if they are known.
         rows: one for each operator with recorded inputs, in the order of the table of operators.
         covered_ns: exclusive time of the rows whose cost is known.
-        busy_ns: of the device.
+        busy_ns: busy time of the device.
     """
 
     device: int
@@ -50,7 +50,7 @@ class Rates:
 
 
 def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
-    """Hold the operators of one device against its peaks."""
+    """Compare the operators of one device with its peaks."""
     product = next((one.name for one in trace.devices if one.index == times.device), "")
     peaks = device_peaks(product) if product else None
     rows = tuple(

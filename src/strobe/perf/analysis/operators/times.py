@@ -1,4 +1,4 @@
-"""Device time by operator, input sizes and dtypes: what each launched, who called it, forward or backward.
+"""Device time by operator, input sizes and dtypes: kernels, callers, forward or backward.
 
 Every device event in the window counts once, cut to the window. Exclusive times add up to the device's busy time exactly: what
 no operator launched is a row of its own, and so is what was launched before the trace.
@@ -25,7 +25,7 @@ _NOTHING: Final = OperatorInputs("")
 
 
 class Source(StrEnum):
-    """What launched some device events."""
+    """Sources of device events: an operator, or the reason why there is none."""
 
     OPERATOR = "operator"
     OUTSIDE = "no operator"
@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 
 class Launched(NamedTuple):
-    """One kernel of a row: normalised name, kind, device events, the time they own and the sum of their durations."""
+    """One kernel of a row: normalised name, kind, device events, exclusive time, and sum of durations."""
 
     kernel: str
     kind: str
@@ -43,7 +43,7 @@ class Launched(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who called a row's operator: the operator around it and the range or module, empty where there is none."""
+    """Caller of a row's operator: the operator and the range or module around it, empty where there is none."""
 
     operator: str
     scope: str
@@ -58,13 +58,13 @@ class OperatorTime:
     Args:
         source: an operator, or why there is none.
         operator: its name; empty without one.
-        inputs: what it was given, as far as it was recorded.
+        inputs: inputs of the operator, as far as they were recorded.
         phase: `forward` or `backward` where autograd took part, else empty.
         calls: calls of the operator that launched at least one of the events; 0 without an operator.
         events: device events.
         exclusive_ns: time that no other row counts.
         sum_ns: sum of the durations.
-        kernels: what was launched, most exclusive time first.
+        kernels: launched kernels, most exclusive time first.
         callers: who called, most exclusive time first.
     """
 
@@ -80,7 +80,7 @@ class OperatorTime:
     callers: tuple[Caller, ...]
 
     def as_calls(self, device: int) -> OperatorCalls:
-        """The calls as what their cost follows from."""
+        """Return the calls in the form that cost functions take."""
         given = self.inputs
         return OperatorCalls(
             device=device, name=self.operator, sizes=given.sizes, types=given.types, values=given.values, calls=self.calls,
@@ -89,14 +89,14 @@ class OperatorTime:
 
     @property
     def dtypes(self) -> str:
-        """The dtypes of its tensors, each once."""
+        """Dtypes of the operator's tensors, each once."""
         tensors = (kind for kind, size in zip(self.inputs.types, self.inputs.sizes, strict=False) if size)
         return ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTimes:
-    """The rows of one device, most exclusive time first; their exclusive times add up to `busy_ns`."""
+    """Rows of one device, most exclusive time first; their exclusive times add up to `busy_ns`."""
 
     device: int
     rows: tuple[OperatorTime, ...]
@@ -136,13 +136,13 @@ def _table(view: DeviceView, launchers: Launchers) -> OperatorTimes:
 
 
 class _Counted:
-    """Events, time owned and durations by code."""
+    """Counter of events, exclusive time and durations, by code."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add(self, codes: Ints, length: Ints, *, exclusive: bool) -> None:
-        """Count durations of events, or time that they own."""
+        """Add durations of events, or the time that they own."""
         some, which = np.unique(codes, return_inverse=True)
         total = np.zeros(len(some), np.int64)
         np.add.at(total, which, length)
@@ -156,7 +156,7 @@ class _Counted:
 
 
 class _Keys:
-    """Numbers for what the events of a device are counted by: row, caller, name and kind, packed into one code."""
+    """Codes of a device's events: row, caller, name and kind packed into one number."""
 
     def __init__(self, view: DeviceView, launchers: Launchers) -> None:
         self._trace, self._launchers = view.trace, launchers
@@ -171,7 +171,7 @@ class _Keys:
         self._scope_caller = self._scope_numbers()
 
     def _row_numbers(self) -> tuple[Ints, Ints]:
-        """One launcher of each row, and the row of each used launcher."""
+        """Return one launcher of each row, and the row of each used launcher."""
         one, details = self._launchers, self._trace.details
         assert details is not None
         real = self._used[self._used < one.num]
@@ -182,7 +182,7 @@ class _Keys:
         return self._used[first], which.astype(np.int64)
 
     def _caller_numbers(self) -> tuple[list[tuple[str, str]], Ints]:
-        """The callers, and the caller of each used launcher: the operator around it, and the range or module."""
+        """Return the callers (operator around, range or module), and the caller of each used launcher."""
         one, ops = self._launchers, self._trace.ops
         scope = one.scopes_of(self._used)
         above = np.full(len(self._used), -1, np.int64)
@@ -194,7 +194,7 @@ class _Keys:
         return names, which.astype(np.int64).reshape(-1)
 
     def _scope_numbers(self) -> Ints:
-        """The number, among the callers, of each scope without an operator; the last one is that of no scope."""
+        """Return the caller number of each scope without an operator; the last one is that of no scope."""
         place = {caller: number for number, caller in enumerate(self._callers)}
         numbers = []
         for name in (*self._launchers.scope_names, ""):
@@ -205,7 +205,7 @@ class _Keys:
         return np.array(numbers, np.int64)
 
     def codes(self, work: Work) -> Ints:
-        """The code of each of some events."""
+        """Return the code of each event."""
         launcher = self._launchers.of(work)
         caller = self._caller[launcher]
         outside = np.flatnonzero(launcher >= self._launchers.num)
@@ -215,7 +215,7 @@ class _Keys:
         return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
 
     def rows(self, counted: _Counted) -> Iterable[OperatorTime]:
-        """What was counted, by row."""
+        """Yield the rows of the table from the counters."""
         calls: dict[tuple[int, int], int] = defaultdict(int)
         real = self._used[self._used < self._launchers.num]
         for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):

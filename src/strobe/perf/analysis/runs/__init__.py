@@ -1,1 +1,1 @@
-"""Our own runs and anybody's logs: clips, frame blocks, stages, rounds."""
+"""Analysis of our own runs and of any log: clips, frame blocks, stages, rounds."""

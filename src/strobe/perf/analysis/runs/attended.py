@@ -1,4 +1,4 @@
-"""What a region costs in the frame blocks that were traced: the first ones of a stream find a window that is not full."""
+"""Cost of a region in the traced frame blocks: early blocks of a stream attend to a window that is not full yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strobe.perf.records.record import SpanCost, Variant
 
 
 def cost_in_blocks(cost: SpanCost, settings: Variant, blocks: Sequence[int]) -> SpanCost:
-    """Mean cost of one call of a region over frame blocks, each with the keys that it attends to.
+    """Compute the mean cost of one call of a region over frame blocks, each with the keys that it attends to.
 
     ``flops - attended_flops * (1 - mean(keys) / keys of a full window)``, and so for the bytes read. Frame blocks differ in
     nothing else; a recache is no call of a region that has a cost.

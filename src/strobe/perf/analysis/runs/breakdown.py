@@ -1,4 +1,4 @@
-"""Where the time of a frame block goes, piece by piece: by kind of pass, by layer, and what idles between which pieces.
+"""Breakdown of a frame block's time by piece: by kind of pass, by layer, and idle time by the pieces around it.
 
 A piece is the innermost of our regions (`strobe.core.spans`) that is open when work is launched; on a CPU, when time passes.
 Every nanosecond of the traced frame blocks belongs to one piece, so the pieces add up to them.
@@ -46,7 +46,7 @@ _ORDER: Final = {
 
 
 class Place(NamedTuple):
-    """Where work belongs.
+    """Place of work in a frame block: stage, path and layer.
 
     `stage` is the outermost region of the frame block (`FRAME_BLOCK` if there is none); `path` what lies between it and the work,
     without `dit_forward`; `layer` the number of the layer, from 0.
@@ -58,17 +58,17 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The piece in words: `attention / kv_write`; of a stage by itself, its name."""
+        """Name of the piece: `attention / kv_write`; for a stage by itself, its name."""
         return " / ".join(self.path) or self.stage
 
     @property
     def piece(self) -> Place:
-        """The same in any layer."""
+        """The same place without its layer."""
         return Place(self.stage, self.path)
 
 
 def place_of(path: Path) -> Place:
-    """Read a path of regions, with numbers of layers, as a place."""
+    """Parse a path of regions, with numbers of layers, as a place."""
     if path in (OUTSIDE, NOT_LINKED):
         return Place(path[0], ())
     layer, inner = None, []
@@ -83,7 +83,7 @@ def place_of(path: Path) -> Place:
 
 @dataclass(kw_only=True, slots=True)
 class Amount:
-    """What some calls of a piece took; amounts add.
+    """Calls, events and time of a piece; amounts add.
 
     Args:
         calls: regions entered; 0 for work that lies in a stage outside of its regions.
@@ -101,7 +101,7 @@ class Amount:
 
     @property
     def total_ns(self) -> int:
-        """Busy and idle."""
+        """Busy and idle time, ns."""
         return self.busy_ns + self.idle_ns
 
     def __add__(self, other: Amount) -> Amount:
@@ -121,7 +121,7 @@ class Gap:
     Args:
         before, after: the pieces; equal for gaps inside one.
         n: number of stretches.
-        sum_ns, p50_ns, max_ns: of their lengths.
+        sum_ns, p50_ns, max_ns: sum, median and largest of their lengths.
         causes: time by cause, see `strobe.perf.analysis.device.idle`; on a CPU all of it is `gap`.
     """
 
@@ -136,7 +136,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Breakdown:
-    """The traced frame blocks of one trace, taken apart.
+    """Traced frame blocks of one trace, by place.
 
     Args:
         device: `cpu` or `cuda:N`.
@@ -164,11 +164,11 @@ class Breakdown:
         return tuple(sorted({place.piece for place in self.amounts}, key=lambda place: order((place.stage, *place.path))))
 
     def of(self, stages: Iterable[str] | None, path: Path, *, deep: bool = False, layers: range | None = None) -> Amount:
-        """Add up what a piece took.
+        """Add up the amounts of a piece.
 
         Args:
             stages: in these; None: in all.
-            path: of the piece.
+            path: path of the piece.
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
@@ -186,16 +186,16 @@ class Breakdown:
 
 
 def order(path: Path) -> tuple[tuple[int, str], ...]:
-    """A key that sorts pieces as a pass comes to them, what contains others before what it contains."""
+    """Return a key that sorts pieces in the order of a pass, outer pieces before inner ones."""
     return tuple((_ORDER.get(name, len(_ORDER)), name) for name in path)
 
 
 def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
-    """Take the frame blocks of a trace apart.
+    """Break down the time of a trace's frame blocks.
 
     Args:
         trace: with `frame_block` regions; the more of `strobe.core.spans.PIECES` are marked, the finer.
-        passes: of the same configuration without graphs. Passes that ran as CUDA graphs have no regions inside; they are taken
+        passes: passes of the same configuration, without graphs. Passes run as CUDA graphs have no regions inside; they are taken
             apart by the order of their kernels, which is that of these. Without any, such a pass is one piece.
 
     Raises:
@@ -241,7 +241,7 @@ def _taken_apart(
 
 
 def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
-    """How often each region was entered inside the frame blocks, by path."""
+    """Count the entries into each region inside the frame blocks, by path."""
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
@@ -253,7 +253,7 @@ def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
 
 
 def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
-    """Every stretch without work inside the frame blocks, by the pieces at its ends."""
+    """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
     lengths: defaultdict[tuple[Place, Place], list[int]] = defaultdict(list)
     causes: defaultdict[tuple[Place, Place], Counter[str]] = defaultdict(Counter)
     before, waited = Place(FRAME_BLOCK, ()), Counter[str]()
@@ -285,5 +285,5 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
 
 
 def layers_of(found: Breakdown) -> Sequence[int]:
-    """Numbers of the layers that were seen."""
+    """Return the numbers of the layers that occur."""
     return sorted({place.layer for place in found.amounts if place.layer is not None})

@@ -1,4 +1,4 @@
-"""Where one denoise step goes: operations timed by themselves against the step as it runs. Every account adds up exactly."""
+"""Budget of one denoise step: operations timed by themselves against the step as it runs. All accounts add up exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.perf.measure.stats import Tail, percentile, tail
 REGIONS: Final = (ATTENTION, CROSS_ATTENTION, FFN)
 """Regions of a layer; they tile it."""
 REST: Final = "rest of the step"
-"""What of a step lies in none of `REGIONS`: embedding, head, renoise, conditions."""
+"""Name of the time of a step outside `REGIONS`: embedding, head, renoise, conditions."""
 
 
 def mean(times_ns: Sequence[int]) -> Fraction:
@@ -42,13 +42,13 @@ class Operation:
     """An operation timed by itself.
 
     Args:
-        name: of the operation.
-        what: which work it is, in words.
+        name: name of the operation.
+        what: its work in words.
         kind: the line of the budget that it belongs to.
         inside: one of `REGIONS`, or `REST`; empty if it is no part of a step.
-        calls: in one step; 0 if it is no part of one.
-        times_ns: of single calls by itself.
-        cost: what one call must compute and move; None where that is not known.
+        calls: calls in one step; 0 if it is no part of one.
+        times_ns: times of single calls by itself.
+        cost: FLOPs and bytes of one call; None where they are not known.
         waits: the call waits for the device, so that launch gaps lie in its times.
     """
 
@@ -63,28 +63,28 @@ class Operation:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean of one call."""
+        """Mean time of one call, ns."""
         return mean(self.times_ns)
 
     @property
     def p50_ns(self) -> int:
-        """Median of one call."""
+        """Median time of one call, ns."""
         return percentile(self.times_ns, 0.5)
 
     @property
     def tail(self) -> Tail:
-        """Slow end of one call."""
+        """Upper tail of the times of one call."""
         return tail(self.times_ns)
 
     @property
     def step_ns(self) -> Fraction:
-        """All calls of one step, if each took the mean."""
+        """Time of all calls in one step at the mean time of a call, ns."""
         return self.calls * self.mean_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A line of an account: `isolated_ns` is the sum of its operations by themselves, `in_situ_ns` what it took where it runs.
+    """A line of an account: `isolated_ns` is the sum of its operations by themselves, `in_situ_ns` its time in the running step.
 
     Either is None where it was not measured.
     """
@@ -95,7 +95,7 @@ class Line:
 
     @property
     def difference_ns(self) -> Fraction | None:
-        """What it took where it runs - by itself."""
+        """Time in the running step minus the sum by themselves, ns; None if either was not measured."""
         if self.isolated_ns is None or self.in_situ_ns is None:
             return None
         return self.in_situ_ns - self.isolated_ns
@@ -103,10 +103,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whole:
-    """Something that is measured as it runs, and the operations it is made of, timed by themselves.
+    """A whole that is timed as it runs, with its operations timed by themselves.
 
     Args:
-        times_ns: of the whole as it runs.
+        times_ns: times of the whole as it runs.
         operations: its parts.
     """
 
@@ -116,21 +116,21 @@ class Whole:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean of the whole."""
+        """Mean time of the whole, ns."""
         return mean(self.times_ns)
 
     @property
     def isolated_ns(self) -> Fraction:
-        """Sum of the parts."""
+        """Sum of the parts, ns."""
         return sum((operation.step_ns for operation in self.operations), Fraction(0))
 
     @property
     def difference_ns(self) -> Fraction:
-        """The whole - the sum of its parts: launches, framework, other cache contents, fusion; negative where fusion wins."""
+        """Whole minus sum of its parts, ns: launches, framework, other cache contents, fusion (which makes it negative)."""
         return self.mean_ns - self.isolated_ns
 
     def by_kind(self) -> tuple[tuple[str, Fraction], ...]:
-        """Sum of the parts by kind, in the order of first appearance. With the difference they add up to the whole."""
+        """Return the sum of the parts by kind, in order of first appearance. With the difference they add up to the whole."""
         found: dict[str, Fraction] = {}
         for operation in self.operations:
             if operation.calls:
@@ -140,7 +140,7 @@ class Whole:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelProfile:
-    """All that a kernel profile measured; one denoise step is the unit.
+    """Measurements of a kernel profile; one denoise step is the unit.
 
     Args:
         step: denoise steps of a steady stream without timers inside, and the operations of a step.
@@ -159,7 +159,7 @@ class KernelProfile:
     reference: tuple[Operation, ...] = ()
 
     def by_region(self) -> tuple[Line, ...]:
-        """The step by region. `in_situ_ns` adds up to the mean of the plain steps exactly.
+        """Return the step by region. `in_situ_ns` adds up to the mean of the plain steps exactly.
 
         The regions come from steps with timers inside, the rest of such a step is what no region has, and the last line is what
         the timers cost: plain steps minus those with timers, below 0 as a rule.

@@ -1,4 +1,4 @@
-"""How much faster a candidate is than the baseline, level by level, from timed clips."""
+"""Speedup of a candidate over the baseline, level by level, from timed clips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTotal:
-    """All regions of one name in one clip, added up."""
+    """Sum of all regions of one name in one clip."""
 
     clip: Clip
     calls: int
@@ -39,7 +39,7 @@ class StageTotal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """The two clips of the baseline and the two of the candidate in one palindrome, by their `Clip` records."""
+    """Two clips of the baseline and two of the candidate in one palindrome, as their `Clip` records."""
 
     palindrome: int
     baseline: tuple[Clip, Clip]
@@ -56,17 +56,17 @@ class Side:
 
     @property
     def total_ns(self) -> int:
-        """Sum over all clips."""
+        """Sum over all clips, ns."""
         return sum(self.clips_ns)
 
     def scale(self, per_call: bool) -> float:
-        """Regions per clip if a single region is meant, else 1."""
+        """Return the regions per clip if a single region is compared, else 1."""
         return self.calls / len(self.clips_ns) if per_call else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Time of the baseline / time of the candidate in one stage. Ratios above 1: the candidate is faster.
+    """Ratio of the baseline's time to the candidate's in one stage. Ratios above 1: the candidate is faster.
 
     Args:
         stage: name of the span.
@@ -74,7 +74,7 @@ class Comparison:
         ratios: one per pair; empty if unpaired.
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
         interval: 95 % interval of the ratio; None for fewer than two pairs.
-        verdict: what ratio and interval allow to say.
+        verdict: conclusion that ratio and interval allow.
         paired: False: taken at different times, drift unknown.
     """
 
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def ratio_of_sums(self) -> float:
-        """The ratio of the times that the ledger adds up."""
+        """Ratio of the summed times that the ledger accounts for."""
         return _ratio(self.baseline, self.candidate, per_call=self.per_call)
 
     @property
@@ -101,7 +101,7 @@ class Comparison:
 
     @property
     def saved_ns(self) -> int:
-        """What the candidate saves over all clips."""
+        """Saving of the candidate over all clips, ns."""
         return self.baseline.total_ns - self.candidate.total_ns
 
 
@@ -121,7 +121,7 @@ def stage_totals(run: RunRecords, variant: str, stage: str) -> tuple[StageTotal,
 
 
 def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
-    """Return the finished timed clips of all variants, but for those that the run itself excluded (e.g. for a compilation)."""
+    """Return the finished timed clips of all variants, except those that the run itself excluded (e.g. for a compilation)."""
     excluded = {(line.variant, number) for line in run.excluded if line.span == "clip" for number in line.indices}
     return tuple(clip for clip in run.clips if clip.phase == "timed" and (clip.variant, clip.clip) not in excluded)
 
@@ -173,7 +173,7 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
 
 
 def compare_stages(run: RunRecords, candidate: str) -> tuple[Comparison, ...]:
-    """Compare one denoise step with one, then every stage of `STAGES` that both variants entered, all of it in a clip."""
+    """Compare one denoise step, then every stage of `STAGES` that both variants entered, summed over a clip."""
     entered = [{span.name for span in run.spans if span.variant == name} for name in (run.header.baseline, candidate)]
     common = [stage for stage in STAGES if all(stage in names for names in entered)]
     step = [compare_stage(run, candidate, spans.DENOISE_STEP, per_call=True)] if spans.DENOISE_STEP in common else []
@@ -230,6 +230,6 @@ def _join(sides: Sequence[Side]) -> Side:
 
 
 def _ratio(baseline: Side, candidate: Side, *, per_call: bool) -> float:
-    """Mean time of a clip (or of one region) of the baseline / that of the candidate."""
+    """Return the mean time of a clip (or of one region) of the baseline / that of the candidate."""
     b_count, c_count = ((side.calls if per_call else len(side.clips_ns)) for side in (baseline, candidate))
     return baseline.total_ns * c_count / (candidate.total_ns * b_count)

@@ -1,8 +1,8 @@
-"""Attention kernels inside passes that torch.compile made, found by their order in the same pass uncompiled.
+"""Labels of attention kernels inside passes compiled by torch.compile, by their order in the same pass uncompiled.
 
 No region lies inside a compiled function. But attention operators are not fused with anything: a compiled pass launches the same
 attention kernels, in the same order, as the pass uncompiled. So the n-th attention kernel of one is the n-th of the other, as
-long as all their names agree. All other kernels of the pass are told apart by what their names say they compute.
+long as all their names agree. All other kernels of the pass are labelled by the kind of work in their names.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ KINDS: Final[dict[KernelKind, str]] = {
 }  # fmt: skip
 """Innermost name of the other kernels of a compiled pass."""
 _APART: Final = OPERATOR | {CROSS_ATTENTION_KERNEL}
-"""Regions whose kernels torch.compile leaves as they are."""
+"""Regions whose kernels torch.compile does not fuse."""
 
 
 def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
-    """Give the kernels of attention operators in compiled passes the regions that they have uncompiled.
+    """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
 
-    In a pass whose attention kernels are not those of an uncompiled one, all of them and in order, they are told by name too.
+    A pass that does not launch exactly the attention kernels of an uncompiled one, in order, is labelled by kernel names alone.
 
     Args:
-        timeline: of the compiled run.
+        timeline: timeline of the compiled run.
         passes: the same passes uncompiled, launched kernel by kernel.
     """
     keys = [_key(one, _told_apart(passes)) for one in passes]
@@ -66,7 +66,7 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
 
 
 def _told_apart(passes: Iterable[Pass]) -> frozenset[str]:
-    """Names of kernels that only attention operators launch."""
+    """Return the names of kernels that only attention operators launch."""
     stood: defaultdict[str, set[str]] = defaultdict(set)
     for one in passes:
         for name, path in zip(one.names, one.paths, strict=True):
@@ -75,12 +75,12 @@ def _told_apart(passes: Iterable[Pass]) -> frozenset[str]:
 
 
 def _key(one: Pass, names: frozenset[str]) -> list[tuple[str, Path]]:
-    """Attention kernels of a pass in order of launch, with their regions."""
+    """Return the attention kernels of a pass in order of launch, with their regions."""
     return [(name, without_layers(path)) for name, path in zip(one.names, one.paths, strict=True) if name in names]
 
 
 def _by_pass(timeline: DeviceTimeline) -> list[list[tuple[int, str]]]:
-    """Kernels in the passes as a whole, frame block by frame block, in the order in which they ran."""
+    """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
     starts = [window.start_ns for window in timeline.windows]
     whole = np.array([bool(text) and text[-1] == DIT_FORWARD for text in timeline.paths])
     rows = np.flatnonzero(whole[timeline.path])

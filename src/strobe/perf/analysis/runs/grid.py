@@ -1,4 +1,4 @@
-"""Cells of a grid: the runs in its folder, and what became of each contestant of one. Attention and tree attention alike."""
+"""Cells of a grid of attention or tree attention: the runs in its folder, and the outcome of each contestant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.records.record import Gate, Quality, RunKind, Variant
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
-"""It has numbers; it cannot run here; it tried; its gate found wrong values; the cell ended before its turn."""
+"""Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
 C = TypeVar("C")
 
 
@@ -41,18 +41,18 @@ class Contestant:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is known not to be ours."""
+        """Whether its record says that it is another library's."""
         settings = None if self.variant is None else self.variant.contestant
         return settings is not None and settings.peer
 
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
-        """All timed calls."""
+        """Times of all timed calls, ns."""
         return tuple(value for values in self.rounds.values() for value in values)
 
     @property
     def median_ns(self) -> float:
-        """Median call."""
+        """Median call time, ns."""
         return statistics.median(self.times_ns)
 
     @property
@@ -63,7 +63,7 @@ class Contestant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:
-    """Time of the reference / time of a contestant, in the same palindromes."""
+    """Ratio of the reference's time to a contestant's, in the same palindromes."""
 
     ratio: float
     interval: Interval | None
@@ -71,7 +71,7 @@ class Speedup:
 
 
 def speedup(reference: Contestant, entry: Contestant) -> Speedup:
-    """Compare two contestants palindrome by palindrome: the ratio of a palindrome is that of the means of its calls."""
+    """Compare two contestants palindrome by palindrome: the ratio of a palindrome is that of its mean call times."""
     ratios, deltas = [], []
     for number in sorted(reference.rounds.keys() & entry.rounds.keys()):
         ours, theirs = statistics.fmean(entry.rounds[number]), statistics.fmean(reference.rounds[number])
@@ -82,7 +82,7 @@ def speedup(reference: Contestant, entry: Contestant) -> Speedup:
 
 
 def outcome_of(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
-    """Say what became of a contestant, and why it has no number.
+    """Return the outcome of a contestant, and the reason why it has no number.
 
     Args:
         timed: it has calls.
@@ -100,7 +100,7 @@ def outcome_of(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid(Generic[C]):
-    """What a grid's folder holds.
+    """Cells of a grid's folder.
 
     Args:
         cells: those that can be read.
@@ -112,11 +112,11 @@ class Grid(Generic[C]):
 
 
 def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], verb: str) -> Grid[C]:
-    """Read every cell of a grid that has records, also one that was cut short; of several attempts the last.
+    """Read every cell of a grid that has records, including incomplete ones; of several attempts the last.
 
     Args:
         cell: makes a cell of a run.
-        verb: what measures such a grid.
+        verb: command that measures such a grid.
 
     Raises:
         DataError: the folder holds none.
@@ -142,6 +142,6 @@ def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], verb
 
 
 def names_in(run: RunRecords) -> Sequence[str]:
-    """Name everything that was to take part, in order, with what only other lines name."""
+    """Return the names of all planned contestants, in order, then of those that only other lines name."""
     settings, gates = (line.name for line in run.variants), (line.variant for line in run.gates)
     return tuple(dict.fromkeys((*run.header.order, *settings, *gates, *(line.variant for line in run.excluded))))

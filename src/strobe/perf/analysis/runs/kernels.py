@@ -1,4 +1,4 @@
-"""The kernel table (operators on a CPU): which calls took the time, by span."""
+"""Kernel table (operators on a CPU): calls by span and name, with the time they own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KernelRow:
 
     Args:
         region: the innermost span.
-        name: of the kernel or operator.
+        name: name of the kernel or operator.
         calls: their durations; an operator's includes the operators it calls.
         exclusive_ns: time that no other row counts: self time on a CPU, time owned on the device's timeline on a GPU.
     """

@@ -1,4 +1,4 @@
-"""Latencies as a user means them: how long until the first frame, how fast frames come, what a prompt switch costs."""
+"""Latencies that a user sees: time to the first frame, frame rate, and the cost of a prompt switch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Samples: `n` of them, mean, median, largest, slow end and what outliers do to the mean, nanoseconds."""
+    """Statistics of `n` samples, ns: mean, median, largest, upper tail, and the effect of outliers on the mean."""
 
     n: int
     mean_ns: float
@@ -92,7 +92,7 @@ class Latencies:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ClipTimes:
-    """One clip: length of every frame block by delivery, and what ran in it."""
+    """One clip: length of every frame block by delivery, and the time of its denoise steps and decode."""
 
     e2e_ns: int
     blocks_ns: list[int]
@@ -156,7 +156,7 @@ def _summary(blocks: Sequence[int]) -> Summary:
 
 
 def known_causes(run: RunRecords, variant: str) -> dict[int, str]:
-    """Return the frame blocks that differ for a reason: first block, cache not full, prompt switch, excluded when measured."""
+    """Return frame blocks with a known cause to differ: first block, cache not full, prompt switch, excluded in the run."""
     work, settings = run.header.workload, run.variant(variant)
     causes: dict[int, str] = {}
     if work is not None:
@@ -193,7 +193,7 @@ def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
 
 
 def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
-    """Frames that playback waits for: a frame block is made while the one before it plays."""
+    """Return the frames that playback waits for: a frame block is made while the one before it plays."""
     plays = [work.frames_first_block, *[work.frames_per_block] * (work.frame_blocks - 2)][: len(blocks_ns) - 1]
     late = (ns * work.fps - frames * NS for ns, frames in zip(blocks_ns[1:], plays, strict=True))
     return sum(-(-each // NS) for each in late if each > 0)

@@ -1,4 +1,4 @@
-"""Figures from logs: the steady values of a timer, rank by rank, and how they were chosen."""
+"""Steady values of a log's timer, rank by rank, and the method of their selection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strobe.perf.logs.units import Resolved, resolve_units, short
 from strobe.perf.measure.stats import percentile
 
 OUTLIER: Final = 3
-"""An outlier is more than so many interquartile ranges above the third quartile."""
+"""Interquartile ranges above the third quartile beyond which a value is an outlier."""
 
 Method = Literal["steady", "window", "cause"]
 
@@ -42,7 +42,7 @@ class Outliers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesSummary:
-    """The steady values of one series.
+    """Steady values of one series.
 
     Args:
         calls: the kept values.
@@ -50,8 +50,8 @@ class SeriesSummary:
         excluded: indices left out, by cause.
         method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
             what has a known cause, because no trend can be tested or no steady part was found.
-        note: what was found, in words; empty if it is all in the other fields.
-        outliers: of the kept values; None if there are none.
+        note: findings in words; empty if the other fields hold all of them.
+        outliers: outliers among the kept values; None if there are none.
     """
 
     resolved: Resolved
@@ -64,7 +64,7 @@ class SeriesSummary:
 
     @property
     def series(self) -> Series:
-        """Where the values come from."""
+        """Series that the values come from."""
         return self.resolved.series
 
     @property
@@ -142,7 +142,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
 
 
 def _stages(log: Log, stage: str) -> tuple[StageRounds, ...]:
-    """The stages that the calls may lie in; none if the log has none with a unit."""
+    """Return the stages that the calls may lie in; none if the log has none with a unit."""
     try:
         return stage_rounds(LogRequest(log=log), stage)
     except DataError:
@@ -166,12 +166,12 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
 
 
 def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
-    """Return the slowest rank: the largest mean."""
+    """Return the slowest rank: the one with the largest mean."""
     return max(summaries, key=lambda summary: summary.calls.mean_ns)
 
 
 def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | None:
-    """Say in words that a timer did not wait for the device; None if its median is not below half of the device's time.
+    """Return a warning if a timer did not wait for the device: its median is below half of the device's time; else None.
 
     Args:
         device_ns: device time of one call of what the timer is around.

@@ -1,4 +1,4 @@
-"""The rounds of a stage in a log: one table row each, their averages with and without warm-up, and the calls inside each."""
+"""Rounds of a stage in a log: their times, averages with and without warm-up, and the calls inside each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from strobe.perf.logs.units import Constraint, Resolved, resolve_units, short
 from strobe.perf.logs.vocabulary import Unit
 
 STAGE: Final = "denois|diffusion"
-"""The stage that is meant where none is named."""
+"""Default pattern of the stage's name."""
 START_UP: Final = "start-up: longer than anything in the second half"
 FIRST: Final = f"first round: a fixed rule, because fewer than {FEWEST} rounds cannot be tested for a trend"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRequest:
-    """A log and what is known about the thing that is looked for in it.
+    """A log with the known facts about the timer that is looked for.
 
     Args:
-        constraints: what bounds one value.
+        constraints: bounds of one value.
         unit: the unit, if the user gives it.
         min_ns: shorter values are left out; with this or `max_ns` the window replaces the search for the steady state.
         max_ns: longer values are left out.
@@ -42,13 +42,13 @@ class LogRequest:
 
     @property
     def window(self) -> str:
-        """The window in words; empty if there is none."""
+        """Bounds of the window in words; empty without a window."""
         low = "" if self.min_ns is None else f"at least {short(self.min_ns)}"
         high = "" if self.max_ns is None else f"at most {short(self.max_ns)}"
         return " and ".join(filter(None, (low, high)))
 
     def outside(self, values_ns: Sequence[int]) -> dict[int, str]:
-        """The indices of the values that the window leaves out, with the cause."""
+        """Return the indices of the values outside the window, with the cause."""
         low, high = self.min_ns or 0, max(values_ns, default=0) if self.max_ns is None else self.max_ns
         cause = f"outside the window: {self.window}"
         return {index: cause for index, value in enumerate(values_ns) if not low <= value <= high}
@@ -71,14 +71,14 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRounds:
-    """The rounds of one stage in one log.
+    """Rounds of one stage in one log.
 
     Args:
-        name: of the stage.
+        name: name of the stage.
         resolved: one series for each rank, with its units.
         rounds: `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
-        note: what was found, in words; empty if it is all in the other fields.
+        note: findings in words; empty if the other fields hold all of them.
         incomplete: rounds at the end that not every rank has; they are left out.
     """
 
@@ -91,23 +91,23 @@ class StageRounds:
 
     @property
     def kept_ns(self) -> tuple[int, ...]:
-        """The rounds that count."""
+        """Times of the rounds that count, ns."""
         return tuple(each.value_ns for index, each in enumerate(self.rounds) if index not in self.excluded)
 
     @property
     def avg_all_rounds_ns(self) -> Fraction:
-        """Mean of all rounds."""
+        """Mean of all rounds, ns."""
         return Fraction(sum(each.value_ns for each in self.rounds), len(self.rounds))
 
     @property
     def avg_excl_warmup_ns(self) -> Fraction | None:
-        """Mean of the rounds that count; None if there are none."""
+        """Mean of the rounds that count, ns; None if there are none."""
         return Fraction(sum(self.kept_ns), len(self.kept_ns)) if self.kept_ns else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsPerStage:
-    """How often a timer speaks in each round of a stage.
+    """Number of a timer's values in each round of a stage.
 
     Args:
         counts: values between each round's line and the line of the stage before it.
@@ -121,7 +121,7 @@ class CallsPerStage:
 
 
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
-    """Return the rounds of the stages of a log whose name holds a regular expression, any case, one result for each name.
+    """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
     A round of several ranks lasts as long as its slowest rank. Warm-up is left out of one average: the rounds that the log itself
     calls so; if it calls none, those at the start that are longer than everything in the second half; then what `find_steady`
@@ -168,14 +168,14 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
 
 
 def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
-    """Return what a stage proves about a call inside it: `calls` of them, or one, fit into its longest round."""
+    """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
     longest = max(each.value_ns for each in rounds.rounds)
     what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
     return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
 
 
 def start_up(values: Sequence[int]) -> int:
-    """How many values at the start are each longer than every value of the second half."""
+    """Count the values at the start that are each longer than every value of the second half."""
     half = len(values) // 2
     if not half:
         return 0
@@ -208,7 +208,7 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
 
 
 def _warm_up(request: LogRequest, values: Sequence[int], causes: Mapping[int, str]) -> tuple[Mapping[int, str], str]:
-    """Which rounds are left out of one average, by cause, and what is to be said of it."""
+    """Return the rounds left out of the average without warm-up, by cause, and a note."""
     if request.window:
         return request.outside(values), ""
     if causes:

@@ -17,7 +17,7 @@ from strobe.perf.trace.events import Trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One frame block and what owns its time: the values of `owned` add up to `end_ns - start_ns`."""
+    """One frame block with its time by label: the values of `owned` add up to `end_ns - start_ns`."""
 
     index: int
     start_ns: int
@@ -27,13 +27,13 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """The frame blocks of one trace, each cut into labels.
+    """Frame blocks of one trace, each cut into labels.
 
     Args:
         device: `cpu` or `cuda:N`.
         tiles: one per frame block. Where blocks follow each other, a tile ends where the next starts.
         calls: operators of the frame blocks' thread, or device events, that start in a tile or own time in one.
-        overlap: what other host threads did meanwhile (CPU only).
+        overlap: activity of other host threads meanwhile (CPU only).
     """
 
     device: str
@@ -43,12 +43,12 @@ class Partition:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The frame blocks."""
+        """Numbers of the frame blocks."""
         return tuple(tile.index for tile in self.tiles)
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together."""
+        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
@@ -65,7 +65,7 @@ def partition(trace: Trace, *, device: int | None = None) -> Partition:
 
     Args:
         trace: a trace with `frame_block` spans.
-        device: which device, if the frame blocks launched work on several; the busiest if not given.
+        device: device number, if the frame blocks launched work on several; the busiest if not given.
 
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
@@ -88,7 +88,7 @@ def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
 
 
 def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[Slice, ...]:
-    """Return the part of a timeline that one frame block is; the slices tile it.
+    """Return the slices of a timeline that tile one frame block.
 
     Raises:
         DataError: the timeline does not hold that frame block.

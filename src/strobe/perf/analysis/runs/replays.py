@@ -1,9 +1,9 @@
-"""Kernels of CUDA graphs get the labels that they have without graphs, by the order in which they run.
+"""Labels for kernels of CUDA graphs: those of the same kernels without graphs, matched by order.
 
 A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture, and
 that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the n-th
-kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. Of a graph with branches, each
-stream is laid over what the longer ones have left of the pass.
+kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. In a graph with
+branches, each stream is matched with the kernels of the pass that longer streams have left.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeli
 from strobe.perf.trace.events import Region, Trace
 
 LEAST: Final = Fraction(9, 10)
-"""Share of a replay's kernels that must stand in a pass without the graph, each stream's in order; below it none has a piece."""
+"""Least share of a replay's kernels, each stream's in order, that must match a pass without the graph to label any."""
 UNMATCHED: Final = "in no piece of the pass without graphs"
 _FEWEST: Final = 2
-"""Events of one launch call that make it a graph."""
+"""Fewest events of one launch call that make it a graph launch."""
 
 
 _LAYER: Final = re.compile(r"layer (\d+)")
 
 
 def layer_of(name: str) -> int | None:
-    """The number of a layer in a path, from 0; None: the name is a region's."""
+    """Return the number of a layer in a path, from 0; None if the name is a region's."""
     found = _LAYER.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def without_layers(path: Path) -> Path:
-    """The same path in whichever layer."""
+    """Return the path without numbers of layers."""
     return tuple(name for name in path if layer_of(name) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replays:
-    """How it went.
+    """Result of labelling the kernels of graph launches.
 
     Args:
         launches: graph launches in the frame blocks.
@@ -74,7 +74,7 @@ class Replays:
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One pass launched kernel by kernel: the key to the kernels of the graph of such a pass.
+    """One pass launched kernel by kernel: the key to the kernels of a graph of that pass.
 
     Args:
         stage: outermost region of the frame block.
@@ -111,11 +111,11 @@ def read_passes(path: FilePath) -> Passes:
 
 
 _Streams = tuple[tuple[str, ...], ...]
-"""Names of a replay's kernels in order, of one stream after the other: the longest first, then by their first kernel."""
+"""Names of a replay's kernels in order, stream by stream: the longest stream first, then by the first kernel."""
 
 
 class _Match(NamedTuple):
-    """For each kernel of a replay, stream by stream, its number in a pass, None if it is not there, and the share that is."""
+    """For each kernel of a replay, stream by stream, its number in a pass (None if it is not there), and the matched share."""
 
     of: Pass
     places: Sequence[int | None]
@@ -133,7 +133,7 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
-        timeline: of the run with graphs.
+        timeline: timeline of the run with graphs.
         passes: the same passes without graphs; without any, nothing can be attributed.
         layers: the new paths name the layer too.
     """
@@ -195,7 +195,7 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
 
 
 def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
-    """Events of the device that each graph launch inside the frame blocks launched, in order of start."""
+    """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
     inside = (work.start >= timeline.windows[0].start_ns) & (work.start < timeline.windows[-1].end_ns)
@@ -208,13 +208,13 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
 
 
 def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
-    """Names of the kernels of some events, without what tells two of one source apart."""
+    """Return the normalised kernel names of some events."""
     names, own = timeline.trace.device_events.names, timeline.work.name
     return tuple(kernel_name(names[own[row]]).group for row in rows)
 
 
 def passes_of(trace: Trace) -> Passes:
-    """Return every different pass of a run without graphs."""
+    """Return all distinct passes of a run without graphs."""
     timeline = timeline_of(trace, None, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
@@ -246,7 +246,7 @@ def passes_of(trace: Trace) -> Passes:
 
 
 def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
-    """Regions inside a stage, by path."""
+    """Count the regions inside a stage, by path."""
     return Counter(
         path
         for region, path in timeline.regions
@@ -258,7 +258,7 @@ def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
 
 
 def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
-    """The events of a replay, and their names, stream by stream."""
+    """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
     for row in launch:
@@ -268,7 +268,7 @@ def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int]
 
 
 def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
-    """When each kernel of a replay started, stream by stream."""
+    """Return the start of each kernel of a replay, stream by stream."""
     found, at = [], 0
     for names in streams:
         found.append(work.start[rows[at : at + len(names)]].tolist())
@@ -277,7 +277,7 @@ def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int
 
 
 def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
-    """Walk the kernels of a pass in order: each is the next one of a stream if the name agrees, of several that which ran first.
+    """Walk a pass in order: each kernel matches the next one of a stream of equal name; of several streams the earliest.
 
     A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
     """
@@ -300,7 +300,7 @@ def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _M
 
 
 def _matched(streams: _Streams, one: Pass) -> _Match:
-    """Lay the kernels of each stream of a replay over those of a pass that are left, both in their order."""
+    """Match the kernels of each stream of a replay with the unmatched ones of a pass, both in their order."""
     places: list[int | None] = []
     left = list(range(len(one.names)))
     for names in streams:

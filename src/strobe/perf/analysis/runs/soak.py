@@ -1,4 +1,4 @@
-"""What a soak shows: whether frame blocks get slower and memory grows, the first part of a long stream against its last."""
+"""Growth of frame block times and memory in a soak: the first part of a long stream against its last part."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from strobe.perf.records.record import Memory, Variant, Workload
 from strobe.perf.records.store import RunRecords
 
 PART: Final = 100
-"""Frame blocks of the first and of the last part, at most."""
+"""Most frame blocks of the first and of the last part."""
 MEDIAN_MAY_GROW: Final = 0.02
 MAX_MAY_GROW: Final = 0.05
-"""Shares that median and longest frame block of the last part may be above those of the first."""
+"""Largest allowed growth of median and longest frame block from the first part to the last, as a share."""
 MAY_GROW_BYTES: Final[dict[str, int]] = {"allocated": 1 << 20, "reserved": 1 << 20, "resident": 32 << 20}
-"""Bytes that the most memory held in the last part may be above that in the first; the host's holds the run's own buffers too."""
+"""Largest allowed growth of peak memory from the first part to the last, bytes; the host's includes the run's own buffers."""
 _LEAST: Final = 100
 _MOST: Final = 1000
-"""Frame blocks that a slope is found from: no fewer, or it tells the noise of a few; of more every so many-th."""
+"""Most frame blocks that the slope is computed from; of a longer stream an even selection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """One figure of the first part and of the last.
+    """One figure of the first part and of the last part.
 
     Args:
         what: median, max (of frame blocks, ns), or a kind of memory (most held, bytes).
@@ -42,22 +42,22 @@ class Compared:
 
     @property
     def growth(self) -> int:
-        """Last - first."""
+        """Last minus first."""
         return self.last - self.first
 
     @property
     def holds(self) -> bool:
-        """The last part is not above the first by more than it may be."""
+        """Whether the last part exceeds the first by no more than allowed."""
         return self.growth <= self.may_grow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Soak:
-    """A long stream.
+    """Frame block times and memory of a long stream.
 
     Args:
         blocks_ns: length of every frame block, from one delivery to the next.
-        memory: what was held after each.
+        memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
         switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
         first, last: frame blocks of the two parts.
@@ -79,12 +79,12 @@ class Soak:
 
 
 def is_soak(run: RunRecords) -> bool:
-    """Whether memory was read after each frame block."""
+    """Return whether memory was read after each frame block."""
     return bool(run.memory)
 
 
 def soak_of(run: RunRecords) -> Soak:
-    """Read a soak's records, whether it came to its end or not.
+    """Read a soak's records, complete or not.
 
     Raises:
         DataError: it is none, or has too few frame blocks, see `counted`.
@@ -111,7 +111,7 @@ def soak_of(run: RunRecords) -> Soak:
 
 
 def counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
-    """Frame blocks of a soak that are compared: the cache is full, and their length holds no work of a prompt switch.
+    """Return the frame blocks of a soak to compare: the cache is full, and their length holds no work of a prompt switch.
 
     Where frames come late (knob `late_frames`), the length of each is mostly work on the next one, and that of the last is short.
 
@@ -159,7 +159,7 @@ def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -
 
 
 def _drift(at: Sequence[int], lengths: Sequence[int]) -> float | None:
-    """Theil and Sen's slope over 1,000 frame blocks / the median; evenly chosen ones if there are very many."""
+    """Compute Theil and Sen's slope over 1,000 frame blocks / the median; of very many blocks an even selection."""
     if len(at) < _LEAST:
         return None
     chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _MOST)).round().astype(np.int64))

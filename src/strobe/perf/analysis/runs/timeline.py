@@ -1,4 +1,4 @@
-"""The timeline of a trace: which label owns each moment.
+"""Timeline of a trace: the label that owns each moment.
 
 On a CPU it is the timeline of the thread that runs the frame blocks: a label is the path of our spans at that moment and whether
 an operator runs. On a GPU it is that of the device: a label is the path of our spans *at the launch* and the kind of work, and
@@ -38,7 +38,7 @@ _LATE: Final = 1 << 62
 
 
 class Label(NamedTuple):
-    """Who owns a nanosecond.
+    """Owner of a nanosecond: a path of spans and an activity.
 
     `path` names our spans from the outermost below the frame block to the innermost; `()` is the frame block itself, `OUTSIDE` no
     span at all. `activity` is `op` (an operator runs) or `gap` (Python and framework) in a trace of a CPU, `timed` in a timed
@@ -50,7 +50,7 @@ class Label(NamedTuple):
 
     @property
     def region(self) -> str:
-        """The innermost span."""
+        """Name of the innermost span."""
         return self.path[-1] if self.path else FRAME_BLOCK
 
     @property
@@ -83,7 +83,7 @@ class Call(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Operators on another thread beside the frame blocks (the decoder's worker): they own nothing."""
+    """Operators on another thread during the frame blocks (such as the decoder's worker); they own no time."""
 
     thread: str
     path: tuple[str, ...]
@@ -100,10 +100,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionPaths:
-    """Our regions with their paths, and whose path is open on a thread at a moment.
+    """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
 
     Args:
-        regions: of the trace.
+        regions: regions of the trace.
         texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
         of: the path of each region, a position in `texts`.
         nesting: how the regions contain each other.
@@ -115,11 +115,11 @@ class RegionPaths:
     nesting: Nesting
 
     def at(self, thread: int, moments: Ints) -> Ints:
-        """The path that is open on the thread at each moment."""
+        """Return the path that is open on the thread at each moment."""
         return self._path_of(self.nesting.at(thread, moments))
 
     def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
-        """The path that each of some launch calls starts in; `NOT_LINKED` for a negative number, which is no call."""
+        """Return the path that each launch call starts in; `NOT_LINKED` for negative numbers, which are no calls."""
         return np.where(host < 0, 1, self._path_of(self.nesting.of_calls(hosts, host)))
 
     def _path_of(self, region: Ints) -> Ints:
@@ -190,7 +190,7 @@ def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> Ho
 
 
 def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> tuple[Window, ...]:
-    """Let a frame block last until the next one starts; the last one, and one whose successor is missing, until its own end."""
+    """Cut frame blocks: each lasts until the next one starts; the last, and one without successor, until its own end."""
     windows = []
     for position, index in enumerate(indices):
         end = ends[position]
@@ -202,7 +202,7 @@ def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -
 
 
 def bounds(windows: Sequence[Window]) -> Intervals:
-    """The frame blocks as columns."""
+    """Return the frame blocks as columns."""
     columns = np.array([window[1:] for window in windows], np.int64)
     return Intervals(columns[:, 0], columns[:, 1])
 
@@ -212,7 +212,7 @@ _HOST_ACTIVITIES: Final = (GAP, OP)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostTimeline:
-    """The thread that runs the frame blocks; every other thread is beside it. `operators` says how they call each other."""
+    """Timeline of the thread that runs the frame blocks; other threads lie beside it. `operators`: nesting of operators."""
 
     trace: Trace
     regions: RegionPaths
@@ -222,17 +222,17 @@ class HostTimeline:
 
     @property
     def device(self) -> str:
-        """`cpu`."""
+        """Device name, always `cpu`."""
         return "cpu"
 
     @property
     def num_events(self) -> int:
-        """Operators."""
+        """Number of operators."""
         return len(self.trace.ops)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """What the numbers of labels stand for."""
+        """Labels by number."""
         return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
 
     def pieces(self) -> Pieces:
@@ -285,12 +285,12 @@ class HostTimeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceTimeline:
-    """One device.
+    """Timeline of one device.
 
     Args:
         work: its events.
-        paths: of regions, all different.
-        path: of each of its events, where it was launched, a position in `paths`.
+        paths: paths of regions, all different.
+        path: path in which each of its events was launched, a position in `paths`.
     """
 
     trace: Trace
@@ -303,17 +303,17 @@ class DeviceTimeline:
 
     @property
     def device(self) -> str:
-        """`cuda:N`."""
+        """Device name, `cuda:N`."""
         return f"cuda:{self.number}"
 
     @property
     def num_events(self) -> int:
-        """Events of the device."""
+        """Number of events of the device."""
         return len(self.work)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """What the numbers of labels stand for."""
+        """Labels by number."""
         return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
 
     def pieces(self) -> Pieces:
@@ -324,7 +324,7 @@ class DeviceTimeline:
         return device_pieces(self.work, slices, place, tiles)
 
     def _rank(self) -> NDArray[np.integer]:
-        """Where events overlap: attention kernel, attention section, other compute, memset, communication, memory copy."""
+        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
         of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
         of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
         attention = np.array([ATTENTION in path for path in self.paths])
@@ -350,12 +350,12 @@ class DeviceTimeline:
             yield Call(names[name], labels[number], start, end - start, owned)
 
     def overlap(self) -> Iterator[Overlap]:
-        """Nothing: the device's timeline owns what every stream did."""
+        """Yield nothing: the device's timeline includes all of its streams."""
         return iter(())
 
 
 def _rows(pieces: Pieces, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
-    """Start, end, label and event of each piece, of all windows or of one."""
+    """Yield start, end, label and event of each piece, of all windows or of one."""
     some = slice(None) if window is None else pieces.tile == window
     start, end, _, number, event = (values[some].tolist() for values in pieces)
     return zip(start, end, map(labels.__getitem__, number), event, strict=True)
@@ -364,7 +364,7 @@ def _rows(pieces: Pieces, labels: Sequence[Label], window: int | None) -> Iterab
 def _device_timeline(
     trace: Trace, regions: RegionPaths, windows: Sequence[Window], thread: int, number: int | None
 ) -> DeviceTimeline:
-    """Move the frame blocks from the host to a device: each starts with the first device event it launched."""
+    """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     launched = np.flatnonzero(host >= 0)
     block = tile_of(column(events.hosts.start_ns)[host[launched]], bounds(windows))

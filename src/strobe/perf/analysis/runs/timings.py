@@ -1,4 +1,4 @@
-"""What the log of one side says about every level: attention calls, steps, stage, whole run, calls in a stage."""
+"""Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NO_CALLS: Final = "calls per stage not recorded: give --calls-per-stage"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is looked for in a log.
+    """Selection of the timers in a log.
 
     Args:
         stage: regular expression of the stage's name.
         timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
             `variant/span`.
-        unit: of the timer's values as written.
+        unit: unit of the timer's values as written.
         min_ns: shorter calls are left out.
         max_ns: longer calls are left out.
         calls: focal calls in a stage.
@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """What a log says. A text in place of a result says why there is none.
+    """Times found in a log. A text in place of a result is the reason why there is none.
 
     Args:
         timers: every rank of the attention timer.
@@ -66,11 +66,11 @@ class Timings:
 
 
 def timings_of(log: Log | None, wanted: Wanted, constraints: Sequence[Constraint] = ()) -> Timings:
-    """Take what a log says.
+    """Collect the times of a log.
 
     Args:
         log: `None`: there is none.
-        constraints: what is known of one attention call from elsewhere.
+        constraints: bounds of one attention call from elsewhere.
 
     Raises:
         DataError: the log has no such timer, or several timers or stages that fit.
@@ -103,7 +103,7 @@ def timings_of(log: Log | None, wanted: Wanted, constraints: Sequence[Constraint
 
 
 def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: int | None) -> tuple[int | None, str]:
-    """Calls in a stage by counting the lines of their timer."""
+    """Count the calls in a stage by the lines of their timer."""
     found = calls_per_stage(log, attention.series, stage)
     if found is None or found.calls is None or (not found.one_process and processes not in (None, 1)):
         return None, NO_CALLS
@@ -112,7 +112,7 @@ def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: 
 
 
 def _named(log: Log, kind: Literal["step", "e2e"], name: str) -> tuple[Series, ...] | str:
-    """The series of a kind, one for each rank; why there are none, if it is not clear which are meant."""
+    """Return the series of a kind, one per rank; a reason if there are none or it is unclear which are meant."""
     found = log.of(kind)
     if len({series.name for series in found}) > 1 and name:
         found = log.of(kind, name)
@@ -132,7 +132,7 @@ def _whole(log: Log, name: str) -> StageRounds | str:
 
 
 def _stage(log: Log, name: str) -> StageRounds | str:
-    """The stage that is meant; a log that times several by that name has to be asked for one."""
+    """Return the one stage whose name matches, or the reason why there is none."""
     if not log.of("stage", name):
         return f"the log times no stage {name!r}"
     found = [rounds for rounds in stage_rounds(LogRequest(log=log), name) if rounds.resolved[0].series.kind == "stage"]

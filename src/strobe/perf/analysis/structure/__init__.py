@@ -1,1 +1,1 @@
-"""What device time belongs to: windows, steps, regions, modules, layers, sections, collectives."""
+"""Structure of device time: windows, steps, regions, modules, layers, sections, collectives."""

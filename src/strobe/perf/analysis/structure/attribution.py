@@ -1,6 +1,6 @@
-"""What calls what, from a trace with stacks or shapes: operators with the device work that each of them launched.
+"""Operators and modules of a trace with stacks or shapes, with the device work that each of them launched.
 
-Such a trace is slowed down unevenly, so its times rank; they are no measurement.
+Recording stacks or shapes slows a trace down unevenly: its times show the order of operators, they are no measurement.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Attributed:
     """All calls of one operator or module.
 
     Args:
-        name: of the operator, or of the module's class with its number.
-        calls: how many.
+        name: name of the operator, or of the module's class with its number.
+        calls: number of calls.
         host_ns: their time on the host, with everything they call.
         self_host_ns: without it; of a module 0, its operators have it.
         device_ns: device work launched while this operator or module was the innermost one.
@@ -85,7 +85,7 @@ def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
 
 
 def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
-    """Device time by the name of the innermost scope that launched it; what none launched is left out."""
+    """Return device time by the name of the innermost scope that launched it; time without such a scope is left out."""
     total = np.zeros(len(scopes.names), np.int64)
     nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
     owner = nesting.owners(cuts)

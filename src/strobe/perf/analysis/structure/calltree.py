@@ -1,4 +1,4 @@
-"""The time of a device as a tree of the ranges and modules that launched its work, each nanosecond counted once."""
+"""Call tree of device time: ranges and modules that launched the work, each nanosecond counted once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallNode:
     """Calls of one name under one path. Ranges that differ in their number alone (`ProfilerStep#3`) are one.
 
     Args:
-        name: of the range or module, or a part of the module path of a graph's kernel.
+        name: name of the range or module, or a part of the module path of a graph's kernel.
         calls: on the host; 0 for a part of a module path.
         host_ns: time of the calls on the host.
         events: device events launched in it, nested calls included.
@@ -68,7 +68,7 @@ def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, C
 
 
 class _Times:
-    """What each path has of a device's time: events, and time that no event before owns; and what each segment launched."""
+    """Device time and events by path, and the number of events launched in each segment."""
 
     def __init__(self, num_segments: int) -> None:
         self.self_ns = self.events = np.zeros(0, np.int64)
@@ -84,7 +84,7 @@ class _Times:
 
 
 class _Below:
-    """Finds the path of each device event.
+    """Finder of the path of each device event.
 
     Args:
         of_segment: path of what was launched in each segment.
@@ -113,7 +113,7 @@ class _Below:
         return times
 
     def _moved(self, path: Ints, carried: Ints, texts: Sequence[str]) -> Ints:
-        """The paths of events that carry a module path: it lies below the path that launched their graph."""
+        """Return the paths of events with a module path: that path below the path that launched their graph."""
         pairs, which = np.unique(path * max(1, len(texts)) + carried, return_inverse=True)
         moved = []
         for above, text in zip(*(side.tolist() for side in np.divmod(pairs, max(1, len(texts)))), strict=True):

@@ -1,4 +1,4 @@
-"""Communication of each device: how much of it there is, and how much of it nothing hides."""
+"""Communication of each device: its time by kind of collective, and the part that no computation hides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMPUTE: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("memset"))
 
 
 class CollectiveKind(NamedTuple):
-    """What collectives have in common that are the same work."""
+    """Properties that equal collectives share: name, group, ranks, sizes, dtype."""
 
     name: str
     group: str
@@ -36,7 +36,7 @@ class CollectiveKind(NamedTuple):
 
     @property
     def message_bytes(self) -> int | None:
-        """Bytes of the larger side, as bandwidths of collectives are counted; `None` if the trace does not say."""
+        """Bytes of the larger side, as bandwidths of collectives count them; `None` if the trace lacks the sizes."""
         size = 1 if self.dtype.lower().startswith("float8") else _ELEMENT_BYTES.get(self.dtype.lower())
         elements = max(self.in_elements, self.out_elements)
         return None if size is None or elements < 0 else size * elements
@@ -47,8 +47,8 @@ class CollectiveTime:
     """The collectives of one kind on one device.
 
     Args:
-        kind: what they are.
-        duration: of each, waiting included.
+        kind: their common properties.
+        duration: duration of each, waiting included.
         exposed_ns: time in which one of them ran and neither a kernel nor a memset did.
     """
 
@@ -99,12 +99,12 @@ class Member(NamedTuple):
 
 
 def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> tuple[Communication, ...]:
-    """Account for the communication of each device that has some, in the order of the traces."""
+    """Account for the communication of each device that has any, in the order of the traces."""
     return tuple(found for found, _ in members(traces, windows or [None] * len(traces)))
 
 
 def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterator[tuple[Communication, Member]]:
-    """Yield the communication of each device that has some, and its collectives one by one."""
+    """Yield the communication of each device that has any, and its collectives one by one."""
     for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
         told = {one.event: one for one in trace.collectives}
         for device, work in device_work(trace):
@@ -121,7 +121,7 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
 
 
 def _computing(trace: Trace, work: Work, window: Window | None) -> Iterator[Intervals]:
-    """When kernels and memsets ran, on the clock of all traces, some events at a time."""
+    """Yield the time in which kernels and memsets ran, on the clock of all traces, in parts."""
     covered = Covered()
     for part in parts_of(work, window):
         own = np.isin(part.work.kind, _COMPUTE)
@@ -172,7 +172,7 @@ def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int
 
 
 def _exposed(communicating: Sequence[Intervals], compute: Iterator[Intervals]) -> list[int]:
-    """How much of each set of intervals nothing else hides."""
+    """Compute the length of each set of communication intervals outside the compute intervals, ns."""
     exposed = [intervals.length_ns for intervals in communicating]
     for computing in compute:
         for number, (start, end) in enumerate(communicating if len(computing.start) else ()):

@@ -1,4 +1,4 @@
-"""The kernels that a regular expression finds in a trace: how many, how long, and what they prove about a timer around them."""
+"""Kernels of a trace whose name matches a regular expression, and the bounds that they set for a timer around them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from strobe.perf.trace.events import Trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FocalKernels:
-    """The device events of one device whose name holds a regular expression.
+    """Device events of one device whose name matches a regular expression.
 
     Args:
-        rank: of the process, where the trace says it.
+        rank: rank of the process, where the trace names it.
         pattern: the regular expression.
         names: the names found, normalised, those with most calls first.
         num_same: calls of the name with most calls.
@@ -81,7 +81,7 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
 
 
 def kernel_constraints(found: Sequence[FocalKernels]) -> tuple[Constraint, ...]:
-    """Return what the kernels prove about a call that runs one of them, or two, inside.
+    """Return the bounds that kernels set for a call that runs one of them, or two, inside.
 
     A call is no shorter than the shortest kernel, and calls that run one after another fit into the trace they are in: as many as
     there are kernels of one name, less one that may be in it only in part.
@@ -100,7 +100,7 @@ def kernel_constraints(found: Sequence[FocalKernels]) -> tuple[Constraint, ...]:
 
 
 def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
-    """Device time of each call of a range: from the first start to the last end of what it launched, in order of the calls.
+    """Return the device time of each call of a range, in order: from the first start to the last end of its work.
 
     Args:
         text: regular expression that is searched in the names of ranges.
@@ -116,10 +116,10 @@ def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvidence:
-    """What traces say about a timer of the same run configuration.
+    """Bounds on a timer from traces of the same run configuration.
 
     Args:
-        constraints: what they prove about its values.
+        constraints: bounds on its values.
         focal: the focal kernels, if they were asked for.
         span_ns: device time of one call of the range that the timer is around, median; None if that was not asked for.
         span_name: the range, in words.
@@ -132,7 +132,7 @@ class TraceEvidence:
 
 
 def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str | None = None) -> TraceEvidence:
-    """Collect what the traces of one side, one per rank, prove about a timer.
+    """Collect the bounds that the traces of one side, one per rank, set for a timer.
 
     Args:
         focal: regular expression of the kernel inside the timer.

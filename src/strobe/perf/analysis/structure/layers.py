@@ -1,4 +1,4 @@
-"""What repeats inside one call: the layers of a model, the steps of a loop; the first one against the later ones.
+"""Repeated parts of one call: the layers of a model or the steps of a loop; the first against the later ones.
 
 Layers are calls of equal name (numbers aside: `WanBlock_0` to `WanBlock_29`, `attention` 30 times) in one call of the same range
 or module. Where no names repeat, they are what the kernels of a step repeat.
@@ -34,17 +34,17 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 FEWEST: Final = 3
-"""Calls in one enclosing call below which nothing is a layer."""
+"""Fewest calls of one name in an enclosing call that count as layers."""
 MOST_GROUPS: Final = 16
-"""Groups that are described, those with the most device time."""
+"""Most groups that are described: those with the most device time."""
 MOST_PLACES: Final = 512
-"""Places that are described one by one; `later` counts all of them."""
+"""Most places that are described one by one; `later` counts all of them."""
 _STEP: Final = "ProfilerStep"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTimes:
-    """Some calls.
+    """Times of some calls: on the device, from first to last event, on the host.
 
     Args:
         device: sum of the durations of the device events that each call launched.
@@ -73,7 +73,7 @@ class LayerGroup:
     """Layers of one kind.
 
     Args:
-        name: what they have in common: `WanBlock`, or the kernel that starts each.
+        name: common name: `WanBlock`, or the kernel that starts each.
         path: names of the enclosing calls, from the outermost on, without numbers.
         by_kernels: found in the order of kernels, not by name.
         enclosing: number of calls that enclose such layers; steps if found by kernels.
@@ -94,7 +94,7 @@ class LayerGroup:
 
 
 def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int, tuple[LayerGroup, ...]], ...]:
-    """Return the number and the layers of each device that has events, the group with the most device time first."""
+    """Return number and layers of each device that has events, the group with the most device time first."""
     named = _Named(trace)
     found = []
     for device, work in device_work(trace):
@@ -115,7 +115,7 @@ class _Calls(NamedTuple):
     kernels: Ints
 
     def times(self, which: Ints, group: Ints, num: int) -> list[LayerTimes]:
-        """Describe the chosen calls of each group; every group has some."""
+        """Compute the times of the chosen calls of each group; every group has some."""
         device, span, kernels = (_described(values[which], group, num) for values in (self.device, self.span, self.kernels))
         host = None if self.host is None else _described(self.host[which], group, num)
         return [
@@ -142,7 +142,7 @@ class _Named:
         self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
 
     def groups(self, launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
-        """Describe the layers of a device."""
+        """Yield the layers of a device."""
         first, last = self.cuts.of(self.scopes)
         events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
         taken = np.flatnonzero(events[last] > events[first]) if only_launching else np.arange(len(self.scopes))
@@ -166,7 +166,7 @@ class _Named:
             yield _group(own, names, spelled, self._inside(number, chosen))
 
     def _chosen(self, path: Ints, count: Ints, total: Ints) -> list[int]:
-        """The paths that mostly have several calls in one enclosing call, those with the most device time first."""
+        """Return the paths that mostly have several calls in one enclosing call, those with the most device time first."""
         numbers, first = np.unique(path, return_index=True)
         repeats = [int(np.median(part)) for part in np.split(count, first[1:])]
         several = [
@@ -208,7 +208,7 @@ def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: b
 
 
 def _by_kernels(trace: Trace, device: int, work: Work, window: Window | None) -> Iterator[LayerGroup]:
-    """Layers as what the kernels repeat inside a step, of the longest period that does so three times."""
+    """Yield layers found in the order of kernels: the longest period that repeats three times inside a step."""
     place, periods = repeated = repetitions(work, trace.device_events.names)
     if not periods:
         return

@@ -1,8 +1,8 @@
-"""Collectives across ranks: what each was spent on, waiting for the last rank or moving data, and which rank the others wait for.
+"""Collectives across ranks: time waiting for the last rank, time moving data, and the rank that the others wait for.
 
 A collective can move data once the last of its ranks has started it. With all starts on one clock, `skew = last start - own
 start` is the time that a rank waited, `transfer = own end - last start` the rest. No rank can end before the last one started:
-where that happens, the clocks of the ranks differ, and neither says anything.
+where that happens, the clocks of the ranks differ, and both times are meaningless.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 
 CLOCK_TOLERANCE_NS: Final = 10_000
-"""Clocks of two devices of one host agree to some microseconds in a trace."""
+"""Largest difference of two devices' clocks in traces of one host, ns."""
 _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 """Collectives in which every rank waits for every other one."""
 _NEVER: Final = -(1 << 62)
@@ -31,7 +31,7 @@ _NEVER: Final = -(1 << 62)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockCheck:
-    """Whether the ranks' clocks can be the same.
+    """Consistency of the ranks' clocks.
 
     Args:
         checked: collectives in which every rank waits for every other one.
@@ -50,7 +50,7 @@ class ClockCheck:
 
     @property
     def aligned(self) -> bool:
-        """No violation beyond the precision of a trace's clock."""
+        """Whether no collective violates the order of clocks by more than a trace's precision."""
         return self.worst_ns <= CLOCK_TOLERANCE_NS
 
 
@@ -59,7 +59,7 @@ class MeetingKind:
     """Collectives of one kind.
 
     Args:
-        kind: what they are.
+        kind: their common properties.
         members: devices that met, of those with a trace.
         skew: from the first start to the last one, of each.
         transfer: from the last start to the last end, of each.
@@ -73,7 +73,7 @@ class MeetingKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberTime:
-    """One device in the collectives where all wait for all.
+    """One device's time in the collectives in which all ranks wait for all.
 
     Args:
         trace: position among the given traces.
@@ -96,7 +96,7 @@ class MemberTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meetings:
-    """What the collectives of several ranks say together.
+    """Matched collectives of several ranks, split into waiting and moving data.
 
     Args:
         by: how they were matched: by the number of the collective in its group, or by order, or some groups so and some so.
@@ -124,19 +124,19 @@ class Meetings:
 
     @property
     def straggler(self) -> MemberTime | None:
-        """The member that the others wait longest for, all collectives together. `None` if nobody waits, or the clocks differ."""
+        """The member that the others wait longest for, over all collectives. `None` if nobody waits, or the clocks differ."""
         found = max(self.times, key=lambda member: (member.cost_ns, member.last), default=None)
         return found if found is not None and found.last else None
 
     @property
     def last_most_often(self) -> MemberTime | None:
-        """The member that starts last most often, be it by little. `None` if nobody does, or the clocks differ."""
+        """The member that starts last most often, however little. `None` if none does, or the clocks differ."""
         found = max(self.times, key=lambda member: (member.last, member.cost_ns), default=None)
         return found if found is not None and found.last else None
 
 
 class _Group(NamedTuple):
-    """The matched collectives of one group: a row for each, a column for each of the `members`; `whole` on all of them."""
+    """Matched collectives of one group: a row for each, a column for each of the `members`; `whole`: not cut on any of them."""
 
     members: Ints
     kinds: tuple[CollectiveKind, ...]
@@ -146,7 +146,7 @@ class _Group(NamedTuple):
     whole: NDArray[np.bool_]
 
     def of(self, which: NDArray[np.bool_]) -> _Group:
-        """The chosen collectives."""
+        """Return the chosen collectives."""
         return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
 
 
@@ -191,7 +191,7 @@ def meetings(traces: Sequence[Trace], windows: Sequence[Window | None] | None = 
 
 
 class _Matcher:
-    """Finds what each collective is called on the other ranks."""
+    """Matcher of each collective with the same one on the other ranks."""
 
     def __init__(self, found: Sequence[Member], ranks: Sequence[int | None]) -> None:
         self.problems: list[str] = []
@@ -206,7 +206,7 @@ class _Matcher:
         return "order" if "order" in self._used else "sequence"
 
     def groups(self) -> list[_Group]:
-        """The matched collectives of every group."""
+        """Return the matched collectives of every group."""
         names = sorted({(kind.group, kind.ranks) for member in self._found for kind in member.kinds})
         return [group for name in names if (group := self._group(*name)) is not None]
 
@@ -235,7 +235,7 @@ class _Matcher:
         return _Group(np.array(here, np.int64), first.kinds, kind, start, end, whole)
 
     def _by_sequence(self, here: Sequence[int], own: Sequence[Ints]) -> list[Ints]:
-        """Match what has the same name and number; of several (coalesced ones), the first with the first."""
+        """Match collectives of equal name and number; of several (coalesced ones), the first with the first."""
         names: dict[str, int] = {}
         told = []
         for number in here:
@@ -281,7 +281,7 @@ class _Matcher:
 
 
 def _likeness(kind: CollectiveKind) -> tuple[str, int, int]:
-    """What has to be equal on all ranks; the sizes of an all-to-all need not be."""
+    """Return the properties that must be equal on all ranks: the name and, except for all-to-all, the sizes."""
     uneven = "alltoall" in _bare(kind.name)
     return (kind.name, 0, 0) if uneven else (kind.name, kind.in_elements, kind.out_elements)
 
@@ -291,7 +291,7 @@ def _bare(name: str) -> str:
 
 
 def _all_wait(group: _Group) -> NDArray[np.bool_]:
-    """Whether each is a collective in which every rank waits for every other one."""
+    """Mark the collectives in which every rank waits for every other one."""
     waits = np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds], np.bool_)
     chosen: NDArray[np.bool_] = waits[group.kind]
     return chosen

@@ -1,4 +1,4 @@
-"""Memory of each device over time: peaks, and what the program was doing then."""
+"""Memory of each device over time: peaks, and the ranges and modules that were open at them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.perf.trace.events import MemoryTrack, Trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPoint:
-    """The largest values in a stretch of time that starts at `start_ns`; reserved is 0 where it was not recorded."""
+    """Largest values in a stretch of time that starts at `start_ns`; reserved is 0 where it was not recorded."""
 
     start_ns: int
     allocated_bytes: int
@@ -23,7 +23,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """The memory of one device.
+    """Memory of one device over time.
 
     Args:
         device: `cuda:0`, `cpu`.
@@ -47,7 +47,7 @@ class MemoryUse:
 
 
 def memory_use(trace: Trace, window: Window | None = None, num_points: int = 256) -> tuple[MemoryUse, ...]:
-    """Describe the memory of each device whose allocations were recorded.
+    """Summarise the memory of each device whose allocations were recorded.
 
     Args:
         trace: the trace.

@@ -1,4 +1,4 @@
-"""The operator table of a trace without device events: where the host's time went, by self time."""
+"""Operator table of a trace without device events: host time by operator, by self time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OperatorRow:
     """All calls of one operator on all threads.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         calls: their durations, each with the operators it calls.
         self_ns: time in which it ran and no operator it called did; adds up over rows to the busy time of the threads.
     """
@@ -30,7 +30,7 @@ class OperatorRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRange:
-    """All calls of the ranges of one name, without the number at its end, on all threads; `calls` are their durations."""
+    """All calls on all threads of ranges of one name without its number; `calls` are their durations."""
 
     name: str
     calls: Distribution
@@ -38,7 +38,7 @@ class HostRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadRow:
-    """One host thread: calls that ran in the window and the time in which any operator did."""
+    """One host thread: number of calls in the window, and the time in which any operator ran."""
 
     name: str
     num_calls: int
@@ -66,7 +66,7 @@ class Operators:
 
     @property
     def busy_ns(self) -> int:
-        """Time in which operators ran, summed over threads."""
+        """Time in which operators ran, summed over threads, ns."""
         return sum(thread.busy_ns for thread in self.threads)
 
 
@@ -111,7 +111,7 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
 
 
 def host_ranges(trace: Trace, window: Window | None = None) -> tuple[HostRange, ...]:
-    """Tabulate the ranges of the host that ran in the window, those that took most first. They contain each other."""
+    """Tabulate the ranges of the host that ran in the window, longest time first. They contain each other."""
     ranges = unnumbered(trace.ranges)
     start, end = column(ranges.start_ns), column(ranges.end_ns)
     inside = np.ones(len(ranges), np.bool_) if window is None else (start < window.end_ns) & (end > window.start_ns)

@@ -1,4 +1,4 @@
-"""Finds what repeats in a sequence of kernel names: an anchor that occurs once in every period.
+"""Finds repetitions in a sequence of kernel names: an anchor that occurs once in every period.
 
 A name (or a name right after another one) that occurs at even distances cuts the sequence into candidates for a period. They are
 one if the kernels in them are the same: the counts of every name are compared with the median over all periods. Of the anchors
@@ -22,21 +22,21 @@ from strobe.perf.analysis.structure.scopes import WORK
 from strobe.perf.trace.columns import Column, blocks, code_for
 
 FEWEST: Final = 3
-"""Occurrences of an anchor below which nothing is called a repetition."""
+"""Fewest occurrences of an anchor in a repetition."""
 ALIKE: Final = 0.9
-"""Mean likeness below which periods are not the same work."""
+"""Least mean likeness of periods of the same work."""
 _MANY: Final = 5
 _TOLERANCE: Final = 0.03
-"""Likeness that a period may lack against a shorter one, if it occurs `_MANY` times."""
+"""Largest deficit in likeness of a period against a shorter one, if it occurs `_MANY` times."""
 _TOLERANCE_OF_FEW: Final = 0.005
-"""The same for a period that occurs less often: two long stretches of anything look somewhat alike."""
+"""Largest such deficit of a period that occurs less often: any two long stretches look somewhat alike."""
 _EVEN: Final = 0.75
-"""Share of the distances of an anchor that lie within `_NEAR` of their median."""
+"""Least share of an anchor's distances that lie within `_NEAR` of their median."""
 _NEAR: Final = 0.15
 _REACH: Final = 0.5
-"""Share of the sequence that lies between the first and the last anchor, at least."""
+"""Least share of the sequence between the first and the last anchor."""
 _SPARE_ONE: Final = 10
-"""From so many periods on, one may be given up for an anchor after longer pauses."""
+"""Fewest periods of which one may be dropped for an anchor after longer pauses."""
 _TRIED: Final = 48
 _SAMPLED: Final = 256
 
@@ -84,7 +84,7 @@ class Period:
 
     @property
     def confidence(self) -> Confidence:
-        """How far to trust that this is a step.
+        """Confidence that the period is a step.
 
         `high`: at least 5 periods, 97 % alike, 80 % of the sequence. `medium`: at least 3, 95 % alike, 60 % of it. `low`: less,
         or a whole period or more of other kernels before or after, as it is around the layers of a single pass.
@@ -105,16 +105,16 @@ class _Anchor(NamedTuple):
 
     @property
     def places(self) -> Ints:
-        """Where it occurs; of a pair, its second name."""
+        """Positions of the anchor; of a pair, those of its second name."""
         return self.found.astype(np.int64) + self.pair
 
     def periods(self, length: int) -> int:
-        """Periods that end in a sequence of this length, the last one too if there is room for it."""
+        """Return the number of periods in a sequence of this length, including a last one that fits without a next anchor."""
         return len(self.found) - (int(self.found[-1]) + self.pair + self.distance > length)
 
 
 class _Cut(NamedTuple):
-    """The sequence cut at an anchor."""
+    """A sequence cut at an anchor."""
 
     anchor: _Anchor
     lengths: Ints
@@ -124,7 +124,7 @@ class _Cut(NamedTuple):
 
 
 class Repetitions(NamedTuple):
-    """What the kernels of a device repeat, on the stream that has most of them.
+    """Repetitions of a device's kernels, on the stream that has most of them.
 
     Args:
         place: positions of these kernels among the device's events.
@@ -136,7 +136,7 @@ class Repetitions(NamedTuple):
 
 
 def repetitions(work: Work, texts: tuple[str, ...]) -> Repetitions:
-    """Find what the kernels of a device repeat, on the stream that has most of them."""
+    """Find the repetitions of a device's kernels, on the stream that has most of them."""
     counts: Counter[int] = Counter()
     for _, part in work.parts():
         numbers, count = np.unique(part.stream[np.isin(part.kind, WORK)], return_counts=True)
@@ -188,12 +188,12 @@ def _sum(values: Numbers | None, places: Ints) -> int:
 
 
 def _numbers(count: int, limit: int) -> Numbers:
-    """Room for numbers below a limit."""
+    """Return an uninitialised array for numbers up to a limit."""
     return np.empty(count, np.dtype(code_for(0, limit)))
 
 
 def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
-    """The number of each pair of neighbours, and how many different ones there are."""
+    """Number the pairs of neighbours; return the number of each pair and the count of distinct ones."""
 
     def codes() -> Iterator[tuple[slice, Ints]]:
         for block in blocks(len(name) - 1):
@@ -208,7 +208,7 @@ def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
 
 
 def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
-    """Leave out what is clearly less alike than a shorter period, and of two cuts at about the same distance the less alike."""
+    """Drop cuts clearly less alike than a shorter period and, of two at about one distance, the less alike; longest first."""
     kept: list[_Cut] = []
     best = 0.0
     for cut in sorted(cuts, key=lambda cut: cut.anchor.distance):
@@ -225,7 +225,7 @@ def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
 
 
 def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
-    """What occurs often enough, over enough of the sequence, at distances of which most are the same."""
+    """Return the anchors: names that occur often enough, over enough of the sequence, mostly at equal distances."""
     count = np.zeros(num, np.int64)
     for block in blocks(len(ids)):
         count += np.bincount(ids[block], minlength=num)

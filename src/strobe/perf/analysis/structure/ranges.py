@@ -1,4 +1,4 @@
-"""What each range and module of the host did on the devices: by the launch calls inside it, on its own thread.
+"""Device time of each range and module of the host: the work of the launch calls inside it, on its own thread.
 
 A graph's kernels belong to the range that launched the graph, and to the module path that they carry themselves. Device times are
 cut to the window, host times are not: they are those of the calls that launched work in it.
@@ -33,9 +33,9 @@ from strobe.perf.trace.events import HostEvents, Trace
 
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")
-"""Ranges around collectives: what they stand for is launched by another thread or stream, so most own nothing."""
+"""Prefixes of ranges around collectives; another thread or stream launches these, so most such ranges own no events."""
 _CHUNK: Final = 1 << 18
-"""Events at a time, several times over where ranges nest, when unions are taken."""
+"""Rows of (event, range) in one pass of the union: an event has several where ranges nest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class RangeRow:
 
     Args:
         kind: `range` or `module`, by the host's call; `graph module`, by the path that a graph's kernels carry.
-        name: of the range, of the module (`Linear_3`), or the path (`layers.3.attention`).
+        name: name of the range or module (`Linear_3`), or the path (`layers.3.attention`).
         calls: calls; of a graph module, launches of a graph that holds it. Within a window, only those with events in it.
         launching: calls that own at least one event.
         events: device events launched in them, nested calls included.
@@ -73,7 +73,7 @@ class RangeRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranges:
-    """The ranges and modules of one device.
+    """Ranges and modules of one device.
 
     Args:
         device: its number.
@@ -96,7 +96,7 @@ class Ranges:
     unlinked_ns: int
 
     def of_kind(self, kind: Kind) -> tuple[RangeRow, ...]:
-        """The rows of one kind."""
+        """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.kind == kind)
 
 
@@ -160,7 +160,7 @@ class _Calls:
         self.fresh = np.minimum(fresh, self.last)
 
     def names_at(self, segments: Ints) -> tuple[Ints, Ints]:
-        """Return which of the segments lie in a call of which name, in order of segment."""
+        """Return pairs of a position among the segments and a name whose call holds that segment, in order."""
         place = np.arange(len(segments))
         call = self.owner[segments]
         found = [np.zeros(0, np.int64)]
@@ -200,7 +200,7 @@ def _rows(kind: Kind, calls: _Calls, launched: Launched, united: Ints, only_laun
 
 
 class _Ends(NamedTuple):
-    """Ends of intervals as ranks: small enough to put the number of a group in front of them."""
+    """Ends of intervals as ranks: small enough to be packed with a group number in front."""
 
     times: Ints
     rank: Ints
@@ -210,12 +210,12 @@ class _Ends(NamedTuple):
         return cls(*np.unique(end, return_inverse=True))
 
     def reach(self, start: Ints, which: Ints, group: Ints) -> Ints:
-        """How far the intervals before each one in its group reach; for the first, its own start.
+        """Return the latest end among the intervals before each one in its group; for the first, its own start.
 
         Args:
-            start: of the intervals; those of a group lie side by side.
+            start: start of each interval; those of a group lie side by side.
             which: position of each among the ends.
-            group: of each.
+            group: group of each interval.
         """
         if not len(start):
             return start
@@ -225,7 +225,7 @@ class _Ends(NamedTuple):
 
 
 def _unions(trace: Trace, work: Work, window: Window | None, calls: _Calls) -> Ints:
-    """Union of the events of each name."""
+    """Compute the union of the events of each name, ns."""
     united = np.zeros(len(calls.scopes.names), np.int64)
     reached = np.full(len(united), np.iinfo(np.int64).min)
     for part in linked(work, window) if len(united) else ():
@@ -249,7 +249,7 @@ def _unions(trace: Trace, work: Work, window: Window | None, calls: _Calls) -> I
 
 
 def _graph_rows(paths: GraphPaths) -> Iterator[RangeRow]:
-    """A row for each module path and for each path that encloses it."""
+    """Yield a row for each module path and for each path that encloses it."""
     order = np.argsort(paths.path, kind="stable")
     own = np.split(order, np.searchsorted(paths.path[order], np.arange(1, len(paths.texts))))
     inside: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which range or module of the host a device event was launched in: by its launch call, on the thread of that call."""
+"""Range or module of the host that launched each device event: by its launch call, on the thread of that call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 NOWHERE: Final = -1
-"""The scope of what was launched in none."""
+"""Scope number of work that was launched in no scope."""
 ROOT: Final = 0
-"""The path that lies above all others."""
+"""Number of the empty path, the root of all others."""
 WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
-"""The kinds that count as kernels: not copies and memsets."""
+"""Kinds that count as kernels; copies and memsets do not."""
 
 _IS_WORK: Final = np.isin(np.arange(len(DEVICE_KINDS)), WORK).astype(np.int64)
 _LATE: Final = 1 << 62
@@ -31,25 +31,25 @@ NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
 
 
 def unnumbered(scopes: HostEvents) -> HostEvents:
-    """The same scopes under their names without numbers: `ProfilerStep#3` is `ProfilerStep`, `step 7` is `step`."""
+    """Return the scopes under their names without numbers: `ProfilerStep#3` is `ProfilerStep`, `step 7` is `step`."""
     bases: dict[str, int] = {}
     number = np.array([bases.setdefault(base_of(name), len(bases)) for name in scopes.names], np.int32)
     return replace(scopes, names=tuple(bases), name=array("i", number[column(scopes.name)].tobytes() if len(number) else b""))
 
 
 def base_of(name: str) -> str:
-    """The name without the number at its end, if there is one."""
+    """Return the name without the number at its end, if there is one."""
     found = NUMBERED.fullmatch(name)
     return found["base"] if found else name
 
 
 def ranges_and_modules(trace: Trace) -> HostEvents:
-    """Ranges and modules together, in order of start, an enclosing one before what it encloses."""
+    """Return ranges and modules together, in order of start, an enclosing one before those inside it."""
     return together(trace.ranges, trace.modules)
 
 
 def together(*parts: HostEvents) -> HostEvents:
-    """Scopes of several kinds, in order of start, an enclosing one before what it encloses; of equal ones the earlier kind."""
+    """Merge scopes of several kinds in order of start, enclosing ones before those inside; of equal ones the earlier kind."""
     columns, names = [], list[str]()
     for part in parts:
         name, *others = (column(values) for values in (part.name, part.start_ns, part.end_ns, part.thread))
@@ -67,7 +67,7 @@ def together(*parts: HostEvents) -> HostEvents:
 
 
 def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
-    """The scopes that have none of these names."""
+    """Return the scopes that have none of these names."""
     kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
     columns = ((values, column(values)[kept]) for values in (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread))
     name, start, end, thread = (
@@ -78,7 +78,7 @@ def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cuts:
-    """The time of host threads, cut at some moments into numbered segments: what was launched in one is counted together.
+    """Time of host threads, cut into numbered segments, so that launches in one segment can be counted together.
 
     The segments of a thread have ascending numbers, the first one lies before its first moment. The last number of all is for
     launch calls on other threads.
@@ -113,7 +113,7 @@ class Cuts:
         return cls.at(thread, start, end)
 
     def within(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Return the segments `[first, last)` between two of the moments of a thread, for each of the given."""
+        """Return the segments `[first, last)` between two moments of a thread, for each pair of moments."""
         first, last = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
         for number, mine in _by_thread(thread):
             if number not in self.moments:
@@ -139,7 +139,7 @@ class Cuts:
 
 
 def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each thread with the positions of what is on it, in order."""
+    """Yield each thread with the positions of its entries, in order."""
     order = np.argsort(thread, kind="stable")
     numbers, first = np.unique(thread[order], return_index=True)
     if len(numbers):
@@ -147,10 +147,10 @@ def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 class Launched:
-    """What was launched in each segment: device events, the kernels among them, their time, and when they ran.
+    """Work launched in each segment: device events, kernels among them, their time, first start and last end.
 
     Args:
-        num: of segments.
+        num: number of segments.
     """
 
     def __init__(self, num: int) -> None:
@@ -179,7 +179,7 @@ class Launched:
         return np.minimum.reduceat(start, edges)[::2], np.maximum.reduceat(end, edges)[::2]
 
     def spans(self, first: Ints, last: Ints) -> Ints:
-        """From the first start to the last end in stretches `[first, last)`; 0 for one without events."""
+        """Return the time from the first start to the last end in stretches `[first, last)`; 0 for one without events."""
         count = before(self.events)
         some = count[last] > count[first]
         start, end = self.bounds(first[some], last[some])
@@ -189,7 +189,7 @@ class Launched:
 
 
 def linked(work: Work, window: Window | None) -> Iterator[Part]:
-    """The events of a device that overlap a window and whose launch call is known, cut to it, some at a time."""
+    """Yield the events of a device with a known launch call that overlap a window, cut to it, in parts."""
     for part in parts_of(work, window):
         known = np.flatnonzero(part.work.host >= 0)
         yield Part(part.which[known], part.work.at(known), part.start[known], part.end[known])
@@ -204,7 +204,7 @@ def launched_in(trace: Trace, work: Work, window: Window | None, cuts: Cuts) -> 
 
 
 def device_times(trace: Trace, work: Work, scopes: HostEvents, chosen: Ints) -> tuple[NDArray[np.bool_], Intervals]:
-    """Return which of the chosen scopes launched some of the events, and of those the first start and the last end."""
+    """Return a mask of the chosen scopes that launched events, and first start and last end of these events for each."""
     thread, start, end = (column(values)[chosen] for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
     cuts = Cuts.at(thread, start, end)
     found = launched_in(trace, work, None, cuts)
@@ -215,7 +215,7 @@ def device_times(trace: Trace, work: Work, scopes: HostEvents, chosen: Ints) -> 
 
 
 class GraphPaths(NamedTuple):
-    """The events of a device in a window that carry a module path: `path` counts into `texts`."""
+    """Events of a device in a window that carry a module path: `path` counts into `texts`."""
 
     texts: tuple[str, ...]
     part: Part
@@ -245,14 +245,14 @@ def graph_paths(trace: Trace, work: Work, window: Window | None) -> GraphPaths:
 
 
 def totals(values: Ints, group: Ints, num_groups: int) -> Ints:
-    """Sum of the values of each group."""
+    """Sum the values of each group."""
     total = np.zeros(num_groups, np.int64)
     np.add.at(total, group, values)
     return total
 
 
 def before(values: NDArray[np.integer | np.bool_]) -> Ints:
-    """Sum of the values before each position, and at last of all."""
+    """Return the sum of the values before each position, and finally of all."""
     total = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=total[1:])
     return total
@@ -260,7 +260,7 @@ def before(values: NDArray[np.integer | np.bool_]) -> Ints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nesting:
-    """How scopes contain each other on their threads.
+    """Nesting of scopes on their threads.
 
     Args:
         parent: the innermost scope that was open on the thread when each started; `NOWHERE` at the top.
@@ -308,7 +308,7 @@ class Nesting:
 
 
 class Paths:
-    """Paths of names as numbers; every path has a higher number than the one above it, and `ROOT` lies above itself."""
+    """Paths of names as numbers; every path has a higher number than its parent, and `ROOT` is its own parent."""
 
     def __init__(self) -> None:
         self.names = [""]
@@ -316,7 +316,7 @@ class Paths:
         self._numbers: dict[tuple[int, str], int] = {}
 
     def number(self, above: int, name: str) -> int:
-        """Number of the path `name` below another path."""
+        """Return the number of the path `name` below another path."""
         found = self._numbers.get((above, name))
         if found is None:
             found = self._numbers[above, name] = len(self.names)
@@ -325,14 +325,14 @@ class Paths:
         return found
 
     def of(self, scopes: HostEvents, nesting: Nesting) -> list[int]:
-        """The number of each scope's path."""
+        """Return the number of each scope's path."""
         numbers: list[int] = []
         for parent, name in zip(nesting.parent.tolist(), scopes.name, strict=True):
             numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
         return numbers
 
     def spelled(self, number: int) -> tuple[str, ...]:
-        """The names of a path, from the outermost on."""
+        """Return the names of a path, from the outermost on."""
         names: list[str] = []
         while number != ROOT:
             names.append(self.names[number])
@@ -341,7 +341,7 @@ class Paths:
 
 
 def nest(scopes: HostEvents) -> Nesting:
-    """Find what contains what. Of two scopes that overlap, the one that started last is the inner one while it is open."""
+    """Compute the nesting of scopes. Of two scopes that overlap, the one that started last is the inner one while it is open."""
     ends, parents = scopes.end_ns, array("i")
     stacks: dict[int, list[int]] = {}
     changes: dict[int, tuple[array[int], array[int]]] = {}
@@ -363,7 +363,7 @@ def nest(scopes: HostEvents) -> Nesting:
 
 
 def _close(stack: list[int], ends: array[int], until: int | None, moments: array[int], owners: array[int]) -> None:
-    """Take the scopes that end by `until` off the stack and note who is innermost after each of them."""
+    """Pop the scopes that end by `until` off the stack, and note the innermost scope after each of them."""
     while stack and (until is None or ends[stack[-1]] <= until):
         moment = ends[stack.pop()]
         while stack and ends[stack[-1]] <= moment:

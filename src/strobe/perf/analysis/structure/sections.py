@@ -1,4 +1,4 @@
-"""Sections: device time between two boundaries around a focal event, by a definition that can be written down and compared.
+"""Sections: device time between two boundaries around a focal event, by a definition that can be stored and compared.
 
 `memcpy:end -> flash_fwd -> gather:end` is the time from the end of the last copy before each `flash_fwd` kernel to the end of the
 first gather after it. A boundary is `WHAT:start` or `WHAT:end`, on the stream of the focal event, or on any stream of its device
@@ -38,10 +38,10 @@ _NUMBERED: Final = {"range": re.compile(r"#\d+$"), "module": re.compile(r"_\d+$"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """One boundary: the start or the end of an event, or of the device time of a range or module.
+    """One boundary: start or end of an event, or of the device time of a range or module.
 
     Args:
-        source: what `what` is.
+        source: kind of source that `what` describes.
         what: a kind, or a regular expression.
         any_stream: the nearest on any stream of the device, not on the focal event's stream alone.
     """
@@ -59,7 +59,7 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionDefinition:
-    """What a section is. Its text is canonical: two definitions are the same if their texts are."""
+    """Definition of a section. Its text is canonical: two definitions are the same if their texts are."""
 
     left: Edge
     focal: str
@@ -67,13 +67,13 @@ class SectionDefinition:
 
     @property
     def is_one_call(self) -> bool:
-        """Both boundaries are those of one call of a range or module: of the one around the focal event."""
+        """Whether both boundaries belong to one call of a range or module: the one around the focal event."""
         scopes = [(edge.source, edge.what) for edge in (self.left, self.right)]
         return scopes[0] == scopes[1] and scopes[0][0] in _NUMBERED and (self.left.at, self.right.at) == ("start", "end")
 
     @property
     def boundaries(self) -> str:
-        """The definition without the focal event: what two sides of a comparison must have in common."""
+        """The definition without the focal event; it must be the same on both sides of a comparison."""
         return f"{self.left} -> {self.right}"
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class SectionDefinition:
 
 
 def parse_section(text: str, focal: str | None = None) -> SectionDefinition:
-    """Read a definition.
+    """Parse a definition.
 
     Args:
         text: `LEFT -> FOCAL -> RIGHT`; `LEFT -> RIGHT` if the focal event is given apart.
@@ -138,7 +138,7 @@ class Section(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """From boundary to boundary."""
+        """Time from boundary to boundary, ns."""
         return self.end_ns - self.start_ns
 
     @property
@@ -169,17 +169,17 @@ class Sections:
 
     @property
     def busy_ns(self) -> int:
-        """Sum over the sections."""
+        """Busy time summed over the sections, ns."""
         return sum(section.busy_ns for section in self.found)
 
     @property
     def length_ns(self) -> int:
-        """Sum over the sections."""
+        """Length summed over the sections, ns."""
         return sum(section.length_ns for section in self.found)
 
 
 def find_sections(trace: Trace, definition: SectionDefinition, window: Window | None = None) -> tuple[Sections, ...]:
-    """Find the sections around the focal events of every device that has some.
+    """Find the sections around the focal events of every device that has any.
 
     A boundary of kind or name belongs to the nearest event that started before (right: after) the focal event in the order of
     start; one of a range or module is the nearest moment not after the focal event's start (right: not before its end). Start and
@@ -188,7 +188,7 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
 
     Args:
         trace: the trace.
-        definition: what a section is.
+        definition: definition of a section.
         window: focal events must start in it; boundaries may lie outside.
 
     Raises:
@@ -204,7 +204,7 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
 def sections_of(
     trace: Trace, device: int, work: Work, definition: SectionDefinition, chosen: NDArray[np.bool_] | None = None
 ) -> Sections:
-    """Find the sections of one device; `chosen` says which of its events may be focal ones."""
+    """Find the sections of one device; `chosen` masks the events that may be focal ones."""
     focal = matching(trace, work, definition.focal)
     anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
     found: list[Section] = []
@@ -240,7 +240,7 @@ def sections_of(
 
 
 def matching(trace: Trace, work: Work, text: str) -> NDArray[np.bool_]:
-    """Which events of a device have a name, as the trace has it or demangled, in which a regular expression is found.
+    """Mark the events of a device whose name, as in the trace or demangled, matches a regular expression.
 
     Raises:
         ConfigError: it is not a regular expression.
@@ -252,7 +252,7 @@ def matching(trace: Trace, work: Work, text: str) -> NDArray[np.bool_]:
 
 
 class _Boundaries(NamedTuple):
-    """For each focal event whether it has this boundary, and where."""
+    """Boundary of each focal event: a mask of known ones, and their moments."""
 
     known: NDArray[np.bool_]
     moment: Ints
@@ -288,7 +288,7 @@ def _boundaries(edge: Edge, trace: Trace, work: Work, lane: Ints, anchors: Ints,
 def _around(
     definition: SectionDefinition, trace: Trace, work: Work, lane: Ints, anchors: Ints
 ) -> tuple[_Boundaries, _Boundaries]:
-    """Find the call of a range or module that each focal event lies in: of several, the one that started last."""
+    """Find the call of a range or module around each focal event: of several, the one that started last."""
     wide = definition.left.any_stream or definition.right.any_stream
     spans = _scope_times(definition.left, trace, work, np.arange(len(work)) if wide else lane)
     order = np.argsort(spans.start, kind="stable")
@@ -299,7 +299,7 @@ def _around(
 
 
 def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Intervals:
-    """Device time of every call of a range or module: first start to last end of what it launched among some events."""
+    """Return the device time of every call of a range or module: first start to last end of its work among some events."""
     scopes = trace.ranges if edge.source == "range" else trace.modules
     chosen = np.flatnonzero(np.array([_spells(edge, name) for name in scopes.names] or [False])[np.asarray(scopes.name)])
     _, times = device_times(trace, work.at(events), scopes, chosen)
@@ -312,7 +312,7 @@ def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Interval
 
 
 def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
-    """Runs of events that one graph launch made under one module path."""
+    """Return runs of events that one graph launch made under one module path."""
     runs: list[list[int]] = [[]]
     before: tuple[int, str] | None = None
     for position in positions.tolist() if trace.module_paths else ():
@@ -329,7 +329,7 @@ def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
 
 
 def _spells(edge: Edge, name: str) -> bool:
-    """Whether a range or module is meant: by its name, also without our prefix, without its number, by the end of its path."""
+    """Return whether a name is the edge's: in full, without our prefix, without its number, or by the end of its path."""
     plain = name.removeprefix("strobe::").rpartition("." if edge.source == "module" else "\0")[2]
     spelled = {name, plain, _NUMBERED[edge.source].sub("", name), _NUMBERED[edge.source].sub("", plain)}
     return any(re.fullmatch(edge.what, text) for text in spelled)
@@ -353,7 +353,7 @@ def _measure(work: Work, lane: Ints, focal: NDArray[np.bool_], sections: Interva
 
 
 def _inside(sections: Intervals, covered: Intervals) -> Ints:
-    """How much of each section disjoint intervals cover."""
+    """Compute the part of each section that disjoint intervals cover, ns."""
     shared = overlaps(sections, covered)
     total = np.zeros(len(sections.start), np.int64)
     np.add.at(total, shared.a, shared.end - shared.start)
@@ -383,5 +383,5 @@ def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:
 
 
 def skipped_text(sections: Sections) -> str:
-    """Why focal events have no section."""
+    """Format the reasons why focal events have no section, with their counts."""
     return "; ".join(f"{count} {reason}" for reason, count in sections.skipped.items()) or "none skipped"

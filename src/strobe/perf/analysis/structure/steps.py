@@ -28,9 +28,9 @@ OVERTAKEN: Final = "overtaken on the device by another step"
 COMPILED: Final = "compiled"
 HELD_UP: Final = "the profiler at work"
 UNEVEN: Final = 1.5
-"""Steady steps of which one takes so many times as long as another are not one kind of step."""
+"""Ratio of a long to a short steady step from which on they are not one kind of step."""
 _HELD_UP_SHARE: Final = 0.05
-"""Share of a step with the profiler at work above which it is not like the others."""
+"""Largest share of profiler overhead in a step that is compared with others."""
 _NAMED: Final = {
     "ProfilerStep#N": re.compile(r"^ProfilerStep\s*#\s*\d+$"),
     f"strobe::{FRAME_BLOCK}#N": re.compile(rf"^strobe::{FRAME_BLOCK}(#\d+)?$"),
@@ -45,7 +45,7 @@ class Step:
     """One step of a device.
 
     Args:
-        number: of the step: the one in its name where the names differ in it, else counted from 0.
+        number: number of the step: the one in its name where the names differ in it, else counted from 0.
         label: name of the range, or `step N`.
         start_ns: start of its first device event.
         end_ns: start of the next step's first one; of the last step, the end of what it launched.
@@ -64,12 +64,12 @@ class Step:
 
     @property
     def length_ns(self) -> int:
-        """From its start to the next one's."""
+        """Time from its start to the start of the next step, ns."""
         return self.end_ns - self.start_ns
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing ran."""
+        """Time in which nothing ran, ns."""
         return self.length_ns - self.busy_ns
 
 
@@ -79,14 +79,14 @@ class Steps:
 
     Args:
         device: its number.
-        source: what starts a step: a range of the host, a kernel the user named, or the anchor of a period.
-        starts: what that is, in words.
+        source: kind of event that starts a step: a range of the host, a kernel the user named, or the anchor of a period.
+        starts: that event in words.
         start_ns: start of the first event of the device.
         end_ns: end of its last one.
         steps: in order, at least one.
         period: the repetition that was found, where `source` is `period`.
-        steady: which of them are steady; its indices count into `steps`.
-        notes: what the reader should know.
+        steady: selection of the steady steps; its indices count into `steps`.
+        notes: notes for the reader.
     """
 
     device: int
@@ -101,21 +101,21 @@ class Steps:
 
     @property
     def before_ns(self) -> int:
-        """Time before the first step."""
+        """Time before the first step, ns."""
         return self.steps[0].start_ns - self.start_ns
 
     @property
     def after_ns(self) -> int:
-        """Time after the last step."""
+        """Time after the last step, ns."""
         return self.end_ns - self.steps[-1].end_ns
 
     def kept(self) -> tuple[Step, ...]:
-        """The steady steps."""
+        """Return the steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
 
     @property
     def uneven(self) -> tuple[Step, Step] | None:
-        """A short and a long steady step where they differ by more than `UNEVEN`, the shortest and the longest tenth left out."""
+        """A short and a long steady step if they differ by more than `UNEVEN`, without the shortest and longest tenth."""
         ordered = sorted(self.kept(), key=lambda step: step.length_ns)
         inner = ordered[len(ordered) // 10 : len(ordered) - len(ordered) // 10]
         return (inner[0], inner[-1]) if inner and inner[-1].length_ns > UNEVEN * inner[0].length_ns else None
@@ -123,14 +123,14 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoSteps:
-    """A device without steps, and why."""
+    """A device without steps, and the reason."""
 
     device: int
     reason: str
 
 
 class _Cuts(NamedTuple):
-    """Where the steps of a device start.
+    """Starts of the steps of a device.
 
     `end` is the end of the last one, the start of another if it is `bounded`; `host` is the range of each on the host.
     """
@@ -172,7 +172,7 @@ def device_steps(trace: Trace, device: int, work: Work, repeated: Repetitions | 
         trace: the trace.
         device: number of the device.
         work: its events.
-        repeated: what its kernels repeat; it is looked for if it is not given.
+        repeated: repetitions of its kernels; they are searched for if not given.
     """
     return _cut_at(trace, device, work, _named_cuts(trace, work, repeated))
 
@@ -182,7 +182,7 @@ def _cut_at(trace: Trace, device: int, work: Work, cuts: _Cuts | str) -> Steps |
 
 
 def names_step(name: str, starts: str | None = None) -> bool:
-    """Whether a range of this name starts a step, by the pattern or, without one, by what is usual."""
+    """Return whether a range of this name starts a step: it matches the pattern, or without one a usual name."""
     chosen = _NAMED.values() if starts is None else (pattern(starts),)
     return any(named.search(name) for named in chosen)
 
@@ -227,7 +227,7 @@ def _short(name: str) -> str:
 
 
 def _by_range(trace: Trace, work: Work, named: re.Pattern[str], spoken: str) -> _Cuts | None:
-    """Steps from ranges: the outermost that match, on the thread that launched most of the device's work in them."""
+    """Return steps from ranges: the outermost that match, on the thread whose ranges launched most of the device's work."""
     of_name = np.array([named.search(name) is not None for name in trace.ranges.names], np.bool_)
     which = np.flatnonzero(of_name[column(trace.ranges.name)]) if len(of_name) else np.zeros(0, np.int64)
     if not len(which):
@@ -260,7 +260,7 @@ def _by_range(trace: Trace, work: Work, named: re.Pattern[str], spoken: str) -> 
 
 
 class _Anywhere:
-    """What was launched during ranges of one thread, on whatever thread."""
+    """Work launched during ranges of one thread, on any thread."""
 
     def __init__(self, trace: Trace, work: Work, begin: Ints, stop: Ints) -> None:
         thread, hosts = np.zeros(len(begin), np.int64), trace.device_events.hosts
@@ -272,13 +272,13 @@ class _Anywhere:
             self.launched.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
 
     def end_of(self, place: int) -> int:
-        """When the last event of a range ended."""
+        """Return the end of the last event of a range, ns."""
         _, end = self.launched.bounds(self.first[place : place + 1], self.last[place : place + 1])
         return int(end[0])
 
 
 def _by_period(trace: Trace, work: Work, repeated: Repetitions) -> _Cuts | str:
-    """Steps from what the kernels of the busiest stream repeat, or why there are none."""
+    """Return steps from the repetitions of the busiest stream's kernels, or the reason why there are none."""
     place, periods = repeated
     if not periods:
         return "no repeating step found: no kernel occurs at even distances with the same kernels between"
@@ -343,7 +343,7 @@ def _tiled(trace: Trace, device: int, work: Work, cuts: _Cuts) -> Steps:
 
 
 def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]:
-    """Why a step is not like the others; the first cause counts."""
+    """Return the steps that differ from others, each with its first cause: compilation, profiler overhead, overtaken, last."""
     causes: dict[int, str] = {}
     at_work = Intervals(start, end) if cuts.host is None else cuts.host
     ranges = trace.ranges

@@ -1,4 +1,4 @@
-"""A chosen part of a device's time: one call of a range or module, some steps, or a stretch in milliseconds."""
+"""Selection of a window of a device's time: one call of a range or module, some steps, or a stretch in milliseconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPARED: Final = 2_000
 
 
 def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: int | None = None) -> Window:
-    """Find the window that a text asks for.
+    """Find the window that a text describes.
 
     * a range, region or module: from the first start to the last end of the device events that it launched (its host time is
       something else). Of a name with several calls one is chosen by `name[2]` or `name#2`, counted from 0. A range that alone
@@ -43,9 +43,9 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
 
     Args:
         trace: the trace.
-        text: what is asked for.
+        text: description of the window.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
-        zero_ns: what times count from; the first device event's start if not given.
+        zero_ns: origin of times; the first device event's start if not given.
 
     Raises:
         ConfigError: the text is none of these, or its end is not after its start.
@@ -106,13 +106,13 @@ def _of_host(trace: Trace) -> tuple[HostEvents, HostEvents, HostEvents]:
 
 
 def _extent(trace: Trace) -> tuple[int, int]:
-    """From the first start to the last end of the device events, or where there are none of those of the host."""
+    """Return first start and last end of the device events, or without any of the host's events."""
     columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
     return min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
 
 
 def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[int, int]:
-    """The tiles of some steps, on all devices; in a trace without device events their ranges."""
+    """Return start and end of some steps over all devices; in a trace without device events those of their ranges."""
     if not len(trace.device_events):
         sides = [_find_call(trace, f"ProfilerStep#{int(number)}") for number in (first, last)]
         if sides[0] is None or sides[1] is None:
@@ -140,7 +140,7 @@ def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[in
 
 
 def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int] | None:
-    """The tile of the step that a range of this name starts, on all devices; `None` if none does, or several do."""
+    """Return the tile of the step that a range of this name starts, on all devices; `None` for none or several."""
     if asked not in trace.ranges.names or not names_step(asked, pattern):
         return None
     tiled = [found for found in find_steps(trace, pattern) if not isinstance(found, NoSteps) and found.source == "range"]
@@ -152,7 +152,7 @@ def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int]
 
 
 def _find_call(trace: Trace, asked: str) -> tuple[int, int] | None:
-    """Device time of the one call that is asked for, `None` if nothing has that name."""
+    """Return the device time of the one call of a name; `None` if nothing has that name."""
     found = list(_calls_of(trace, asked))
     if len(found) > 1:
         raise DataError(f"{trace.path}: {asked!r} has {len(found)} calls; choose one of {asked}[0] to {asked}[{len(found) - 1}]")
@@ -171,7 +171,7 @@ def _find_call(trace: Trace, asked: str) -> tuple[int, int] | None:
 
 
 def _calls_of(trace: Trace, name: str) -> Iterator[tuple[int, int] | None]:
-    """Device time of each call of a range or module, or of each launch of a graph's module path; see `choose_window`."""
+    """Yield the device time of each call of a range or module, or of each launch of a graph's module path."""
     for scopes in (trace.ranges, trace.modules):
         for spelled in (name, f"strobe::{name}"):
             if spelled in scopes.names:
@@ -197,7 +197,7 @@ def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tu
 
 
 def _offer(trace: Trace, asked: str) -> str:
-    """Say which names the trace has, the nearest first."""
+    """List the names that the trace has, the nearest first."""
     names = dict.fromkeys((*trace.ranges.names, *trace.modules.names, *sorted(set(trace.module_paths.values()))))
     if not names:
         return f"; the trace has no ranges or modules; give {_FORMS}"

@@ -1,1 +1,1 @@
-"""The page of an ablation: one factor at a time, what each optimisation is worth, and which setting to use."""
+"""The page of an ablation: one factor at a time, the gain of each optimisation, and the setting to use."""

@@ -1,4 +1,4 @@
-"""From a folder of cells to the page of an ablation."""
+"""Builder of an ablation's page from its folder of cells."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ablation_report(folder: Path) -> Report:
 
 
 def _points(cells: Sequence[CellRun], plan: Plan) -> tuple[Point, ...]:
-    """The base and every setting whose speed and quality were measured in the same clip as the base's own."""
+    """Return the base and every setting whose speed and quality were measured in the same clip as the base's own."""
     found: dict[str, Point] = {}
     for cell in measured(cells):
         entry, base = cell.entry, cell.base
@@ -85,7 +85,7 @@ def _points(cells: Sequence[CellRun], plan: Plan) -> tuple[Point, ...]:
 
 
 def _measured(entry: Entry) -> Ratio:
-    """The speedup as it was measured, proven or not."""
+    """Return the measured end-to-end speedup with its interval, even if it is not proven."""
     if isinstance(entry.e2e, str):
         return Ratio(entry.ratio or 1.0)
     interval = entry.e2e.interval
@@ -97,7 +97,7 @@ def _score(point: Point) -> Cell:
 
 
 def _mark(point: Point, number: int) -> Mark:
-    """A point at what was measured; hollow, with its interval, where that is not proven."""
+    """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
     ratio, equal = point.measured, point.score == float("inf")
     unproven = point.speed != ratio.value
     low, high = (ratio.low, ratio.high) if unproven else (None, None)

@@ -1,4 +1,4 @@
-"""The cells of an ablation as its page needs them."""
+"""Cells of an ablation, read from their run folders for the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strobe.perf.report.study import load_study
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellRun:
-    """One cell.
+    """One cell of an ablation, with its base, its candidate and their comparison.
 
     Args:
         base: the base in it; None if nothing of it ran.
@@ -37,12 +37,12 @@ class CellRun:
 
     @property
     def interval(self) -> Interval | None:
-        """Of the speedup."""
+        """95 % interval of the end-to-end speedup; None without one."""
         return None if self.entry is None or isinstance(self.entry.e2e, str) else self.entry.e2e.interval
 
     @property
     def moved(self) -> Line | str:
-        """The ledger's line that the change moved most, and in the direction of the whole; why there is none."""
+        """Ledger line that changed most in the direction of the whole; a text says why there is none."""
         if self.finding is None:
             return self.reason or "nothing is compared"
         if isinstance(self.finding.ledger, str):
@@ -58,7 +58,7 @@ def _moved(ledger: Ledger) -> Line | str:
 
 
 def read_cells(folder: Path, plan: Plan) -> tuple[CellRun, ...]:
-    """Read every cell of a plan that was begun or refused.
+    """Read every cell of a plan that was started or refused.
 
     Raises:
         DataError: none was.
@@ -89,5 +89,5 @@ def _cell(folder: Path, planned: PlannedCell) -> CellRun:
 
 
 def measured(cells: Sequence[CellRun]) -> tuple[CellRun, ...]:
-    """Cells with a candidate that has a speedup."""
+    """Return the cells whose candidate has a speedup."""
     return tuple(cell for cell in cells if cell.entry is not None and not isinstance(cell.entry.e2e, str))

@@ -1,4 +1,4 @@
-"""What it takes to build an optimisation: declared, not measured. The one table of it."""
+"""Table of the declared effort of building each optimisation; it is not measured."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EFFORT: Final[dict[str, int]] = {
     "ring_cache": 5, "overlap_decode": 5,
     "compile": 8, "sparsity": 8,
 }  # fmt: skip
-"""By factor, on the scale above. What is not here has no rank until it is declared."""
+"""Declared effort by factor, on the scale above; an undeclared factor is not ranked."""
 
 
 def effort(changes: dict[str, str]) -> int | None:
-    """Effort of a cell: the sum over what it changes; None if one of it is not declared."""
+    """Return the sum of the declared efforts of the changes; None if one of them is not declared."""
     known = [EFFORT.get(name) for name in changes]
     return None if not known or None in known else sum(each for each in known if each is not None)

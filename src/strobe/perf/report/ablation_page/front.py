@@ -1,4 +1,4 @@
-"""Speed against quality: the Pareto front, the sweet spot on it, and what each point is for."""
+"""Pareto front of speed and quality, its sweet spot, and the use of each point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from strobe.perf.report.model import Ratio
 
 BEST: Final = 60.0
-"""dB from which pictures count as equal: a mean error of a quarter of an 8-bit step."""
+"""Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
 RULE: Final = (
     "A difference in speed that its interval does not prove counts as none.",
     "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed.",
@@ -21,7 +21,7 @@ RULE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A setting: speedup over the base, quality in dB (infinite: the reference's own pictures).
+    """One setting: speedup over the base, quality in dB (infinite: the pictures equal the reference's).
 
     Args:
         speed: what counts; 1 where the interval does not prove a difference.
@@ -36,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """A point of the front, and when to use it."""
+    """A point of the Pareto front and the situation to use it in."""
 
     point: Point
     sweet: bool
@@ -44,7 +44,7 @@ class Advice:
 
 
 def front(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points that none other beats, fastest first; of equal ones the first given."""
+    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda each: (-each.speed, -_quality(each))):
         if all(_quality(point) > _quality(other) for other in kept):
@@ -53,7 +53,7 @@ def front(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def advise(points: Sequence[Point]) -> tuple[Advice, ...]:
-    """The front with its sweet spot and when to use each point; empty without points."""
+    """Return the Pareto front with its sweet spot and the use of each point; empty without points."""
     found = front(points)
     if not found:
         return ()
@@ -64,7 +64,7 @@ def advise(points: Sequence[Point]) -> tuple[Advice, ...]:
 
 
 def _gap(value: float, values: Sequence[float]) -> float:
-    """How far a value is from the best of all, of the range of all."""
+    """Return the distance of a value from the largest one, as a share of the range of all values."""
     width = max(values) - min(values)
     return (max(values) - value) / width if width else 0.0
 

@@ -1,4 +1,4 @@
-"""The tables of an ablation."""
+"""Tables of an ablation's page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _ratio(cell: CellRun) -> tuple[Cell, Cell]:
 
 
 def factor_table(title: str, cells: Sequence[CellRun], plan: Plan) -> Table:
-    """One factor (or the products): each value against the base of its own run."""
+    """Build the table of one factor (or of the products): each value against the base in its own run."""
     columns = (
         Column("value"),
         Column("SS mean", "ms", True),
@@ -83,7 +83,7 @@ def factor_table(title: str, cells: Sequence[CellRun], plan: Plan) -> Table:
 
 
 def batch_table(cells: Sequence[CellRun], base: Entry | None) -> Table:
-    """Streams in lockstep: what a frame block of all takes, frames of all and of each, memory, and whether each plays."""
+    """Build the table of streams in lockstep by batch: block times, frame rates, memory, and whether playback keeps up."""
     columns = (
         Column("batch", numeric=True),
         Column("SS mean", "ms", True, "a frame block of every stream"),
@@ -133,7 +133,7 @@ def _batch_row(batch: int, entry: Entry | None, one: Entry | None, reason: str) 
 
 
 def switch_table(cells: Sequence[CellRun]) -> Table:
-    """When the prompt switches: what the first frame block under the new prompt takes."""
+    """Build the table of prompt switches: times of the frame block before and of the first one after each switch."""
     columns = (
         Column("switch at frame block", numeric=True),
         Column("block before", "ms", True),
@@ -153,7 +153,7 @@ def switch_table(cells: Sequence[CellRun]) -> Table:
 
 
 def without_table(cells: Sequence[CellRun], plan: Plan) -> Table:
-    """Each optimisation alone taken away: what it is worth, and the ledger's line that it moved most."""
+    """Build the table of optimisations left out one at a time: time without / with, and the ledger line that moved most."""
     columns = (
         Column("optimisation"),
         Column("time without / with", numeric=True),
@@ -181,7 +181,7 @@ def _line(cell: CellRun, line: Line) -> tuple[Cell, ...]:
 
 
 def _inverse(cell: CellRun) -> float | None:
-    """Time without it / time with it."""
+    """Return time without the optimisation / time with it; None if it was not measured."""
     return None if cell.entry is None or cell.entry.ratio is None else 1 / cell.entry.ratio
 
 
@@ -199,7 +199,7 @@ def _worth(cell: CellRun) -> tuple[Cell, Cell]:
 
 
 def advice_table(advice: Sequence[Advice]) -> Table:
-    """The front, fastest first, with the sweet spot."""
+    """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
     columns = (Column("setting"), Column("speedup", numeric=True), Column(f"{METRIC} (dB)", numeric=True), Column("use it"))
     rows = []
     for each in advice:
@@ -213,7 +213,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
 
 
 def plan_table(cells: Sequence[CellRun]) -> Table:
-    """What to do first: measured gain per declared effort. What is not proven, or of unknown quality, is last and has no rank."""
+    """Build the table of changes ranked by measured gain per declared effort; unproven or unjudged ones come last, unranked."""
     ranked: list[tuple[CellRun, float | None, int | None]] = []
     rest: list[tuple[CellRun, float | None, int | None]] = []
     for cell in cells:
@@ -238,7 +238,7 @@ def plan_table(cells: Sequence[CellRun]) -> Table:
 
 
 def gain_of(cell: CellRun) -> float | None:
-    """Share of the time end to end that a change saves, or that an optimisation saves which the base has."""
+    """Return the share of end-to-end time saved by a change, or by the optimisation that the cell leaves out."""
     if cell.entry is None or cell.entry.ratio is None or cell.entry.is_reference:
         return None
     return 1 - cell.entry.ratio if cell.planned.kind == "leave-one-out" else 1 - 1 / cell.entry.ratio
@@ -269,5 +269,5 @@ def _unranked(cell: CellRun, gain: float | None, cost: int | None) -> str:
 
 
 def _is_judged(entry: Entry) -> bool:
-    """Whether it is known what a change does to the pictures: nothing, as its gate found, or what was measured."""
+    """Whether the effect on the pictures is known: the gate found equal values, or quality was measured."""
     return entry.exact or entry.score is not None

@@ -1,1 +1,1 @@
-"""The page of `strobe bench attention`: speed, precision, stages and memory over the grid, and the advice made from it."""
+"""The page of `strobe bench attention`: speed, precision, stages and memory over the grid, and settings to choose."""

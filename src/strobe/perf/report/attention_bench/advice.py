@@ -1,4 +1,4 @@
-"""Three scenarios as measured advice: what to set where memory is short, where speed counts, where quality does."""
+"""Recommended settings, from measurements, for three scenarios: little memory, most speed, best quality."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell
 
 KEPT: Final = 0.7
-"""Least share of full attention's mass that advice on memory and speed keeps: what selects nothing is the fastest of all."""
+"""Smallest recall for advice on memory and speed; without it, selecting nothing would be the fastest."""
 WORTH: Final = 2.0
-"""Least speedup over dense attention that advice on quality asks for: full attention loses nothing."""
+"""Smallest speedup over dense attention for advice on quality; without it, full attention would be the best."""
 GUIDE: Final = {
     ("k8", 64): "the guide for little memory: topk=8, block_size=64",
     ("k16", 256): "the guide for speed: topk=16, block_size=(4, 8, 8)",
@@ -50,7 +50,7 @@ _NONE: Final = Missing("not measured here", "-")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to call the whole operator, with what it was measured to do.
+    """One setting of the whole operator with its measured results.
 
     Args:
         keys: keys that a query sees, mean; padding is not counted.
@@ -71,18 +71,18 @@ class Setting:
 
     @property
     def ms(self) -> float:
-        """Median call."""
+        """Median time of a call, ms."""
         return self.entry.median_ns / 1e6
 
     @property
     def words(self) -> str:
-        """How to ask for it."""
+        """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
         tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
         return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
 
 
 def advice_report(folder: Path) -> Report:
-    """Build the page from a run's records: forward cells, the fastest whole operator of each.
+    """Build the page from a run's records: the fastest whole operator of each forward cell.
 
     Raises:
         DataError: the folder holds no cells.
@@ -107,7 +107,7 @@ def advice_report(folder: Path) -> Report:
 
 
 def advice_tables(cells: Sequence[CellRun]) -> tuple[Table, ...]:
-    """Choose the tables of the page that a terminal shows: what to take for each scenario."""
+    """Choose the tables that a terminal shows: the setting for each scenario."""
     return tuple(_advice(shape, settings) for shape, settings in _by_shape(cells) if settings)
 
 
@@ -117,7 +117,7 @@ def _by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[Setting, ..
 
 
 def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
-    """The fastest whole operator of each forward cell: from raster order if that was measured."""
+    """Yield the fastest whole operator of each forward cell; if calls from raster order were measured, of those."""
     for cell in cells:
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
         raster = [entry for entry in whole if entry.group == "raster"]
@@ -140,7 +140,7 @@ def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
-    """Pick one setting for each scenario, with the rule it was picked by.
+    """Choose one setting for each scenario, and name the rule behind the choice.
 
     Returns:
         by scenario: the setting, or None if no measured one meets the rule.
@@ -197,7 +197,7 @@ def _row(setting: Setting) -> tuple[Cell, ...]:
 
 
 def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
-    """One row for each scenario."""
+    """Build the table of chosen settings, one row for each scenario."""
     chosen = []
     for scenario, (setting, rule) in choose(settings).items():
         if setting is None:

@@ -1,4 +1,4 @@
-"""From a folder of cells to one `Report`."""
+"""Builder of the attention grid's page from its folder of cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, an
 
 
 def bench_report(folder: Path) -> Report:
-    """Build the page of a run.
+    """Build the page of an attention grid.
 
     Raises:
         DataError: the folder holds no cells.
@@ -53,14 +53,14 @@ def bench_report(folder: Path) -> Report:
 
 
 def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
-    """Choose the tables of the page that a terminal shows: speed of each shape and direction, and what has no number."""
+    """Choose the tables that a terminal shows: speed by shape and direction, and entries without a number."""
     found = [speed_table(own, title) for title, own in _by_shape(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 
 
 def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """A section for every shape and direction."""
+    """Yield one section for every shape and direction."""
     for title, own in _by_shape(cells):
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.grid.block for cell in own):
@@ -75,7 +75,7 @@ def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
 
 
 def _by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
-    """Cells of one shape and direction, under their title."""
+    """Yield the cells of each shape and direction with their title."""
     for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
         yield f"{shape}, {direction}", tuple(group)
 

@@ -1,4 +1,4 @@
-"""The cells of a run as its pages need them: who took part, what each call took, and why something has no number."""
+"""Cells of an attention grid: contestants, times of their calls, and reasons for missing numbers."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Entry(grid.Contestant):
 
     @property
     def kind(self) -> Work | None:
-        """What it computes; None if it was never built."""
+        """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
         settings = None if self.variant is None else self.variant.contestant
         return None if settings is None else settings.work
 
     @property
     def impl(self) -> str:
-        """Implementation, as a call names it."""
+        """Name of the implementation, as a call gives it."""
         settings = None if self.variant is None else self.variant.contestant
         return "" if settings is None else settings.impl
 
     @property
     def group(self) -> str:
-        """`dense`, `fine`, `tiled` or `raster`; `peer` of what is not ours."""
+        """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
         settings = None if self.variant is None else self.variant.contestant
         if settings is None or settings.peer:
             return "peer"
@@ -51,20 +51,20 @@ class Entry(grid.Contestant):
 
     @property
     def flops(self) -> int:
-        """Of the pairs of tokens that are selected."""
+        """FLOPs of one call over the selected pairs of tokens."""
         return 0 if self.variant is None else self.variant.costs[0].flops
 
     @property
     def padded_flops(self) -> int:
-        """Of whole blocks, padding rows included."""
+        """FLOPs of one call over whole blocks, padding rows included."""
         return self.size("padded_flops")
 
     def size(self, name: str) -> int:
-        """A size of the call; 0 if it never ran."""
+        """Return a named size of the call; 0 if it never ran."""
         return 0 if self.variant is None else self.variant.sizes.get(name, 0)
 
     def number(self, metric: str, *, against: str | None = None, tensor: str = "") -> float | None:
-        """Return a quality number: the first of a metric, of what it is held against and of a tensor, where they are given."""
+        """Return the first quality number of a metric; `against` and `tensor` narrow the choice if given."""
         for line in self.numbers:
             if line.metric == metric and against in (None, line.against) and tensor in ("", line.tensor):
                 return line.value
@@ -72,14 +72,14 @@ class Entry(grid.Contestant):
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """The stages, and a line for what none of them covers."""
+        """Median time of each stage, ns, with a last item for the time between the stages."""
         inside = [(name, ns) for name, ns in self.stages.items() if name != WHOLE]
         return (*inside, ("between the stages", self.stages.get(WHOLE, 0) - sum(ns for _, ns in inside)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellRun:
-    """One cell that was measured."""
+    """One measured cell of the grid."""
 
     run: RunRecords
     grid: AttentionCell
@@ -87,17 +87,17 @@ class CellRun:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the cell's folder."""
         return self.run.folder.name
 
     @property
     def serialised(self) -> bool:
-        """Launches were serialised: the times are no times of the code."""
+        """Whether launches were serialised, so that the times are not those of the code."""
         return self.run.header.machine.launch_blocking
 
     @property
     def contestants(self) -> tuple[Entry, ...]:
-        """All but the matrix product."""
+        """All entries but the matrix product."""
         return tuple(entry for entry in self.entries if entry.name != MATMUL)
 
     @cached_property
@@ -107,25 +107,25 @@ class CellRun:
 
     @cached_property
     def reference(self) -> Entry | None:
-        """The fastest dense contestant."""
+        """Fastest dense contestant; None if none was measured."""
         dense = [entry for entry in self.measured if entry.kind == "dense"]
         return min(dense, key=lambda entry: entry.median_ns, default=None)
 
     @cached_property
     def peak_flops_per_s(self) -> float | None:
-        """What a large matrix product reached in the same palindromes."""
+        """FLOP rate that a large matrix product reached in the same palindromes, FLOP/s; None if not measured."""
         product = next((entry for entry in self.entries if entry.name == MATMUL and entry.times_ns), None)
         return None if product is None else product.flops / product.median_ns * 1e9
 
     @cached_property
     def sparsity(self) -> float:
-        """Share of the pairs of tokens that is not computed; of the sparse contestants, which share a selection."""
+        """Share of token pairs that the sparse contestants skip; they all share one selection."""
         found = [entry.variant.sparsity or 0.0 for entry in self.measured if entry.variant and entry.kind != "dense"]
         return max(found, default=0.0)
 
 
 def read_cells(folder: Path) -> Grid[CellRun]:
-    """Read every cell of a run that has records, also one that was cut short.
+    """Read every cell of a run that has records, even one that was cut short.
 
     Raises:
         DataError: the folder holds none.

@@ -1,4 +1,4 @@
-"""Pictures over the cells: speedup and rate against sparsity, memory against selected blocks, stages of the operator."""
+"""Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NONE = Missing("not measured here", "-")
 def against_sparsity(
     cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, Entry], float | None], group: str = ""
 ) -> Figure | None:
-    """One number of every contestant, or of those of one group, against the share of work left out.
+    """Plot one number of every contestant, or of those of one group, against the share of skipped work.
 
     One block size, one direction, one shape.
     """
@@ -66,7 +66,7 @@ def against_sparsity(
 
 
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
-    """Speedup over the fastest dense contestant of the same cell, with its interval: the fastest first."""
+    """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
 
     def value(cell: CellRun, entry: Entry) -> float | None:
         if cell.serialised or cell.reference is None or entry.kind == "dense":
@@ -92,7 +92,7 @@ def _ratio(found: Speedup) -> Ratio:
 
 
 def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    """Useful rate: a picture for each group of contestants, because one with all of them has more lines than colours."""
+    """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
 
     def value(_: CellRun, entry: Entry) -> float:
         return entry.flops / entry.median_ns / 1e3
@@ -104,7 +104,7 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
-    """Temporary memory of sparse contestants against the blocks they were given; one colour for each group."""
+    """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
     named: dict[str, list[tuple[float, float]]] = {}
     for _, entry in entries(cells):
         found = entry.number(TEMPORARY)
@@ -122,7 +122,7 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
 
 
 def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    """Where the whole operator's time goes: at the largest sparsity of each shape and block size."""
+    """Yield bars of the whole operator's stages at the largest sparsity of each shape and block size."""
     largest: dict[tuple[str, int], CellRun] = {}
     for cell in cells:
         if any(WHOLE in entry.stages for entry in cell.measured):
@@ -145,7 +145,7 @@ def _bars(cell: CellRun, entry: Entry) -> Figure:
 
 
 def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
-    """Every stage of every whole operator, and what is left."""
+    """Build the table of every stage of every whole operator, and of the time between the stages."""
     columns = (
         Column("cell"),
         Column("contestant"),

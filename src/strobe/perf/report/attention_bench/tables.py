@@ -1,4 +1,4 @@
-"""Tables over the cells of one shape and direction."""
+"""Tables of an attention grid over the cells of one shape and direction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never comp
 
 
 def head(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
-    """What identifies a row."""
+    """Return the cells that identify a row: budget, block size, contestant."""
     return Text(cell.grid.budget), Count(cell.grid.block), Code(entry.name)
 
 
@@ -41,14 +41,14 @@ HEAD: Final = (
 
 
 def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, Entry]]:
-    """Every contestant with numbers."""
+    """Yield every contestant with numbers, with its cell."""
     for cell in cells:
         for entry in cell.measured:
             yield cell, entry
 
 
 def speed_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Times, speedups, rates, host time."""
+    """Build the table of times, speedups, rates and host times."""
     columns = (
         *HEAD,
         Column("median", "ms", True),
@@ -72,7 +72,7 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
 
 
 def _too_small(cells: Sequence[CellRun]) -> str | None:
-    """Say that sparsity does not pay at this size; None if some sparse contestant is faster than dense attention, or none ran."""
+    """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
     sparse = [
         (cell.reference, entry)
         for cell in cells
@@ -123,7 +123,7 @@ def _ratio(cell: CellRun, entry: Entry) -> tuple[Cell, Cell]:
 
 
 def precision_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Both precisions: against the same selection, and against full dense attention."""
+    """Build the table of errors against the same selection and against full dense attention."""
     labels = (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention"))
     columns = [*HEAD, Column("gate")]
     for short, _, label in labels:
@@ -158,7 +158,7 @@ def _value(entry: Entry, metric: str, against: str | None) -> Cell:
 
 
 def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
-    """Precision of the gradients, where they were measured."""
+    """Build the table of gradient errors; None if no gradients were measured."""
     columns = [*HEAD]
     for which in ("dq", "dk", "dv"):
         columns += [Column(f"{name}, {which}", numeric=True) for name in ("cosine", "L1", "RMSE")]
@@ -178,7 +178,7 @@ def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
 
 
 def memory_table(cells: Sequence[CellRun]) -> Table:
-    """Memory of one call against the number of selected blocks."""
+    """Build the table of one call's memory by number of selected blocks."""
     columns = (
         Column("cell"),
         Column("contestant"),
@@ -203,7 +203,7 @@ def _megabytes(entry: Entry, metric: str) -> Cell:
 
 
 def absent_table(cells: Sequence[CellRun]) -> Table | None:
-    """Who has no number, and why; cells with the same reason in one row."""
+    """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
     columns = (Column("contestant"), Column("why it has no number"), Column("cells", numeric=True), Column("which"))
     found: dict[tuple[str, str, Outcome], list[str]] = {}
     for cell in cells:

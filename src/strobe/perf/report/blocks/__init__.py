@@ -1,1 +1,1 @@
-"""Blocks that several pages are made of."""
+"""Blocks shared by several pages."""

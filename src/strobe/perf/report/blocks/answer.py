@@ -1,4 +1,4 @@
-"""The answer in ten lines: how much faster, where a steady frame block saves it, what the other blocks add, what limits now."""
+"""The answer in ten lines: speedup, saving in a steady frame block, share of the other blocks, and the present limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from strobe.perf.report.text import significant
 
 ANSWER: Final = "answer"
 OTHERS: Final = "answers"
-"""Ids of the sections: of the candidate that a page begins with, and of the others."""
+"""Ids of the two sections: the answer of the candidate that the page begins with (`ANSWER`), and those of the others."""
 REST: Final = "the rest"
 SHORT_NS: Final = 100_000_000
-"""Times below are given with four digits."""
+"""Times below this are printed with four significant digits, ns."""
 HOST_BOUND: Final = 0.2
-"""Share of a frame block from which on waiting for the host is what limits it."""
+"""Share of a frame block from which waiting for the host counts as the limit."""
 _BOUND: Final[dict[Part, str]] = {
     Part.ATTENTION_KERNEL: "attention FLOPs",
     Part.ATTENTION_AROUND: "the work around the attention kernel",
@@ -46,9 +46,9 @@ _BOUND: Final[dict[Part, str]] = {
 
 
 def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
-    """Return the answer for the fastest proven candidate, which a page begins with, and for all others, folded, in their order.
+    """Return the answer for the fastest proven candidate, to stand first, and a folded section for all others.
 
-    The second says too which candidates have no account, and why. None: there is nothing to say.
+    The second also lists the candidates without an account, with the reason. None: there is nothing to show.
     """
     told = [finding for finding in findings if finding.answer is not None]
     first = max(told, key=lambda finding: (_verdict(finding) == "faster", _ratio(finding)), default=None)
@@ -56,7 +56,7 @@ def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Sectio
 
 
 def change_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
-    """The same of changes tried one by one: first the one that moves the end-to-end time most, and the others by that too."""
+    """Return the same two sections for changes tried one by one, ordered by their effect on the end-to-end time."""
     ranked = sorted(
         findings, key=lambda finding: (_verdict(finding) not in ("faster", "slower"), -abs(math.log(_ratio(finding))))
     )
@@ -87,14 +87,14 @@ def _sections(first: Finding | None, findings: Sequence[Finding], title: str) ->
 
 
 def answers_of(report: Report) -> tuple[Table, ...]:
-    """The tables of the answer in a report, one per candidate with an account; that of the one it begins with is the last."""
+    """Return the answer tables of a report, one per candidate with a ledger; the candidate the page begins with is last."""
     shown = {section.id: section for section in report.sections}
     blocks = [block for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
     return tuple(block.table for block in blocks if isinstance(block, Figure))
 
 
 def line_name(line: PartLine) -> str:
-    """The part in words; of several, that they are the rest."""
+    """Return the part's name; for a line of several parts, the name of the rest."""
     return line.parts[0].value if len(line.parts) == 1 else REST
 
 
@@ -108,7 +108,7 @@ def _figure(finding: Finding, found: ClipAnswer) -> Figure:
 
 
 def answer_table(finding: Finding, found: ClipAnswer) -> Table:
-    """At most eight parts, before and after; under them what the other frame blocks add and what limits now."""
+    """Build the table of at most eight parts before and after, with notes on the other frame blocks and the present limit."""
     reference, candidate = finding.reference, finding.candidate
     columns = (
         Column("part"),
@@ -135,7 +135,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
 
 
 def headline(finding: Finding, found: ClipAnswer) -> str:
-    """The speedup with its interval, what a frame block takes, and how much of both has a name."""
+    """Return one line with the speedup and its interval, the time of a frame block, and the share of it that is explained."""
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
     said = f"{names[0]} against {names[1]}"
     if e2e is not None:
@@ -146,7 +146,7 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
 
 
 def explained(found: Answer) -> str:
-    """How much has a name."""
+    """Return a sentence with the explained shares of the saving and of the time."""
     time = f"{100 * found.explained_time:.1f} % of the time"
     if found.explained_saving is None:
         return f"Explained: {time}."
@@ -154,7 +154,7 @@ def explained(found: Answer) -> str:
 
 
 def part_cells(line: PartLine) -> tuple[Cell, ...]:
-    """Part, before, after, saved, and the share of the saving."""
+    """Return the cells of one part: name, before, after, saved, share of the saving."""
     share: Cell = Missing("", "-") if line.share is None else Share(line.share)
     note = MEANING[line.parts[0]] if len(line.parts) == 1 else ""
     times = (Time(float(line.baseline_ns)), Time(float(line.candidate_ns)), Time(float(line.saved_ns)))
@@ -162,7 +162,7 @@ def part_cells(line: PartLine) -> tuple[Cell, ...]:
 
 
 def _kinds(found: ClipAnswer) -> str:
-    """What each kind of frame block adds to the end-to-end saving."""
+    """Return a sentence with the end-to-end saving of each kind of frame block."""
     said = []
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
@@ -173,13 +173,13 @@ def _kinds(found: ClipAnswer) -> str:
 
 
 def rest_words(found: Answer) -> tuple[str, ...]:
-    """Which parts the line of the rest is."""
+    """Return a note that names the parts in the line of the rest; empty without such a line."""
     several = [line for line in found.lines if len(line.parts) > 1]
     return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
 
 
 def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
-    """What a trace lacks, and what was done about it."""
+    """Return notes on regions and frame blocks that a trace lacks, and on how they were handled."""
     said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
     for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
         if blocks:
@@ -189,7 +189,7 @@ def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer)
 
 
 def limit(label: str, found: Answer, attention_rate: str = "") -> str:
-    """One sentence on what limits a side now, with the figure.
+    """Return one sentence on what limits a side now, with the figure.
 
     Args:
         label: of the candidate.
@@ -214,14 +214,14 @@ def limit(label: str, found: Answer, attention_rate: str = "") -> str:
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
-    """A part of a whole in milliseconds; short ones with four digits."""
+    """Format a part of a whole as `x of y ms`; short times have four significant digits."""
     short = whole_ns < SHORT_NS
     part, whole = (significant(ns / 1e6) if short else f"{ns / 1e6:.1f}" for ns in (part_ns, whole_ns))
     return f"{part} of {whole} ms"
 
 
 def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
-    """FLOP rate of the attention kernel in a steady frame block, where the records say its FLOPs."""
+    """Return the attention kernel's FLOP rate in a steady frame block, as text; empty if the records give no FLOPs."""
     costs = {cost.span: cost for cost in subject.settings.costs}
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
     if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
@@ -239,7 +239,7 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
 
 
 def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
-    """How much observing changed what was observed, and what that can have moved."""
+    """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
     b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
     if found.traced:
         return (

@@ -1,4 +1,4 @@
-"""The attention kernel, the section around it, and every other section with its boundaries: traced time per call."""
+"""Traced time per call of the attention kernel, the section around it, and every other section with its boundaries."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """One section over the traced frame blocks: calls, and the time it and what it contains own.
+    """One section over the traced frame blocks: its calls, and its busy and idle time with everything inside it.
 
-    `kernel_ns` is the attention kernel inside, `busy_ns` contains it.
+    `kernel_ns` is the time of the attention kernel inside; `busy_ns` includes it.
     """
 
     calls: int
@@ -35,7 +35,7 @@ class Extent:
 
 
 def extents(profile: Profile) -> dict[str, Extent]:
-    """Sections of a traced window by span name; the attention kernel's own section is the kernel alone."""
+    """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
     calls = _calls(profile)
     busy: Counter[str] = Counter()
     idle: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def _rank(name: str) -> int:
 
 
 def _calls(profile: Profile) -> Counter[str]:
-    """Regions inside the traced frame blocks, by name, on whichever thread."""
+    """Count the regions inside the traced frame blocks by name, on any thread."""
     blocks = sorted(
         (region.start_ns, region.end_ns)
         for region in profile.trace.regions
@@ -73,7 +73,7 @@ def _calls(profile: Profile) -> Counter[str]:
 
 
 def attention_sections(study: Study) -> tuple[Section, Section]:
-    """The attention summary, and the table of all sections with their boundaries."""
+    """Build the attention summary, and the section with all sections and their boundaries."""
     found = {subject.label: extents(subject.profile) for subject in study.subjects if isinstance(subject.profile, Profile)}
     lead = (
         "Traced time of the attention kernel alone and of the whole attention section around it, per call. "

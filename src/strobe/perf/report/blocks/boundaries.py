@@ -1,4 +1,4 @@
-"""Sections with their boundaries: one row of a table, and what is said under it."""
+"""Sections with their boundaries: cells of one table row, and notes under the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECTION_COLUMNS: Final = (
 
 
 def section_cells(sections: Sections) -> tuple[Cell, ...]:
-    """The cells of `SECTION_COLUMNS`."""
+    """Return the cells of `SECTION_COLUMNS` for the sections of one definition."""
     found = sections.found
     lengths = distribution(np.array([section.length_ns for section in found], np.int64))
     skipped = Count(sum(sections.skipped.values()))
@@ -43,14 +43,14 @@ def section_cells(sections: Sections) -> tuple[Cell, ...]:
 
 
 def distribution_cells(calls: Distribution) -> tuple[Cell, ...]:
-    """n, min, max, mean, p50, p99."""
+    """Return the cells n, min, max, mean, p50, p99 of a distribution."""
     p99: Cell = Missing("", "-") if calls.p99_ns is None else ExactTime(calls.p99_ns)
     times = (ExactTime(ns) for ns in (calls.min_ns, calls.max_ns, round(calls.mean_ns), calls.p50_ns))
     return (Count(calls.n), *times, p99)
 
 
 def section_notes(sections: Sections) -> Iterator[str]:
-    """What was skipped, shared or overlaps."""
+    """Yield notes on focal calls that were skipped or share a section, and on sections that overlap."""
     if sections.skipped:
         yield f"skipped of {sections.num_focal} focal calls: {skipped_text(sections)}"
     if sections.merged:

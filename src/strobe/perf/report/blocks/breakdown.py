@@ -1,4 +1,4 @@
-"""Tables of a breakdown: shares of pieces, stages, a layer, gaps between pieces, two runs piece by piece."""
+"""Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_co
 from strobe.perf.report.model import Block, Cell, Column, Count, Missing, Notes, Ratio, Row, Share, Table, Text, Time
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
-"""What goes through the layers."""
+"""Passes that go through the transformer's layers."""
 LEAD: Final = (
     "The traced frame blocks, taken apart by the innermost region that was open when work was launched (on a CPU: as time "
     "passed). Each nanosecond belongs to one piece, so they add up."
@@ -30,7 +30,7 @@ _part: Final = partial(share_cell, reason=_NOT_FOUND.reason)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roofs:
-    """What one call of a region must compute and move, and what the device could do at best.
+    """Cost of one call of each region, and the peaks of the device.
 
     Args:
         costs: by region; empty: not known, and nothing is said of rates.
@@ -45,18 +45,18 @@ class Roofs:
     dtype: str = ""
 
     def columns(self) -> tuple[Column, ...]:
-        """Head of what `cells` gives."""
+        """Return the columns for the cells of `cells`; empty if no costs are known."""
         return rate_columns(self.peaks) if self.costs else ()
 
     def cells(self, name: str, each_ns: float) -> tuple[Cell, ...]:
-        """One call of a region against its roofline."""
+        """Return the cells of one call of a region against its roofline."""
         found = self.of(name, each_ns)
         if found is None:
             return tuple(Missing("its cost does not follow from the shapes", "-") for _ in self.columns())
         return rate_cells(found)
 
     def of(self, name: str, each_ns: float) -> Roofline | None:
-        """The roofline of one call; None where the cost is not known."""
+        """Return the roofline of one call of a region; None if its cost is not known."""
         cost = self.costs.get(name)
         if cost is None or each_ns <= 0:
             return None
@@ -64,7 +64,7 @@ class Roofs:
 
 
 def breakdown_blocks(label: str, found: Breakdown, roofs: Roofs = Roofs()) -> Iterator[Block]:
-    """All tables of one trace."""
+    """Yield all tables of one trace's breakdown."""
     yield shares_table(label, found)
     yield stages_table(label, found, roofs)
     if layers_of(found):
@@ -92,7 +92,7 @@ def _notes(label: str, found: Breakdown, roofs: Roofs) -> Iterator[str]:
 
 
 def _each_ns(found: Breakdown) -> dict[str, float]:
-    """Time of one call by name of the cost: stages, and pieces of the denoise steps."""
+    """Return the mean time of one call by name of the cost, ns: stages, and pieces of the denoise steps."""
     times = {stage: _stage(found, stage).total_ns / found.stages[stage] for stage in found.stages if found.stages[stage]}
     for path in _paths(found, (DENOISE_STEP,)):
         own = found.of((DENOISE_STEP,), path, deep=True)
@@ -106,7 +106,7 @@ def _stage(found: Breakdown, stage: str) -> Amount:
 
 
 def _paths(found: Breakdown, stages: Iterable[str]) -> list[Path]:
-    """Pieces of some stages and what contains them, in the order of a pass, each once."""
+    """Return the paths of all pieces of some stages and of their enclosing pieces, in the order of a pass, each once."""
     chosen = frozenset(stages)
     paths: dict[Path, None] = {}
     for place in found.pieces:
@@ -116,7 +116,7 @@ def _paths(found: Breakdown, stages: Iterable[str]) -> list[Path]:
 
 
 def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, bool]]:
-    """Words, path and whether the row holds all inside: of what contains others, the whole and then what is in none of them."""
+    """Yield name, path, and whether the row includes nested pieces; a piece with nested ones has a second row for its rest."""
     paths = _paths(found, stages)
     for path in paths:
         parent = any(len(other) > len(path) and other[: len(path)] == path for other in paths)
@@ -129,7 +129,7 @@ def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, 
 
 
 def shares_table(label: str, found: Breakdown) -> Table:
-    """Which part of the frame blocks each piece has, by kind of pass."""
+    """Build the table of each piece's share of the frame blocks, by kind of pass."""
     passes = [stage for stage in PASSES if found.stages.get(stage)]
     columns = (
         Column("piece"),
@@ -168,7 +168,7 @@ def _stage_words(stage: str) -> str:
 
 
 def _layers(found: Breakdown, path: Path, deep: bool) -> tuple[Amount, Amount, int] | None:
-    """A piece in the first layer and in all later ones, over the denoise steps, and how many have it; None: not in both."""
+    """Return a piece's time in the first layer and in later ones, and the number of later layers with it; None: not in both."""
     numbers = layers_of(found)
     if len(numbers) < 2:
         return None
@@ -186,7 +186,7 @@ def _first_ratio(found: Breakdown, path: Path, deep: bool) -> Cell:
 
 
 def stages_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
-    """Each kind of pass and every other stage: how often, how long, how much of it idle, against the device's peaks."""
+    """Build the table of each kind of pass and every other stage: calls, busy and idle time, and roofline."""
     columns = (
         Column("stage"),
         Column("calls in a frame block", numeric=True),
@@ -216,7 +216,7 @@ def _busy(found: Breakdown) -> int:
 
 
 def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
-    """Pieces of a layer in the denoise steps: the first layer against the later ones, and the roofline of one call."""
+    """Build the table of a layer's pieces in the denoise steps: first layer, later layers, and roofline of one call."""
     columns = (
         Column("piece"),
         Column("calls in a layer", numeric=True),
@@ -274,7 +274,7 @@ def _layer_total(found: Breakdown, steps: int, num_rates: int) -> Row:
 
 
 def gaps_table(label: str, found: Breakdown) -> Table:
-    """What idles, for how long, between which pieces, and why."""
+    """Build the table of idle gaps between pieces: number, length and cause."""
     causes = sorted({cause for gap in found.gaps for cause in gap.causes})
     columns = (
         Column("after"),
@@ -315,7 +315,7 @@ def _words(place: Place) -> str:
 
 
 def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> Table:
-    """What every piece takes on both sides, per call in the denoise steps, and what it saves in a frame block.
+    """Build the table of every piece on both sides: time per call in the denoise steps, and saving in a frame block.
 
     Args:
         labels: of the reference and of the candidate.

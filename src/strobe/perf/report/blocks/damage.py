@@ -1,4 +1,4 @@
-"""What stands above the figures of records that are damaged."""
+"""Banners above figures made from damaged records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strobe.perf.report.model import Banner
 
 
 def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
-    """Make the banner of damaged records; none if all are sound.
+    """Build the banner of damaged records; none if all are undamaged.
 
     Args:
         found: name of a run or log in the report, and what is damaged in it.
@@ -18,10 +18,10 @@ def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner
 
 
 def damage_banner(items: tuple[str, ...]) -> Banner:
-    """Make the banner of damaged records of what is damaged, one line each."""
+    """Build the banner of damaged records from the lines that describe the damage."""
     return Banner("stop", "Damaged records: the figures are those of what is left.", items)
 
 
 def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
-    """Make the banner of cells of a grid that could not be read; none if all could."""
+    """Build the banner of grid cells that could not be read; none if all could."""
     return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()

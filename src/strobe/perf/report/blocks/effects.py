@@ -1,4 +1,4 @@
-"""What each kernel saved, by fewer calls and by faster calls."""
+"""Columns for the saving of each kernel, split into fewer calls and faster calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strobe.perf.report.model import Cell, Code
 def effect_fields(
     names: tuple[str, str, str], calls: Callable[[int], Cell], time: Callable[[int | Fraction], Cell]
 ) -> tuple[Field[CallsEffect], ...]:
-    """Columns of a table of effects; all but the name add up.
+    """Return the columns of a table of effects; all but the name add up.
 
     Args:
         names: what has the calls, the baseline, the candidate.

@@ -1,4 +1,4 @@
-"""Tables from rows: a column is described once, by its head, its value in a row, and what the values of several rows come to."""
+"""Tables from rows: each column is described once by its head, its value in a row, and its total."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CELLS: Final = get_args(Cell)
 
 @dataclass(frozen=True, slots=True)
 class Field(Generic[T]):
-    """One column of a table of `T`.
+    """One column of a table whose rows are `T`.
 
     Args:
         head: printed above it.
@@ -45,11 +45,11 @@ class Field(Generic[T]):
         return Column(self.head, self.unit, self.numeric or bool(self.unit), self.hint)
 
     def cell(self, row: T) -> Cell:
-        """Cell of one row."""
+        """Return the column's cell in one row."""
         return self._cell(self.get(row))
 
     def total_cell(self, rows: Sequence[T]) -> Cell:
-        """Cell of several rows together; empty if their values come to nothing."""
+        """Return the column's cell in the row of totals; empty if the column has no total."""
         if self.total is None:
             return Text("")
         known = [value for row in rows if not isinstance(value := self.get(row), (*_CELLS, type(None)))]
@@ -63,22 +63,22 @@ class Field(Generic[T]):
 
 
 def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
-    """Column of integers."""
+    """Return a column of integers."""
     return Field(head, get, Count, numeric=True, hint=hint, total=total, missing=missing)
 
 
 def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
-    """Column of integer nanoseconds, printed in ms to the last one."""
+    """Return a column of integer nanoseconds, printed in ms with all digits."""
     return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
 
 
 def share(head: str, get: Callable[[T], Any], show: Callable[[float], Cell], hint: str = "", *, total: Total = None) -> Field[T]:
-    """Column of parts of one whole, such as `share_of(whole)` shows them."""
+    """Return a column of shares of one whole, which `show` (such as `share_of(whole)`) prints."""
     return Field(head, get, show, numeric=True, hint=hint, total=total)
 
 
 def heads(fields: Iterable[Field[T]]) -> tuple[Column, ...]:
-    """Heads of columns."""
+    """Return the heads of the columns."""
     return tuple(field.column for field in fields)
 
 
@@ -91,7 +91,7 @@ def rows_of(
     totals: Iterable[tuple[str, Sequence[T]]] = (),
     words_in: int = 0,
 ) -> tuple[Row, ...]:
-    """Make the rows of a table.
+    """Build the rows of a table.
 
     Args:
         top: rows that are shown; the others are one row together.
@@ -120,26 +120,26 @@ def table_of(
     sortable: bool = False,
     collapsed: bool = False,
 ) -> Table:
-    """Make a table of rows; `rows_of` tells of `top` and `left`."""
+    """Build a table of rows; `rows_of` describes `top` and `left`."""
     shown = rows_of(fields, rows, top=top, left=left)
     return Table(caption, heads(fields), shown, tuple(notes), sortable=sortable, collapsed=collapsed)
 
 
 def padded(width: int, *cells: Cell, strong: bool = False) -> Row:
-    """A row of some cells, and empty ones up to the width of the table."""
+    """Return a row of the cells, filled with empty cells up to the width of the table."""
     return Row((*cells, *(Text(""),) * (width - len(cells))), strong=strong)
 
 
 def share_cell(part: float | Fraction, whole: float | Fraction, reason: str = "") -> Cell:
-    """A part of a whole; missing for the reason if the whole is nothing."""
+    """Return the cell of a part's share of a whole; missing, for the given reason, if the whole is zero."""
     return Share(float(part / whole)) if whole else Missing(reason, "-")
 
 
 def share_of(whole: float, reason: str = "") -> Callable[[float], Cell]:
-    """Shares of one whole, for a `Field`."""
+    """Return the function that turns a part into its share of the whole, for a `Field`."""
     return lambda part: share_cell(part, whole, reason)
 
 
 def count_cell(value: int, text: str = "") -> Cell:
-    """A count that is worth a look unless it is 0."""
+    """Return the cell of a count that should be 0: marked bad if it is not, missing if it is."""
     return Text(text or str(value), "bad") if value else Missing("", "-")

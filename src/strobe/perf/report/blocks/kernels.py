@@ -1,4 +1,4 @@
-"""The table of kernels (operators on a CPU) of every traced variant."""
+"""Kernel tables (operators on a CPU) of every traced variant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_CANDIDATE_ROWS: Final = 12
 
 
 def kernels_section(study: Study) -> Section:
-    """One table per variant; the reference's is open."""
+    """Build the section with one kernel table per variant; the reference's is open."""
     blocks: list[Block] = []
     missing = []
     for subject in study.subjects:

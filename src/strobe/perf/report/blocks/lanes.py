@@ -1,4 +1,4 @@
-"""Slices of steps as lanes of a `Timeline`: as many rectangles as a page can hold, tiling each step without a hole."""
+"""Lanes of a `Timeline` from the slices of steps, with as many rectangles as a page can hold and no hole in a step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 from strobe.perf.report.model import GAPS, Column, Count, ExactTime, Kind, Lane, Missing, Row, Table, Text, Timeline
 
 MAX_SLICES: Final = 700
-"""Slices drawn in all lanes together; the file stays small however large the trace is."""
+"""Most slices drawn in all lanes together, so that the file stays small for any trace."""
 MAX_SLICES_BY_CLASS: Final = 450
-"""The same where joined slices are drawn by class: few enough that the classes of a group can be told apart."""
+"""Most slices drawn where joined ones are drawn by class: few enough to tell the classes of a group apart."""
 _JOINED: Final = " short slices"
 
 
 class Piece(NamedTuple):
-    """A slice of one lane, in nanoseconds from the lane's start; `joined`: several short ones."""
+    """One slice of a lane, ns from the lane's start; `joined`: it stands for several short ones."""
 
     start_ns: int
     end_ns: int
@@ -37,7 +37,7 @@ class LaneSlices:
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbours that look the same."""
+    """Join neighbouring slices that look the same."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1][1:] == (piece.start_ns, *piece[2:]):
@@ -48,7 +48,7 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, *, by_class: bool = False) -> Timeline:
-    """Lay lanes out on one axis.
+    """Lay out the lanes on one axis.
 
     Args:
         lanes: at least one, none without slices.
@@ -94,7 +94,7 @@ def _joined(pieces: Sequence[Piece], limit: int, apart: Kind, by_class: bool) ->
 
 
 def _groups(pieces: Sequence[Piece], shortest: int, apart: Kind | None) -> Iterator[list[Piece]]:
-    """Neighbours that are too short to be drawn alone, together; the others one by one."""
+    """Yield slices one by one, and runs of neighbours that are too short to be drawn alone as one group."""
     group: list[Piece] = []
     for piece in pieces:
         whole = piece.end_ns - piece.start_ns >= shortest or apart in (piece.kind, group[-1].kind if group else piece.kind)
@@ -124,7 +124,7 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
 
 
 def class_table(lanes: Sequence[LaneSlices], picture: Timeline, *more: Row) -> Table:
-    """Time of each lane's step by class of slices; what is drawn stands under it."""
+    """Build the table of each lane's time by class of slices, to stand under the picture."""
     sums: list[Counter[Kind]] = [Counter() for _ in lanes]
     for own, lane in zip(sums, lanes, strict=True):
         for piece in lane.pieces:

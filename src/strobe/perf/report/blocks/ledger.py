@@ -1,4 +1,4 @@
-"""Where the difference went: the chain from kernel to end to end, and lines that add up to the saving exactly."""
+"""Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from strobe.perf.report.model import (
 from strobe.perf.report.study import Subject
 
 SMALL_LINE: Final = 0.001
-"""Lines that take less than this share of the reference's end to end in both variants are one row per level together."""
+"""Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
 MAX_EFFECTS: Final = 12
 
 
 def ledger_blocks(finding: Finding, found: Ledger) -> tuple[Block, ...]:
-    """Every line of the account, and the saving of each kernel split into fewer and faster calls."""
+    """Return the table of every ledger line, and that of each kernel's saving split into fewer and faster calls."""
     reference, candidate = finding.reference, finding.candidate
     return (_lines_table(reference, candidate, found), _effects_table(reference, candidate, found))
 
 
 def _over_all(found: Ledger, interval: Interval | None) -> Interval | None:
-    """The interval of one unit, for all of them."""
+    """Return the interval of one unit scaled to all units."""
     return None if interval is None else Interval(low=found.num_units * interval.low, high=found.num_units * interval.high)
 
 
 def _line_rows(found: Ledger) -> Iterable[Row]:
-    """One row per line, and one per level for its small lines, so that the rows add up."""
+    """Yield one row per line, and one per level for its small lines, so that the rows add up."""
     least = SMALL_LINE * found.baseline_ns
     for level, lines in groupby(found.lines, key=lambda line: line.level):
         small = []
@@ -68,7 +68,7 @@ def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> 
 
 
 def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
-    """One cell if the table has the column."""
+    """Return the interval's cell, or nothing if the table has no such column."""
     return (interval_cell(interval),) if found.spread.total else ()
 
 

@@ -1,4 +1,4 @@
-"""The speedup of each level, from the attention kernel to end to end: what a gate can ask for."""
+"""Speedups of each level, from the attention kernel to end to end; gates refer to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GATE_NAMES: Final[dict[Level, LevelName]] = {
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
-    """The speedup of a level and the timed comparison behind it; traced levels have none. None: nothing to divide by."""
+    """Return the speedup of a level and the timed comparison behind it; traced levels have none. None: nothing to divide by."""
     timed = finding.stage(_TIMED[level.level]) if level.level in _TIMED else None
     if timed is not None:
         return ratio_cell(timed.ratio, timed.interval), timed
@@ -36,7 +36,7 @@ def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | 
 
 
 def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
-    """What a gate can ask for. Without a ledger only the timed levels exist."""
+    """Return the speedups that a gate can refer to. Without a ledger only the timed levels exist."""
     found = []
     for finding in findings:
         names = (finding.candidate.label, finding.reference.label)
@@ -56,7 +56,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
 
 
 def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
-    """Time saved per clip, of a traced level per frame block."""
+    """Return the time saved, ns: per clip, or per frame block for a traced level."""
     return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
 
 

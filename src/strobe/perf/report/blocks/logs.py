@@ -1,4 +1,4 @@
-"""What logs and traces say, as report sections: rounds of a stage, attention timers, focal kernels, and what was read."""
+"""Report sections from logs and traces: rounds of a stage, attention timers, focal kernels, and the files read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _METHODS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimerLog:
-    """One log and the timers found in it; `remarks` are further findings, such as a timer that did not wait for the device."""
+    """Timers found in one log; `remarks` are further findings, such as a timer that did not wait for the device."""
 
     label: str
     summaries: tuple[SeriesSummary, ...]
@@ -48,7 +48,7 @@ class TimerLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """A file that was read, as it lay on the disk."""
+    """Path, size and hash of a file as it was read."""
 
     path: Path
     size_bytes: int
@@ -69,7 +69,7 @@ def input_file(path: Path) -> InputFile:
 
 
 def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section:
-    """One table per stage: its rounds in each log, and their averages with and without warm-up.
+    """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up.
 
     Args:
         logs: each with its label and the rounds of its stages.
@@ -85,7 +85,7 @@ def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section
 
 
 def round_label(index: int) -> str:
-    """`run_01` is the first round."""
+    """Return the label of a round: `run_01` for index 0."""
     return f"run_{index + 1:02d}"
 
 
@@ -142,7 +142,7 @@ def _rank(resolved: Resolved) -> str:
 
 
 def attention_section(logs: Sequence[TimerLog]) -> Section:
-    """One row per log, timer and rank: the steady values, with where the unit comes from."""
+    """Build the section with one row per log, timer and rank: steady values and the source of their unit."""
     fields: tuple[Field[tuple[str, SeriesSummary]], ...] = (
         Field("log", lambda row: row[0]),
         Field("timer", lambda row: row[1].series.name, Code),
@@ -165,7 +165,7 @@ def _units(summary: SeriesSummary) -> str:
 
 
 def unit_notes(resolved: Iterable[Resolved]) -> Iterator[str]:
-    """Where the units of a table's values come from; what differs from the label first, in capitals."""
+    """Yield notes on the source of a table's units; units that differ from the label come first, in capitals."""
     seen: dict[str, list[str]] = {}
     for each in resolved:
         for choice in each.choices:
@@ -193,7 +193,7 @@ def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """Indices as the numbers of values, counted from 1: `1-48, 60`."""
+    """Format indices as ranges of numbers counted from 1: `1-48, 60`."""
     found: list[list[int]] = []
     for index in sorted(indices):
         if found and found[-1][1] == index:
@@ -208,7 +208,7 @@ def ranges(indices: Sequence[int]) -> str:
 
 
 def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
-    """One row per trace and device: how often the kernels ran and how long.
+    """Build the section with one row per trace and device: calls and times of the focal kernels.
 
     Args:
         traces: each with its label and the focal kernels on its devices.
@@ -237,7 +237,7 @@ def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], patter
 
 
 def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
-    """What was read: every file with its SHA-256, and what became of every line of the logs."""
+    """Build the section on the input: every file with its SHA-256, and the counts of the logs' lines."""
     columns = (Column("file"), Column("bytes", numeric=True), Column("SHA-256"))
     rows = tuple(Row((Code(str(file.path)), Count(file.size_bytes), Code(file.sha256))) for file in files)
     blocks: list[Block] = [Table("Files as they were read.", columns, rows)]

@@ -1,4 +1,4 @@
-"""What to know about the numbers: units, the observer's effect, the machine, the files; and the clips to look at."""
+"""Notes on the numbers (units, effect of observing, machine, files), and the clips to look at."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strobe.perf.report.study import Profile, Study, Subject
 
 
 def notes_section(study: Study) -> Section:
-    """Remarks that belong to every number above."""
+    """Build the section of notes that apply to every number of the page."""
     items = [
         "Units: records hold integer nanoseconds. Tables show milliseconds (ms) or microseconds (µs) with four significant "
         "digits; times with six decimals are exact.",
@@ -41,7 +41,7 @@ def _machine_notes(run: str, clocks: set[str]) -> list[str]:
 
 
 def clips_section(study: Study) -> Section | None:
-    """Clips that exist beside the report, by relative path; None if there are none."""
+    """Build the section of clips stored beside the report, by relative path; None if there are none."""
     items = []
     for subject in study.subjects:
         for video in subject.run.videos:
@@ -54,5 +54,5 @@ def clips_section(study: Study) -> Section | None:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Path of a file from the folder the report lies in."""
+    """Return the path of a file relative to the report's folder."""
     return Path(os.path.relpath(path, folder)).as_posix()

@@ -1,4 +1,4 @@
-"""Quality beside latency: every number names its reference, what was not measured says why."""
+"""Quality beside latency: every number names its reference, and every missing one its reason."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from strobe.perf.report.study import Study, Subject
 _PICTURES: Final = 2
 _FIRST: Final = ("prompt_accuracy", "psnr")
 _SAME: Final = 0.005
-"""Values that differ by less than this share are the same in a picture."""
+"""Relative difference below which values count as equal in a picture."""
 _NO_REFERENCE: Final = "no reference needed"
 
 
 def quality_section(study: Study, found: Mapping[str, Latencies | str]) -> Section:
-    """The table of every metric and a picture of the ones that at least two variants have."""
+    """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
         return Section(
             "quality", "Quality against latency", "", (Paragraph("Not measured: these records hold no quality numbers."),)
@@ -57,7 +57,7 @@ def quality_section(study: Study, found: Mapping[str, Latencies | str]) -> Secti
 
 
 def _digits(values: list[float]) -> int:
-    """Decimals that show the largest value of a row with four significant digits: at least two, at most six."""
+    """Return the decimals that show a row's largest value with four significant digits: at least two, at most six."""
     largest = max((abs(value) for value in values), default=1.0)
     return min(6, max(2, 3 - math.floor(math.log10(largest)))) if largest else 2
 
@@ -72,7 +72,7 @@ def _cell(line: Quality | None, digits: int) -> Cell:
 
 
 def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Quality], caption: str) -> Table:
-    """One row per metric, one column per variant.
+    """Build the table with one row per metric and one column per variant.
 
     Args:
         labels: of the variants, in order.
@@ -102,7 +102,7 @@ def _equal(line: Quality) -> bool:
 def _points(
     study: Study, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
 ) -> list[tuple[Subject, float, float | None]]:
-    """Subject, time of a steady frame block, and value: None of pictures that equal the reference's."""
+    """Return subject, time of a steady frame block (ns), and value; None for pictures that equal the reference's."""
     points = []
     for subject in study.subjects:
         line, latency = values.get((subject.label, metric)), _block_ns(found, subject)
@@ -119,7 +119,7 @@ def _pictured(
 
 
 def _differ(points: list[tuple[Subject, float, float | None]]) -> bool:
-    """Whether a picture of the points says anything: where all have the same value, the table has said it."""
+    """Whether the points differ in quality: if all have the same value, a plot would add nothing to the table."""
     finite = [value for _, _, value in points if value is not None]
     return bool(finite) and (len(finite) < len(points) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
 

@@ -1,4 +1,4 @@
-"""Ratios with their intervals, and verdicts, as cells."""
+"""Cells of ratios with intervals, and of verdicts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no dif
 
 
 def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
-    """A ratio with its bounds, if it has any."""
+    """Return the cell of a ratio, with its interval if there is one."""
     return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
 
 
 def verdict_cell(verdict: Verdict) -> Text:
-    """The verdict in its tone."""
+    """Return the cell of a verdict in its tone."""
     return Text(verdict, _TONES[verdict])

@@ -1,4 +1,4 @@
-"""Rates against what a device could do at best, as columns and cells."""
+"""Columns and cells of rates against the peaks of a device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _AGAINST = (
 
 
 def rate_columns(peaks: DevicePeaks | None) -> tuple[Column, ...]:
-    """Head of what `rate_cells` gives: rates, and what they are of a device whose peaks are known."""
+    """Return the columns for `rate_cells`: achieved rates, and their shares of the device's peaks if those are known."""
     return _ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)
 
 
 def rate_cells(found: Roofline) -> tuple[Cell, ...]:
-    """A roofline as cells under `rate_columns`."""
+    """Return the cells of a roofline, under the columns of `rate_columns`."""
     achieved = (
         rate_number(found.flops_per_s / 1e12) if found.flops_per_s else Missing("no matrix products", "-"),
         rate_number(found.bytes_per_s / 1e9) if found.bytes_per_s else Missing("no bytes", "-"),
@@ -51,12 +51,12 @@ def rate_cells(found: Roofline) -> tuple[Cell, ...]:
 
 
 def rate_number(value: float) -> Number:
-    """Four significant digits, six decimals at most."""
+    """Return the cell of a rate with four significant digits and at most six decimals."""
     return Number(value, min(6, max(0, 3 - math.floor(math.log10(value)))))
 
 
 def device_note(name: str, peaks: DevicePeaks | None) -> str:
-    """What the shares refer to, or why there are none."""
+    """Return a note on the peaks that the shares refer to, or on why there are none."""
     if peaks is None:
         return f"No published peaks are known for {name}: rates only, nothing is held against a roofline."
     bandwidth = f"{peaks.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
@@ -64,7 +64,7 @@ def device_note(name: str, peaks: DevicePeaks | None) -> str:
 
 
 def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str) -> Roofline:
-    """Hold the time of one call of a region against what it must compute and move, as the records say.
+    """Compute the roofline of one call of a region from its recorded cost and its time.
 
     Args:
         dtype: of matrix products, where the cost names none.
@@ -75,5 +75,5 @@ def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: st
 
 
 def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:
-    """Rates that cannot be, each with the name of what has it."""
+    """Return a note for each rate that is impossible, with its name."""
     return tuple(f"ANOMALY, {name}: {each.anomaly}." for name, each in found if each.anomaly)

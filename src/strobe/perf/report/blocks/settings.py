@@ -1,4 +1,4 @@
-"""What ran: environment, settings of every variant, optimisations that differ; and what the reader must know first."""
+"""Settings of a report: environment, variants, optimisations that differ; and banners to read first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE: Final = Text("none", "muted")
 
 
 def settings_section(study: Study) -> Section:
-    """Environment, settings, knobs."""
+    """Build the section on environment, variants and optimisations."""
     blocks = [_environment(study), _variants(study)]
     if any(subject.settings.knobs for subject in study.subjects):
         blocks.append(_knobs(study))
@@ -81,7 +81,7 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
 
 
 def _workload(header: Header) -> list[tuple[str, Cell]]:
-    """Rows about the model and the clip; none if the caller's own code was measured."""
+    """Return the rows on the model and the clip; none if the caller's own code was measured."""
     rows: list[tuple[str, Cell]] = []
     if header.model is not None:
         rows.append(("model", Text(header.model.name)))
@@ -98,7 +98,7 @@ def _workload(header: Header) -> list[tuple[str, Cell]]:
 
 
 def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
-    """How the GPU was set up, and its clocks while the timed clips ran."""
+    """Return the rows on the GPU's settings, and on its clocks during the timed clips."""
     rows: list[tuple[str, Cell]] = []
     state = run.header.machine.gpu
     if state is not None:
@@ -186,7 +186,7 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
 
 
 def _muted_if_same(cell: Cell, reference: Cell) -> Cell:
-    """Print what equals the reference in a quiet tone."""
+    """Return the cell of a value, muted if it equals the reference's."""
     return Text(cell.text, "muted") if cell == reference and isinstance(cell, Text) else cell
 
 
@@ -217,7 +217,7 @@ def _knob_cell(knob: Knob | None) -> Cell:
 
 
 def _knobs(study: Study) -> Table:
-    """Only the optimisations in which any variant differs from another, or which could not be turned on."""
+    """Build the table of optimisations in which variants differ, or which could not be turned on."""
     by_subject = [{knob.name: knob for knob in subject.settings.knobs} for subject in study.subjects]
     names = dict.fromkeys(name for knobs in by_subject for name in knobs)
     rows, same = [], []
@@ -253,7 +253,7 @@ _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
 
 
 def banners(study: Study, *, gather: bool = False, any_clip: bool = False) -> tuple[Banner, ...]:
-    """What makes the numbers not comparable, and what makes them doubtful.
+    """Return banners on what makes the numbers not comparable, and on what makes them doubtful.
 
     Args:
         gather: the same remark on many runs is one line: they are the cells of a grid.
@@ -296,7 +296,7 @@ def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...
 
 
 def differences(study: Study, *, any_clip: bool = False) -> list[str]:
-    """What must agree between runs, and between the variants of one, and does not; clips need not, if they may be any."""
+    """Return what differs between runs, or between variants of one, although it must agree; `any_clip` lets clips differ."""
     found = []
     for name, value in _MUST_AGREE:
         if any_clip and name == "clip":
@@ -317,7 +317,7 @@ def _absent(study: Study) -> list[str]:
 
 
 def _same_again(run: RunRecords) -> list[str]:
-    """Candidates that are the preset of the reference under another name."""
+    """Return notes on candidates that are the reference's preset under another name (A/A)."""
     reference = next((variant for variant in run.variants if variant.name == run.header.baseline), None)
     return [
         f"{variant.name} is {variant.preset} again (A/A): what differs between them is the instrument's error"

@@ -1,4 +1,4 @@
-"""How times are spread, as columns: the one rule for a p99."""
+"""Columns of a distribution of times, and the rule for when a p99 is given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
 
 
 def p99_hint(what: str) -> str:
-    """When there is a p99, for the head of its column."""
+    """Return the hint for a p99 column: the number of samples it needs."""
     return f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"
 
 
@@ -30,7 +30,7 @@ def spread(
     quiet: bool = False,
     missing: str = "",
 ) -> tuple[Field[T], ...]:
-    """Describe times by some of their figures, a column each.
+    """Return columns for figures of a distribution of times (mean, p50, p99, ...), one each.
 
     Args:
         get: times of a row, or the cell that says why there are none.
@@ -48,7 +48,7 @@ def spread(
 
 
 def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls") -> Field[T]:
-    """Column of the p99 where there are samples enough, otherwise of the largest, and which of them it is."""
+    """Return the column of the p99 if there are enough samples, otherwise of the largest, with the label of the one shown."""
     return Field("slow end", get, _tail, unit, hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest")
 
 

@@ -1,4 +1,4 @@
-"""Every run of every stage, averages with and without warm-up, and what was left out and why."""
+"""Every run of every stage, averages with and without warm-up, and the exclusions with their reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoi
 
 
 def stages_section(study: Study, findings: Sequence[Finding]) -> Section:
-    """The picture of every clip, the table of every run, the averages by stage, the exclusions."""
+    """Build the section with a figure of every clip, the table of every run, stage averages, and exclusions."""
     blocks: list[Block] = []
     for stage, title in _SHOWN:
         totals = [stage_totals(subject.run, subject.name, stage) for subject in study.subjects]
@@ -91,7 +91,7 @@ def _mean(totals: Sequence[StageTotal]) -> Cell:
 
 
 def _averages(study: Study) -> Table:
-    """Mean of each stage per clip, warm-up left out, with the calls behind it."""
+    """Build the table of each stage's mean time per clip and its calls, without warm-up."""
     rows = []
     for stage in STAGES:
         cells = [_average_cell(subject, stage) for subject in study.subjects]
@@ -130,7 +130,7 @@ def _speedups(finding: Finding) -> Table:
 
 
 def _exclusions(study: Study) -> Block:
-    """What the averages and ratios leave out, said once for variants that share it."""
+    """Build the list of samples left out of averages and ratios, once for variants that share it."""
     items: dict[str, list[str]] = {}
     for subject in study.subjects:
         left_out = [
@@ -153,7 +153,7 @@ def _exclusions(study: Study) -> Block:
 
 
 def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
-    """`0 (first block), 1-2 (cache not full)`: neighbours with the same cause are one range."""
+    """Format exclusions as `0 (first block), 1-2 (cache not full)`; neighbours with the same cause become one range."""
     ranges: list[tuple[int, int, str]] = []
     for index, cause in causes:
         if ranges and ranges[-1][1] == index - 1 and ranges[-1][2] == cause:

@@ -1,4 +1,4 @@
-"""From the time before to the time after, one bar for each line of an account."""
+"""Waterfall from the time before to the time after, with one bar for each line of a ledger."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_BARS: Final = 14
 
 
 MIN_SHARE: Final = 0.003
-"""Lines that moved by less than this share of all movement, at either end of their intervals, are one bar together."""
+"""Share of all movement below which, at both ends of their intervals, lines share one bar."""
 
 
 INTERVAL: Final = Column("95 % interval", "ms", True, "of what is saved")
 
 
 class Drop(NamedTuple):
-    """What a line saves, for the waterfall, with its interval if it has one."""
+    """Saving of one line of a waterfall, with its interval if there is one."""
 
     name: str
     saved_ns: Fraction
@@ -33,7 +33,7 @@ def _tone(saved_ns: Fraction) -> Tone:
 
 
 def whisker_words(picture: Waterfall) -> str:
-    """What the whiskers of a waterfall are, if it has any."""
+    """Return the sentence that explains a waterfall's whiskers; empty if it has none."""
     if all(bar.low_ns is None for bar in picture.bars):
         return ""
     total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
@@ -43,7 +43,7 @@ def whisker_words(picture: Waterfall) -> str:
 def waterfall(
     baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
 ) -> Waterfall:
-    """Draw what lies between both sides; small lines are one bar without an interval, so that the bars add up.
+    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
 
     Args:
         baseline: name and time.
@@ -69,18 +69,18 @@ def waterfall(
 
 
 def _may_save(line: Drop) -> float:
-    """The largest saving or loss that its interval allows."""
+    """Return the largest absolute saving that the interval allows."""
     saved = abs(float(line.saved_ns))
     return saved if line.interval is None else max(saved, abs(line.interval.low), abs(line.interval.high))
 
 
 def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
-    """Where a bar that starts there ends if it saves most and least."""
+    """Return the ends of a bar from `start` at the high and the low end of its saving's interval."""
     return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
 
 
 def interval_cell(interval: Interval | None) -> Cell:
-    """The interval of a saving, in the column's milliseconds."""
+    """Return the cell of a saving's interval, ms."""
     if interval is None:
         return Missing("", "-")
     return Text(f"{exact_ms(round(interval.low))} to {exact_ms(round(interval.high))}")

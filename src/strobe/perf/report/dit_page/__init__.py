@@ -1,1 +1,1 @@
-"""The page of `strobe profile dit`: seven sections, as the guide of the field has them."""
+"""The page of `strobe profile dit`, in seven sections: settings, stages, attention, kernels, sections, speedups, notes."""

@@ -1,4 +1,4 @@
-"""Three speedups of every pair, and what the attention operator alone allows."""
+"""Attention times and speedups of every pair, and the end-to-end bound that the attention operator sets (Amdahl)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _APART: Final = "blocks that are compiled have no regions but those of the atten
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerStep:
-    """What attention takes in one denoise step of a variant, nanoseconds.
+    """Time of attention in one denoise step of a variant, ns.
 
     Args:
         step: untraced, mean over timed clips.
@@ -37,7 +37,7 @@ class PerStep:
 
 
 def per_step(subject: Subject) -> PerStep | str:
-    """Return what a variant's trace and timed clips say, or why there is nothing."""
+    """Return the attention times of a variant from its trace and timed clips; a text says why there are none."""
     totals = [each for each in stage_totals(subject.run, subject.name, DENOISE_STEP) if each.clip.phase == "timed" and each.calls]
     if not totals:
         return "no timed clip"
@@ -58,7 +58,7 @@ def per_step(subject: Subject) -> PerStep | str:
 
 
 def attention_table(study: Study) -> Table:
-    """Attention of every variant, per denoise step."""
+    """Build the table of every variant's attention times per denoise step."""
     columns = (
         Column("variant"),
         Column("implementation"),
@@ -87,7 +87,7 @@ def attention_table(study: Study) -> Table:
 
 
 def bounds_table(pairs: Sequence[Paired]) -> Table:
-    """Kernel, section and end to end, with the bound that the operator sets and what is lost outside of it."""
+    """Build the table of speedups (kernel, operator, section, end to end), with the Amdahl bound and the loss outside of it."""
     columns = (
         Column("candidate"),
         Column("reference"),

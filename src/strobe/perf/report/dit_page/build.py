@@ -1,4 +1,4 @@
-"""From a run of forward passes to its page: settings, stages, attention, kernels, sections, speedups with the account, notes."""
+"""Builder of the page of forward passes: settings, stages, attention, kernels, sections, speedups with the ledger, notes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_dit_run(run: RunRecords) -> bool:
 
 
 def dit_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of one run, and return the findings it rests on.
+    """Build the page of one run of forward passes, and return it with its findings.
 
     Args:
         study: one run.
@@ -77,7 +77,7 @@ def dit_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Repor
 
 
 def _speedups(pairs: Sequence[Paired]) -> Section:
-    """The table of speedups; under it the account of every pair whose regions go equally deep."""
+    """Build the section with the table of speedups, and the ledger of every pair whose regions go equally deep."""
     blocks: list[Block] = [bounds_table(pairs)]
     alike = [pair.finding for pair in pairs if pair.alike]
     for answered in answer_sections(alike):
@@ -97,7 +97,7 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
 
 
 def _notes(study: Study) -> Section:
-    """What belongs to every number, and what a denoise step and a section are here."""
+    """Build the section of notes on all numbers, and on the meaning of denoise step and section here."""
     found = notes_section(study)
     own = (
         "One denoise step is one forward pass over the latents of the whole clip; every step has the same latents. Records and "

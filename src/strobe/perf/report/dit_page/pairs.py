@@ -1,4 +1,4 @@
-"""Which variants of a run are held against which: eager against eager, compiled against compiled."""
+"""Pairs of variants to compare in a run: eager with eager, compiled with compiled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import Study, Subject, only_pair
 
 UNIT: Final = "denoise step"
-"""What the records of such a run count as a frame block."""
+"""Name of the unit that the records of such a run count as a frame block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """Two variants of one run.
+    """Two variants of one run and their comparison.
 
     Args:
         finding: the second against the first.
@@ -29,7 +29,7 @@ class Paired:
 
 
 def paired(study: Study, allow_different: Sequence[str]) -> tuple[Paired, ...]:
-    """Hold every variant against each dense one that is compiled or not as it is, and every dense one against the baseline.
+    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline.
 
     Args:
         study: one run.

@@ -1,1 +1,1 @@
-"""What `--json` prints and the Python functions return: frozen values with plain keys, the unit in the key, all rows."""
+"""Documents: the frozen values behind `--json` and the Python functions, with plain keys, the unit in the key, and all rows."""

@@ -1,4 +1,4 @@
-"""The functions that a script or a notebook calls: traces and runs in, documents out."""
+"""Functions for scripts and notebooks: they read traces and runs, and return documents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_trace(
     sections: Sequence[str] = (),
     details: bool | None = None,
 ) -> TraceDocument:
-    """Read profiler traces and say where their time went.
+    """Read profiler traces and return how their time was spent.
 
     ```python
     trace = strobe.read_trace("trace.json.gz")
@@ -72,7 +72,7 @@ def compare_traces(
     allow_different: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
 ) -> SpeedupDocument:
-    """Say how much faster one side's traces are than the other's, and where the difference went.
+    """Compare the traces of two sides, and return the speedup and where the difference comes from.
 
     ```python
     found = strobe.compare_traces("dense.json.gz", "sparse.json.gz", focal=("flash", "sparse_fwd"))
@@ -111,7 +111,7 @@ def compare_traces(
 
 
 def compare_runs(folders: Paths, *, pair: tuple[str, str] | None = None, allow_different: Sequence[str] = ()) -> RunDocument:
-    """Say how much faster the candidates of measured runs are than the baseline of their run.
+    """Compare the candidates of measured runs with the baseline of their run.
 
     ```python
     found = strobe.compare_runs("runs/20260101T120000Z-compare-1a2b3c")

@@ -13,7 +13,7 @@ from strobe.perf.report.trace_study import TraceStudy
 
 
 class CriticalPathRow(Part, frozen=True, kw_only=True):
-    """The longest chain through host, queue and devices of one trace."""
+    """Longest chain through host, queue and devices in one trace."""
 
     trace: TraceLabel
     begin_ns: Annotated[int, Meta(description="start of the first launch call or device event, or of the window")]
@@ -35,7 +35,7 @@ class PathPartRow(Part, frozen=True, kw_only=True):
 
 
 class WhatIfRow(Part, frozen=True, kw_only=True):
-    """One trace if something took no time."""
+    """Length of one trace if some work took no time."""
 
     trace: TraceLabel
     kind: Annotated[str, Meta(description="kernel, kind of kernel, host or launch latency")]
@@ -46,7 +46,7 @@ class WhatIfRow(Part, frozen=True, kw_only=True):
 
 
 class CriticalPathTables(NamedTuple):
-    """The tables of a document that are about critical paths."""
+    """Tables of a document about critical paths."""
 
     critical_paths: tuple[CriticalPathRow, ...]
     critical_path_parts: tuple[PathPartRow, ...]

@@ -1,4 +1,4 @@
-"""What logs and traces say, as JSON documents: exact integers in nanoseconds, averages as numbers."""
+"""JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strobe.perf.report.blocks.logs import round_label
 
 
 def log_document(log: Log) -> dict[str, Any]:
-    """What became of the lines of a log."""
+    """Return the line counts, damage and rejected values of a log."""
     return {
         "path": str(log.path),
         "counts": asdict(log.counts),
@@ -27,12 +27,12 @@ def log_document(log: Log) -> dict[str, Any]:
 
 
 def units_document(resolved: Resolved) -> list[dict[str, Any]]:
-    """The unit of each label, and why."""
+    """Return the unit of each label and the reason for it."""
     return [asdict(choice) for choice in resolved.choices]
 
 
 def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
-    """The rounds of one stage in one log."""
+    """Return the rounds of one stage in one log."""
     steady = rounds.avg_excl_warmup_ns
     return {
         "log": label,
@@ -47,7 +47,7 @@ def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
 
 
 def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -> dict[str, Any]:
-    """One timer of one log."""
+    """Return the values of one timer of one log."""
     return {
         "log": label,
         "timer": summary.series.name,
@@ -64,12 +64,12 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
 
 
 def calls_document(calls: Distribution) -> dict[str, Any]:
-    """How long calls took."""
+    """Return the distribution of call times, ns."""
     return asdict(calls) | {"mean_ns": calls.mean_ns}
 
 
 def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any]:
-    """The focal kernels of one trace."""
+    """Return the focal kernels of one trace."""
     return {
         "trace": label,
         "devices": [{"device": each.device, "names": list(each.names), "calls": calls_document(each.calls)} for each in found],

@@ -1,4 +1,4 @@
-"""From a `TraceStudy` to the rows about operators."""
+"""Conversion of a `TraceStudy` to the rows about operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.perf.report.trace_study import TraceStudy
 
 
 class OperatorTables(NamedTuple):
-    """The tables of a document that are about operators."""
+    """Tables of a document about operators."""
 
     operator_times: tuple[rows.OperatorTimeRow, ...]
     operator_kernels: tuple[rows.OperatorKernelRow, ...]

@@ -1,4 +1,4 @@
-"""Rows of the trace document about operators: device time, kernels, callers, rates against the device's peaks."""
+"""Rows of the trace document about operators: device time, kernels, callers, and rates against the device's peaks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OperatorCallerRow(Part, frozen=True, kw_only=True):
 
 
 class OperatorRateRow(Part, frozen=True, kw_only=True):
-    """One operator whose inputs are recorded, against the device's peaks."""
+    """Rates of one operator with recorded inputs, against the device's peaks."""
 
     trace: TraceLabel
     device: DeviceNumber

@@ -1,4 +1,4 @@
-"""What `strobe report --json` prints and `strobe.compare_runs` returns."""
+"""The document that `strobe report --json` prints and `strobe.compare_runs` returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.report.model import Report
 
 
 class RatioRow(Part, frozen=True, kw_only=True):
-    """One level of one candidate."""
+    """Speedup of one candidate at one level."""
 
     candidate: Annotated[str, Meta(description="the variant that is measured")]
     reference: Annotated[str, Meta(description="what it is measured against")]
@@ -29,7 +29,7 @@ class RatioRow(Part, frozen=True, kw_only=True):
 
 
 class QualityRow(Part, frozen=True, kw_only=True):
-    """One score of one candidate's frames."""
+    """One quality score of one candidate."""
 
     candidate: Annotated[str, Meta(description="the variant that is scored")]
     metric: Annotated[str, Meta(description="such as psnr, in dB")]
@@ -38,7 +38,7 @@ class QualityRow(Part, frozen=True, kw_only=True):
 
 
 class AccountRow(Part, frozen=True, kw_only=True):
-    """The account of one candidate."""
+    """State of one candidate's ledger: steady frame blocks and explained shares, or the reason why there is none."""
 
     candidate: Annotated[str, Meta(description="the variant that is measured")]
     reference: Annotated[str, Meta(description="what it is measured against")]
@@ -87,9 +87,9 @@ class LineRow(Part, frozen=True, kw_only=True):
 
 
 class RunDocument(Document, frozen=True, kw_only=True):
-    """How much faster the candidates of a run are than its reference.
+    """Speedups of a run's candidates over its reference, with quality and ledgers.
 
-    `rows()` are the speedups, `rows("parts")` and the like the others.
+    `rows()` returns the speedups; `rows("parts")`, `rows("quality")` and the like return the other tables.
     """
 
     MAIN: ClassVar[str] = "speedups"
@@ -107,7 +107,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     lines: Annotated[tuple[LineRow, ...], Meta(description="by candidate: the whole ledger of a clip")]
 
     def title(self) -> str:
-        """The end-to-end speedups."""
+        """Return one line with the end-to-end speedups."""
         found = (f"{row.candidate} {row.ratio:.4g}x" for row in self.speedups if row.level == "e2e")
         return f"end to end: {', '.join(found) or 'no candidate was measured'}"
 
@@ -152,13 +152,13 @@ def run_document(
 
 
 def _label(run: RunRecords, name: str, measured: set[str]) -> str:
-    """The name of a variant as the report has it: with its run where several runs have it."""
+    """Return the name of a variant as in the report: with its run's name where several runs have it."""
     own = f"{name} ({run.header.run})"
     return own if own in measured else name
 
 
 def _refusals(run: RunRecords, allow_different: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each candidate, and why it is not comparable with the reference; empty if it is."""
+    """Yield each candidate and the reason why it is not comparable with the reference; empty if it is."""
     settings = {variant.name: variant for variant in run.variants}
     reference = settings.get(run.header.baseline)
     for name, own in settings.items():

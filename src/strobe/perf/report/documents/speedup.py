@@ -1,4 +1,4 @@
-"""What `strobe speedup --json` prints and `strobe.compare_traces` returns."""
+"""The document that `strobe speedup --json` prints and `strobe.compare_traces` returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FactPart(Part, frozen=True, kw_only=True):
 
 
 class CommonPart(Part, frozen=True, kw_only=True):
-    """The kernels that both sides ran, copies and memsets left out."""
+    """Kernels that both sides ran, without copies and memsets."""
 
     baseline_share: Annotated[float, Meta(description="part of the baseline's kernel time in them")]
     candidate_share: Annotated[float, Meta(description="part of the candidate's")]
@@ -37,7 +37,7 @@ class CommonPart(Part, frozen=True, kw_only=True):
 
 
 class MeasuredPart(Part, frozen=True, kw_only=True):
-    """One level of one side."""
+    """Time of one side at one level."""
 
     mean_ns: Exact
     n: Annotated[int, Meta(description="measurements")]
@@ -46,7 +46,7 @@ class MeasuredPart(Part, frozen=True, kw_only=True):
 
 
 class LevelPart(Part, frozen=True, kw_only=True):
-    """One level of both sides."""
+    """Times of both sides and speedup at one level."""
 
     ratio: Annotated[float | None, Meta(description="time of the baseline / time of the candidate; null if not comparable")]
     low: Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
@@ -61,7 +61,7 @@ class LevelPart(Part, frozen=True, kw_only=True):
 
 
 class IntervalsPart(Part, frozen=True, kw_only=True):
-    """What the intervals of a ledger rest on."""
+    """Samples behind the intervals of a ledger, or the reason why it has none."""
 
     steps: Annotated[tuple[int, ...], Meta(description="compared steps of the baseline and of the candidate")]
     none_because: Annotated[str, Meta(description="why there are none; empty if there are")]
@@ -81,7 +81,7 @@ class LinePart(Part, frozen=True, kw_only=True):
 
 
 class EffectPart(Part, frozen=True, kw_only=True):
-    """What one kernel saved: by fewer calls and by faster calls, which add up."""
+    """Saving of one kernel: by fewer calls and by faster calls, which add up."""
 
     kernel: Annotated[str, Meta(description="normalised name")]
     calls: Annotated[tuple[str, str], Meta(description="in one unit of the baseline and of the candidate, exact")]
@@ -91,7 +91,7 @@ class EffectPart(Part, frozen=True, kw_only=True):
 
 
 class LedgerPart(Part, frozen=True, kw_only=True):
-    """Where the time went, for one unit."""
+    """Ledger of one unit: its lines, levels and effects, which add up exactly."""
 
     ranks: Annotated[str, Meta(description="whose ledger it is; empty if each side is one trace")] = ""
     unit: Annotated[str, Meta(description="stage, step, call or window")]
@@ -122,7 +122,7 @@ class AnswerLine(Part, frozen=True, kw_only=True):
 
 
 class AnswerPart(Part, frozen=True, kw_only=True):
-    """The answer in a few lines."""
+    """The answer in a few lines: headline, largest parts, and the explained shares."""
 
     headline: Annotated[str, Meta(description="the speedups that count, or why there are none")]
     levels: Annotated[tuple[str, ...], Meta(description="the levels that the headline is of; empty if there is no speedup")]
@@ -165,7 +165,7 @@ class TracePart(Part, frozen=True, kw_only=True):
 
 
 class SidePart(Part, frozen=True, kw_only=True):
-    """What is known of one side."""
+    """Findings on one side: focal kernel, section, log, timers, stage, traces."""
 
     focal: Annotated[str | None, Meta(description="regular expression of the focal kernel")]
     section: Annotated[str | None, Meta(description="definition of the section")]
@@ -178,14 +178,14 @@ class SidePart(Part, frozen=True, kw_only=True):
 
 
 class SidesPart(Part, frozen=True, kw_only=True):
-    """Both sides."""
+    """Findings on both sides."""
 
     baseline: Annotated[SidePart, Meta(description="what the other is measured against")]
     candidate: Annotated[SidePart, Meta(description="what is measured")]
 
 
 class NodePart(Part, frozen=True, kw_only=True):
-    """One node of the tree of modules, operators and kernels: what one unit takes in it and below it."""
+    """One node of the tree of modules, operators and kernels: time of one unit in it and below it."""
 
     path: Annotated[tuple[str, ...], Meta(description="names from the outermost on; `idle` stands above the causes of idle time")]
     baseline_ns: Exact
@@ -195,7 +195,7 @@ class NodePart(Part, frozen=True, kw_only=True):
 
 
 class TreePart(Part, frozen=True, kw_only=True):
-    """Both sides by path."""
+    """Tree of both sides by path of modules, operators and kernels."""
 
     unit: Annotated[str, Meta(description="what the times are of: step, call or window")]
     operators: Annotated[bool, Meta(description="operators are part of the paths; false if a file was too large to read them")]
@@ -205,10 +205,10 @@ class TreePart(Part, frozen=True, kw_only=True):
 
 
 class SpeedupDocument(Document, frozen=True, kw_only=True):
-    """How much faster the candidate is, at which level, and where the rest went.
+    """Speedup of the candidate at each level, and the ledger of the difference.
 
-    `rows()` are the lines of the ledgers as numbers; `rows("parts")` is the answer, and `rows("levels")`, `rows("kernels")` and
-    `rows("facts")` are the others, `rows("tree")` is the time by module, operator and kernel.
+    `rows()` returns the lines of the ledgers as numbers, `rows("parts")` the answer, `rows("tree")` the time by module, operator
+    and kernel; `rows("levels")`, `rows("kernels")` and `rows("facts")` return the other tables.
     """
 
     MAIN: ClassVar[str] = "lines"
@@ -335,7 +335,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         return [{key: getattr(fact, key) for key in fact.__struct_fields__} for fact in self.facts]
 
     def title(self) -> str:
-        """The speedups, or why there are none."""
+        """Return one line with the speedups, or the reasons why there are none."""
         if not self.comparable:
             return f"not comparable: {'; '.join(self.not_comparable_because)}"
         found = (f"{name} {level.ratio:.4g}x" for name, level in self.levels.items() if level.ratio is not None)

@@ -1,4 +1,4 @@
-"""From a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, everything else as numbers and words."""
+"""Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
-    """Everything the report says."""
+    """Return the document with everything that the report says."""
     found = {
         "comparable": study.comparable,
         "not_comparable_because": [str(check) for check in study.comparability.obstacles],
@@ -48,7 +48,7 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
 
 
 def exact(ns: Fraction | int) -> str:
-    """A time to the last digit: `12345` or `12345/7` nanoseconds."""
+    """Format a time exactly: `12345` or `12345/7` nanoseconds."""
     return str(Fraction(ns))
 
 
@@ -188,7 +188,7 @@ def _account(account: Account) -> dict[str, Any]:
 
 
 def _interval(saved: Interval | None) -> dict[str, float | None]:
-    """Ends of the 95 % interval of a saving; null where there is none."""
+    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
     return {
         "saved_low_ns": None if saved is None else round(saved.low, 3),
         "saved_high_ns": None if saved is None else round(saved.high, 3),

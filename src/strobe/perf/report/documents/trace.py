@@ -1,4 +1,4 @@
-"""What `strobe trace --json` prints and `strobe.read_trace` returns: its tables, row by row."""
+"""The document that `strobe trace --json` prints and `strobe.read_trace` returns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StreamRow(Part, frozen=True, kw_only=True):
 
 
 class IdleRow(Part, frozen=True, kw_only=True):
-    """Idle time of one device by what it waited for; adds up to its idle time."""
+    """Idle time of one device by cause; the causes add up to its idle time."""
 
     trace: TraceLabel
     device: DeviceNumber
@@ -98,7 +98,7 @@ class KernelRow(Part, frozen=True, kw_only=True):
 
 
 class KernelNameRow(Part, frozen=True, kw_only=True):
-    """One full name of a kernel's group."""
+    """One full kernel name inside a group of kernels."""
 
     trace: TraceLabel
     device: DeviceNumber
@@ -110,7 +110,7 @@ class KernelNameRow(Part, frozen=True, kw_only=True):
 
 
 class LaunchRow(Part, frozen=True, kw_only=True):
-    """Launch calls of one name that device events of one device answer to."""
+    """Launch calls of one name, of those that launched device events of one device."""
 
     trace: TraceLabel
     device: DeviceNumber
@@ -183,7 +183,7 @@ class CollectiveRow(Part, frozen=True, kw_only=True):
 
 
 class OperatorRow(Part, frozen=True, kw_only=True):
-    """Calls of one operator on the host, of a trace without device events."""
+    """Calls of one operator on the host, in a trace without device events."""
 
     trace: TraceLabel
     operator: Annotated[str, Meta(description="such as aten::mm")]
@@ -222,9 +222,9 @@ class QueueRow(Part, frozen=True, kw_only=True):
 
 
 class TraceDocument(Document, frozen=True, kw_only=True):
-    """Where the time of profiler traces went.
+    """Tables of profiler traces: devices, kernels, steps, ranges and more.
 
-    `rows()` is the kernel table; `rows("steps")` and the like are the others.
+    `rows()` returns the kernel table; `rows("steps")` and the like return the other tables.
     """
 
     MAIN: ClassVar[str] = "kernels"
@@ -259,7 +259,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     metadata: Annotated[dict[str, dict[str, str]], Meta(description="by trace: further facts that it states, as text")]
 
     def title(self) -> str:
-        """Which traces, and how much of the time each device was busy."""
+        """Return one line with the traces and the busy share of each device."""
         shares = ", ".join(
             f"{each.trace} device {each.device} busy {each.busy_ns / max(1, each.span_ns):.1%}" for each in self.devices
         )

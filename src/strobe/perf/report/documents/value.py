@@ -1,4 +1,4 @@
-"""What every document is: tables of flat rows that turn into dictionaries and show themselves in a notebook."""
+"""Base of all documents: tables of flat rows that convert to dictionaries and display in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strobe.core.errors import unknown_choice
 from strobe.core.notebook import html_table
 
 SCHEMA_VERSION: Final = 1
-"""Adding a key keeps the version; removing, renaming or redefining one raises it."""
+"""Schema version of documents. Adding a key keeps it; removing, renaming or redefining one raises it."""
 
 TraceLabel = Annotated[str, Meta(description="which trace: its `label` in `files`")]
 DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]
@@ -25,7 +25,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Document(Part, frozen=True, kw_only=True):
-    """What a verb found."""
+    """Result of a verb, with tables of flat rows."""
 
     MAIN: ClassVar[str] = ""
     SHOWN: ClassVar[tuple[str, ...]] = ()
@@ -48,17 +48,17 @@ class Document(Part, frozen=True, kw_only=True):
         return [msgspec.structs.asdict(row) for row in getattr(self, chosen)]
 
     def title(self) -> str:
-        """What the document is about, on one line."""
+        """Return a one-line summary of the document."""
         return type(self).__name__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the title, then the tables that are looked at first."""
+        """Return HTML for a notebook: the title and the main tables."""
         tables = (html_table(name, self.rows(name)) for name in self.SHOWN)
         return f"<h4>{escape(self.title())}</h4>{''.join(tables)}"
 
 
 def table_names(kind: type[Document]) -> tuple[str, ...]:
-    """The fields of a document that are tables."""
+    """Return the names of a document's fields that are tables."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return tuple(field.name for field in info.fields if _is_table(field.type))
@@ -77,7 +77,7 @@ def to_json(document: Part) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """The same in what JSON has: lists, and null for numbers that are none. Names of files keep bytes that are no text."""
+    """Convert a value to JSON types: lists, and null for numbers that are not finite. File names keep bytes that are no text."""
     if isinstance(value, dict):
         return {name: _as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""One file per part of the report: each turns records, traces and findings into a `Section`."""
+"""Sections of a run's page: each file turns records, traces and findings into one `Section`."""

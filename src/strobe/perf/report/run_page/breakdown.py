@@ -1,4 +1,4 @@
-"""The breakdown of a run: every variant whose trace marks pieces, and the variants against each other, piece by piece."""
+"""Breakdown of a run: pieces of every variant whose trace marks them, and the variants compared piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strobe.perf.report.study import Profile, Study, Subject
 
 
 def breakdown_section(study: Study) -> Section | None:
-    """The breakdown of every subject whose trace marks pieces; None if there is none."""
+    """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
     found = {subject.label: breakdown_of(subject) for subject in study.subjects if _marked(subject)}
     if not found:
         return None
@@ -36,7 +36,7 @@ def _marked(subject: Subject) -> bool:
 
 
 def breakdown_of(subject: Subject) -> Breakdown | str:
-    """Take a subject's trace apart, or say why not."""
+    """Break a subject's trace down into pieces; a text says why that is not possible."""
     assert isinstance(subject.profile, Profile)
     try:
         return breakdown(subject.profile.trace, subject.profile.passes)

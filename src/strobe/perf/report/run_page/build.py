@@ -1,4 +1,4 @@
-"""The page of one or several runs of a stream: compare, lay out."""
+"""Builder of the page of one or several runs of a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMED: Final = 3
 
 
 def run_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of streams, and return with it what it rests on: each candidate against its reference."""
+    """Build the page of streams, and return it with its findings: each candidate against its reference."""
     findings, found_latencies = find(study, allow_different), find_latencies(study)
     first, others = answer_sections(findings)
     sections = (

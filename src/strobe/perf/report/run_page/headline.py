@@ -42,14 +42,14 @@ _UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
 HEADLINE: Final = "headline"
 """Id of the section."""
 MAX_REALISED: Final = 10
-"""A level that moved by more than this many times the kernel's saving was not moved by the kernel."""
+"""Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
 
 
 # ------------------------------------------------------------------------------------------------------------- headline
 
 
 def headline_section(study: Study, findings: Sequence[Finding]) -> Section:
-    """End-to-end speedup of every candidate."""
+    """Build the section with the end-to-end speedup of every candidate."""
     if not findings:
         return Section(
             HEADLINE, "Headline", "", (Paragraph("These records hold no candidate beside the reference: nothing is compared."),)
@@ -105,7 +105,7 @@ def _headline_row(finding: Finding) -> Row:
 
 
 def _between_runs(study: Study) -> Table:
-    """The same variant in the first run and in a later one: not paired, so drift is unknown."""
+    """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
     first, rows = study.runs[0], []
     for run in study.runs[1:]:
         for name in (variant.name for variant in run.variants if any(variant.name == other.name for other in first.variants)):
@@ -131,7 +131,7 @@ def _between_runs(study: Study) -> Table:
 
 
 def chain_section(findings: Sequence[Finding]) -> Section:
-    """From the kernel to end to end, one group of rows per candidate."""
+    """Build the section with the speedups from the kernel to end to end, one group of rows per candidate."""
     lead = (
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
@@ -199,7 +199,7 @@ def _chain_row(finding: Finding, level: LevelSum, realised: Cell) -> Row:
 
 
 def _realised(finding: Finding, ledger: Ledger, level: LevelSum) -> Cell:
-    """Saving of a level over the kernel's saving in the same frame blocks and passes."""
+    """Return the level's saving / the kernel's saving in the same frame blocks and passes, or why there is none."""
     inside = level.level in (Level.KERNEL, Level.SECTION, Level.STEP)
     kernel = ledger.levels[0].saved_ns if inside else ledger.kernel_saved_ns
     ratio = ledger.levels[0].ratio

@@ -1,4 +1,4 @@
-"""Latencies as a user means them: how long to the first frame, how fast frames come, what a prompt switch costs."""
+"""Latencies that a user notices: time to the first frame, frame rate, cost of a prompt switch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
 
 
 def latency_section(study: Study, found: Mapping[str, Latencies | str]) -> Section:
-    """The table of latencies, the prompt switches, the frame blocks left out."""
+    """Build the section with latencies, prompt switches, and the frame blocks left out."""
     lead = (
         "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
         "are counted apart; both are named."
@@ -106,7 +106,7 @@ def _left_out(study: Study, found: Mapping[str, Latencies | str]) -> tuple[str, 
 
 
 def _outliers(found: Latencies) -> str:
-    """Steady samples outside Tukey's fences, which are kept, and what they do."""
+    """Return a note on steady samples outside Tukey's fences, which are kept, and their effect on the mean; empty if none."""
     if found.block is None or not found.block.outliers.indices:
         return ""
     outside = found.block.outliers

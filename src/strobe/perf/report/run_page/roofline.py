@@ -1,4 +1,4 @@
-"""Timed stages against what the device could do at best, where the records say what a stage must compute."""
+"""Timed stages against the peaks of the device, where the records hold the cost of a stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRACED = "traced"
 
 
 def roofline_section(study: Study) -> Section | None:
-    """Every timed stage whose cost is known; None if no record says one."""
+    """Build the section with every timed stage whose cost is known; None if no record has one."""
     blocks: list[Block] = []
     head = (Column("stage"), Column("how"), Column("n", numeric=True), Column("mean", "ms", True))
     for subject in study.subjects:
@@ -67,7 +67,7 @@ def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 
 
 def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
-    """How often a region was measured, its mean, and how: timed in steady frame blocks; one inside a pass, traced."""
+    """Return calls and mean time (ns) of a region and how it was measured: timed in steady blocks, or traced inside a pass."""
     times = _steady_ns(subject.run, subject.settings, name)
     if times:
         return len(times), statistics.fmean(times), "timed"
@@ -79,13 +79,13 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
 
 
 def _recached(run: RunRecords, profile: Profile) -> bool:
-    """Whether a prompt switches in the traced frame blocks: a pass over the whole window is no call of the cost's size."""
+    """Whether a prompt switch lies in the traced frame blocks, whose pass over the whole window has another cost."""
     prompts = () if run.header.workload is None else run.header.workload.prompts
     return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
 
 
 def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
-    """Times of a region in the steady frame blocks of the timed clips; of one beside them, in all."""
+    """Return the times of a region in steady frame blocks of timed clips, ns; of a region outside of blocks, all times."""
     try:
         steady = latencies(run, variant.name).steady.kept
     except DataError:

@@ -1,4 +1,4 @@
-"""One denoise step of every traced variant on a common axis: what ran, and where nothing did."""
+"""One denoise step of every traced variant on a common axis: work and gaps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
 
 
 def kind_of(label: Label) -> Kind:
-    """The class a label is drawn as."""
+    """Return the class in which a label is drawn."""
     if label.activity in _GAPS:
         return _GAPS[label.activity]
     if is_attention_kernel(label):
@@ -47,7 +47,7 @@ def kind_of(label: Label) -> Kind:
 
 
 def timeline_section(study: Study) -> Section:
-    """The picture and its table."""
+    """Build the section with the timeline and its table."""
     title = "One denoise step, before and after"
     traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
     steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
@@ -62,7 +62,7 @@ def timeline_section(study: Study) -> Section:
 
 
 def _step(profile: Profile | str) -> list[Piece] | None:
-    """The slices of the first denoise step of the last traced frame block, from 0; None if there is none."""
+    """Return the slices of the first denoise step in the last traced frame block, from 0; None if there is none."""
     assert isinstance(profile, Profile)
     block = profile.partition.indices[-1]
     host = next(region for region in profile.trace.regions if region.name == FRAME_BLOCK and region.index == block)
@@ -81,7 +81,7 @@ def _step(profile: Profile | str) -> list[Piece] | None:
 
 
 def _on_device(profile: Profile, slices: Sequence[Slice], start: int, end: int) -> tuple[int, int]:
-    """Move a host range to the device: from the first event launched in it to the first one launched after it."""
+    """Map a host range to the device: from the first event launched in it to the first one launched after it."""
     launched = []
     for piece in slices:
         host = None if piece.event is None else profile.trace.device_events[piece.event].host

@@ -1,1 +1,1 @@
-"""The speedup of one run over another from logs and traces of any framework: one file a part, from a `SpeedupStudy`."""
+"""Report on the speedup of one run over another from logs and traces of any framework: one file per section."""

@@ -1,4 +1,4 @@
-"""The answer for traces of any framework: how much faster, where the time went, what limits now, what is not known."""
+"""The answer for traces of any framework: speedup, parts of the time, present limit, and unknowns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIDES: Final = ("baseline", "candidate")
 
 
 def answer_section(study: SpeedupStudy) -> Section:
-    """The headline, then the waterfall and at most eight lines; without an account or a comparison it says why."""
+    """Build the section with headline, waterfall and at most eight lines; it says why if there is no account or comparison."""
     blocks: list[Block] = []
     found = study.answer
     if found is None:
@@ -55,7 +55,7 @@ def answer_section(study: SpeedupStudy) -> Section:
 
 
 def headline(study: SpeedupStudy) -> str:
-    """The speedups of the outermost level and of the account's own, or why there are none."""
+    """Return a sentence with the speedups of the outermost level and of the account's own level, or why there are none."""
     if not study.comparable:
         return f"Not comparable, so there is no speedup: {'; '.join(map(str, study.comparability.obstacles))}."
     figures = [_figure_words(figure) for figure in headline_levels(study)]
@@ -63,7 +63,7 @@ def headline(study: SpeedupStudy) -> str:
 
 
 def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
-    """The outermost level with a ratio, and the traced step if the account is of one."""
+    """Return the outermost level with a ratio, and the traced step if the account is of one."""
     known = [study.level(name) for name in _OUTERMOST if study.level(name).ratio is not None]
     of_step = bool(study.accounts) and study.accounts[0][1].unit == "step"
     return tuple(figure for at, figure in enumerate(known) if not at or (of_step and figure.level == "step"))
@@ -77,7 +77,7 @@ def _figure_words(figure: LevelFigure) -> str:
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:
-    """What a unit takes on both sides, and how much of that has a name."""
+    """Return a sentence with a unit's time on both sides and the share of it that is explained."""
     ranks = f" on the {study.accounts[0][0]}" if study.accounts[0][0] else ""
     b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
     if study.comparable:
@@ -95,7 +95,7 @@ def _figure(study: SpeedupStudy, found: Answer) -> Figure:
 
 
 def _table(study: SpeedupStudy, found: Answer) -> Table:
-    """At most eight parts, before and after; only the times themselves where the sides are not comparable."""
+    """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     width = 5 if study.comparable else 3
     columns = (
         Column("part"),
@@ -114,7 +114,7 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
 
 
 def unit_notes(account: Account) -> Iterator[str]:
-    """What a unit is, if it is no step or stage, and that a traced step is slower than others."""
+    """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")
         what = "the whole traced window" if account.unit == "window" else "a focal call with the time up to the next one"
@@ -126,7 +126,7 @@ def unit_notes(account: Account) -> Iterator[str]:
 
 
 def _nameless(account: Account) -> Iterator[str]:
-    """What the unexplained time is."""
+    """Yield a note that names the unexplained time."""
     lines = [line for line in account.ledger.lines if trace_part(Label(line.path, line.activity)) in NAMELESS]
     if lines:
         yield f"Unexplained: {'; '.join(_both_sides(account, line) for line in lines)}."
@@ -138,7 +138,7 @@ def _both_sides(account: Account, line: Line) -> str:
 
 
 def not_known(study: SpeedupStudy) -> Iterator[str]:
-    """What nobody recorded and what was not measured, one short line each."""
+    """Yield short notes on facts that were not recorded and on levels that were not measured."""
     unknown = study.comparability.unknown
     if unknown:
         many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"

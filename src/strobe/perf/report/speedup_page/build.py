@@ -1,4 +1,4 @@
-"""From a `SpeedupStudy` to one `Report`, and the files it was made from. No clock, no randomness."""
+"""Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strobe.perf.report.speedup_page.study import SpeedupStudy
 
 
 def build_speedup_report(study: SpeedupStudy) -> Report:
-    """Lay the study out: the answer, and folded below it settings, stages, attention, kernels, sections, speedups, the ledger."""
+    """Build the report: the answer, and folded sections on settings, stages, attention, kernels, speedups and the ledger."""
     sections = (
         answer_section(study),
         settings_section(study),

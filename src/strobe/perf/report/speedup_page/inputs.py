@@ -1,4 +1,4 @@
-"""The files that a report was made from: hashed beside it, and copied if asked for."""
+"""Input files of a report: hashed beside it, and copied if asked for."""
 
 from __future__ import annotations
 

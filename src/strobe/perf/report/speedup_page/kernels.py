@@ -1,4 +1,4 @@
-"""The focal kernels, and the sections around them with their boundaries."""
+"""Tables of the focal kernels, and of the sections around them with their boundaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
 def kernels_section(study: SpeedupStudy) -> Section:
-    """One row per trace: how often the focal kernel ran in the compared time, and how long."""
+    """Build the section with one row per trace: calls and times of the focal kernel in the compared time."""
     columns = (
         Column("side"),
         Column("trace"),
@@ -52,7 +52,7 @@ def _side_rows(side: Loaded, width: int) -> Iterator[Row]:
 
 
 def sections_section(study: SpeedupStudy) -> Section | None:
-    """One row per trace with its definition; `None` if no section was asked for."""
+    """Build the section with one row per trace and its section definition; `None` if no section was asked for."""
     if all(side.request.section is None for side in study.sides):
         return None
     columns = (Column("side"), Column("trace"), *SECTION_COLUMNS)

@@ -1,4 +1,4 @@
-"""Where the time of the traces went: lines that add up to the difference exactly, and the calls behind them."""
+"""Ledger of two traces: lines that add up to the difference exactly, and the kernel calls behind them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies
 
 
 def label_title(label: Label) -> str:
-    """A label in words."""
+    """Return a label in words."""
     place, activity = label.path[0], label.activity
     if place == "focal":
         return "focal kernel" if activity == "kernel" else f"focal {_WORDS[activity]}"
@@ -56,17 +56,17 @@ def label_title(label: Label) -> str:
 
 
 def line_title(line: Line) -> str:
-    """A line in words."""
+    """Return a line in words."""
     return label_title(Label(line.path, line.activity)) if line.path else line.name
 
 
 def level_title(account: Account, level: Level) -> str:
-    """The name of a level; what lies around the section is a step only if steps were found."""
+    """Return the name of a level; the level around the section is called a step only if steps were found."""
     return account.unit if level == Level.STEP and account.unit in ("call", "window") else LINE_LEVELS[level]
 
 
 def ledger_section(study: SpeedupStudy) -> Section:
-    """The account of the slowest ranks in full, and every rank in a table."""
+    """Build the section with the full ledger of the slowest ranks, and a table of all ranks."""
     title = "Where the time went"
     if not study.accounts:
         return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
@@ -84,7 +84,7 @@ def ledger_section(study: SpeedupStudy) -> Section:
 
 
 def no_account(study: SpeedupStudy) -> str:
-    """Why there is no account of the traces."""
+    """Return the reason why the traces have no account."""
     lacking = [(side.request.name, side.side.traced) for side in study.sides if isinstance(side.side.traced, str)]
     without = [name for name, reason in lacking if reason == NO_TRACE]
     said = [f"no trace of the {' and the '.join(without)}"] if without else []
@@ -92,7 +92,7 @@ def no_account(study: SpeedupStudy) -> str:
 
 
 def _unreached(account: Account) -> Iterator[Table]:
-    """The levels that the account does not come to."""
+    """Yield the table of levels that the account does not reach."""
     if account.missing:
         rows = tuple(Row((Text(level), Text(reason))) for level, reason in account.missing.items())
         caption = f"What the ledger does not reach: {', '.join(account.missing)}."
@@ -152,12 +152,12 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
 
 
 def _interval_cells(account: Account, interval: Interval | None) -> tuple[Cell, ...]:
-    """One cell if the table has the column."""
+    """Return the interval's cell, or nothing if the table has no such column."""
     return (interval_cell(interval),) if account.ledger.spread.lines else ()
 
 
 def _interval_note(account: Account) -> str:
-    """What the intervals are, or why there are none."""
+    """Return a note on how the intervals were made, or on why there are none."""
     spread = account.ledger.spread
     if spread.why_none:
         return f"No intervals: {spread.why_none}."
@@ -171,7 +171,7 @@ def _interval_note(account: Account) -> str:
 
 
 def _other_calls(study: SpeedupStudy) -> Iterator[str]:
-    """Why the focal kernel of the ledger is not that of the speedups: a step without an end has calls and no length."""
+    """Yield notes where the ledger's focal calls are not those of the speedups: steps without an end have no length."""
     for side in study.sides:
         own = side.side.chosen
         if own is not None and own.num_focal != len(own.counted):
@@ -205,7 +205,7 @@ def _effects(account: Account) -> Block:
 
 
 def _ranks(study: SpeedupStudy) -> Table:
-    """Every rank, one row: what its step saves and where."""
+    """Build the table with one row per rank: the saving of its step, by group."""
     columns = (
         Column("rank"),
         Column("baseline", "ms", True),
@@ -225,7 +225,7 @@ def _ranks(study: SpeedupStudy) -> Table:
 
 
 def _waiting(study: SpeedupStudy) -> Table:
-    """Every rank of both sides: what its communication was spent on."""
+    """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
     columns = (
         Column("side"),
         Column("trace"),
@@ -259,7 +259,7 @@ def _unmatched(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _group(line: Line) -> str:
-    """The column of the table of ranks that a line belongs to."""
+    """Return the column of the table of ranks that a line belongs to."""
     if not line.path:
         return "outside the trace"
     if line.path[0] != "step":

@@ -1,4 +1,4 @@
-"""The speedups at every level, and the account that leads from one kernel to the stage."""
+"""Speedups at every level, and the account from one kernel to the stage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _WHOLES: Final = {Level.KERNEL: "kernel", Level.SECTION: "section", Level.CALL: 
 
 
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
-    """What a requirement can ask for."""
+    """Return the speedups that a requirement can refer to."""
     return tuple(
         Speedup("candidate", "baseline", figure.level, ratio)
         for figure in study.levels
@@ -58,7 +58,7 @@ def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
 
 
 def ratio_of(figure: LevelFigure) -> Ratio | None:
-    """The ratio with its interval, if there is one."""
+    """Return the level's ratio with its interval; None if it has none."""
     if figure.ratio is None:
         return None
     if figure.interval is None:
@@ -67,7 +67,7 @@ def ratio_of(figure: LevelFigure) -> Ratio | None:
 
 
 def levels_section(study: SpeedupStudy) -> Section:
-    """Theoretical and actual speedups, and where the first was lost on the way to the second."""
+    """Build the section with theoretical and actual speedups, and the losses between them."""
     lead = (
         "Time of the baseline / time of the candidate; above 1 the candidate is faster. Kernel and section are what the traces "
         "promise, the stage is what arrives."
@@ -85,7 +85,7 @@ def levels_section(study: SpeedupStudy) -> Section:
 
 
 def _missing(study: SpeedupStudy) -> Iterator[Table]:
-    """The levels that were not measured on both sides, with what is known of one."""
+    """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
     lacking = [figure for figure in study.levels if figure.missing]
     if lacking:
         columns = (Column("level"), Column("baseline", "ms", True), Column("candidate", "ms", True), Column("why"))
@@ -95,7 +95,7 @@ def _missing(study: SpeedupStudy) -> Iterator[Table]:
 
 
 def _figure(study: SpeedupStudy) -> Iterator[Block]:
-    """The levels that were measured on both sides."""
+    """Yield the figure of the levels that were measured on both sides."""
     measured = [figure for figure in study.levels if not figure.missing]
     if not measured:
         yield Paragraph("No level was measured on both sides.")
@@ -134,14 +134,14 @@ def _figure(study: SpeedupStudy) -> Iterator[Block]:
 
 
 def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """How much of the kernel time went into kernels that both sides ran."""
+    """Yield a sentence with the share of kernel time in kernels that both sides ran."""
     if study.common is not None:
         shares = (f"{100 * float(share):.1f} %" for share in (study.common.baseline_share, study.common.candidate_share))
         yield f"Kernels that both sides ran take {' of the kernel time of the baseline and '.join(shares)} of the candidate's."
 
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
-    """What every table that uses the attention timers must say: units that are not as labelled."""
+    """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
     timers = [timer.resolved for side in study.sides for timer in side.side.timings.timers if timer.resolved.prominent]
     yield from dict.fromkeys(unit_notes(timers))
 
@@ -206,7 +206,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
 
 
 def _other_calls(study: SpeedupStudy) -> Iterator[str]:
-    """Where the focal time inside the sections is not the mean of all focal calls: the line is not the level above."""
+    """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
     for side in study.sides:
         inside, kernel, own = side.side.focal_in_section(), side.side.kernel(), side.side.chosen
         if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
@@ -225,7 +225,7 @@ def _line(account: Account, name: str, both: tuple[int, int], *, strong: bool = 
 
 
 def _eaten(account: Account) -> Iterator[str]:
-    """What became of the kernel's saving, in words."""
+    """Yield sentences on how much of the kernel's saving reached the whole."""
     ledger = account.ledger
     kernel = account.per_unit(ledger.kernel_saved_ns)
     saved, unit = account.per_unit(ledger.saved_ns), _unit(account)
@@ -252,16 +252,16 @@ def _eaten(account: Account) -> Iterator[str]:
 
 
 def kernel_moved(account: Account) -> bool:
-    """Whether what the whole saved can be held against what the kernel saved."""
+    """Whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
     ledger = account.ledger
     return ledger.kernel_saved_ns > 0 and abs(ledger.saved_ns) <= MAX_REALISED * ledger.kernel_saved_ns
 
 
 def _unit(account: Account) -> str:
-    """What the account adds up to."""
+    """Return the name of the whole that the account adds up to."""
     return f"one {_WHOLES[account.ledger.levels[-1].level]}"
 
 
 def ms(ns: Fraction) -> str:
-    """Milliseconds with six decimals."""
+    """Format a time in milliseconds with six decimals."""
     return f"{float(ns) / 1e6:.6f} ms"

@@ -1,4 +1,4 @@
-"""What to know about the numbers: units, warm-up, anomalies, what could not be computed."""
+"""Notes on the numbers: units, warm-up, anomalies, and what could not be computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
 def notes_section(study: SpeedupStudy) -> Section:
-    """Remarks that belong to every number above; what contradicts or looks like a copy is a banner instead."""
+    """Build the section of notes on all numbers; contradictions and suspected copies are banners instead."""
     items = [*_units(study), *_remarks(study)]
     for side in study.sides:
         items += _side_notes(side)
@@ -34,14 +34,14 @@ def _units(study: SpeedupStudy) -> Iterator[str]:
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
-    """What cannot be right, or should not be believed without a second look."""
+    """Yield sentences on figures that cannot be right, or that need a second look."""
     yield from coincidences(study)
     yield from contradictions(study)
     yield from _remarks(study)
 
 
 def contradictions(study: SpeedupStudy) -> Iterator[str]:
-    """Figures that cannot all be right: parts longer than their whole, units that cannot be, timers that did not wait."""
+    """Yield sentences on contradicting figures: parts longer than their whole, wrong units, timers that did not wait."""
     yield from _orders(study)
     yield from _unlike_units(study)
     for side in study.sides:
@@ -53,13 +53,13 @@ def contradictions(study: SpeedupStudy) -> Iterator[str]:
 
 
 def coincidences(study: SpeedupStudy) -> Iterator[str]:
-    """Different quantities that are suspiciously equal."""
+    """Yield sentences on different quantities that are suspiciously equal."""
     for a, b, apart in study.equal:
         yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
 
 
 def _remarks(study: SpeedupStudy) -> Iterator[str]:
-    """What the calls in a stage would have to be, what was left out, and what profiling added."""
+    """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
     implied = study.implied
     if implied is not None:
         known = [side.side.timings.calls for side in study.sides]
@@ -84,7 +84,7 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
-    """One label that means one unit on the baseline and another on the candidate: only one side could be proven."""
+    """Yield notes on labels that were read as different units on the two sides: only one side could be proven."""
     own, other = (
         {choice.label: choice.unit for timer in side.side.timings.timers for choice in timer.resolved.choices}
         for side in study.sides
@@ -98,7 +98,7 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _orders(study: SpeedupStudy) -> Iterator[str]:
-    """Levels that are shorter than what they contain."""
+    """Yield sentences on levels that are shorter than levels they contain."""
     for side in study.sides:
         own = side.side
         inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]

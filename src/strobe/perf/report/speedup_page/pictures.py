@@ -1,4 +1,4 @@
-"""One step of both sides on a common axis, and the flame graph of their difference."""
+"""Timeline of one step of both sides, and the flame graph of their difference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KINDS: Final = (_FOCAL, *_WORK.values(), *_GAPS.values())
 
 
 def timeline_section(study: SpeedupStudy) -> Section | None:
-    """The step of median length of each side; `None` unless both were traced."""
+    """Build the section with the step of median length of each side; `None` unless both were traced."""
     lanes = []
     for number, side in enumerate(study.sides):
         if side.chosen is None:
@@ -66,7 +66,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
 
 
 def median_tile(own: TracedSide) -> tuple[int, str]:
-    """The number of the step of median length, and its name."""
+    """Return the number of the step of median length, and its name."""
     ranked = sorted(own.tiles, key=lambda tile: (tile.end_ns - tile.start_ns, tile.index))
     tile = ranked[(len(ranked) - 1) // 2]
     return tile.index, f"step {tile.index + 1} of {len(own.tiles)}" if len(own.tiles) > 1 else "the compared time"
@@ -83,7 +83,7 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
 
 
 def kind_of(label: Label) -> Kind:
-    """The class a label is drawn as."""
+    """Return the class in which a label is drawn."""
     place, activity = label.path[0], label.activity
     if activity in _GAPS:
         return _GAPS[activity]
@@ -98,7 +98,7 @@ def kind_of(label: Label) -> Kind:
 
 
 def flame_section(study: SpeedupStudy) -> Section | None:
-    """The difference by range, module, operator and kernel; `None` unless both sides were traced."""
+    """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
     tree = study.tree
     busy = None if tree is None else _busy(tree.root)
     if tree is None or busy is None or not busy.children:
@@ -118,14 +118,14 @@ def flame_section(study: SpeedupStudy) -> Section | None:
 
 
 def _busy(root: Node) -> Node:
-    """The tree without its idle time."""
+    """Return the tree without its idle time."""
     working = tuple(child for child in root.children if child.name != IDLE)
     before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
     return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
 
 
 def _frame(node: Node) -> Frame:
-    """Rounded where nothing lies below, so that a frame is what the frames above it are together."""
+    """Return a node as a frame; only own times are rounded, so that a frame is the sum of its children and its own time."""
     children = tuple(map(_frame, node.children))
     own = node.own_ns
     return Frame(

@@ -1,4 +1,4 @@
-"""The experiment: what is known of both sides, where they differ, and what the reader must know before the numbers."""
+"""Settings of both sides, their differences, and the warnings that come before the numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 
 
 def settings_section(study: SpeedupStudy) -> Section:
-    """Every fact a comparison depends on, recorded or not, and the files."""
+    """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
     rows = [_row(check) for check in study.comparability.checks]
     rows += [] if study.common is None else [_common(study.common)]
     for title, cell in (("log", _log), ("traces", _traces), ("focal kernel", _focal), ("section", _section)):
@@ -72,7 +72,7 @@ def _section(side: Loaded) -> Cell:
 
 
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
-    """Why the sides are not comparable, which figures contradict each other, and what weakens the comparison."""
+    """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
     found = study.comparability
     doubts = [f"{check} differ" for check in found.doubts]
     doubts += _unlike_kernels(study)
@@ -110,7 +110,7 @@ def _advice(found: Comparability) -> tuple[str, ...]:
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """What is said where no evidence ties the two models and the kernels are mostly others."""
+    """Yield a warning if no evidence ties the two models and most of their kernels differ."""
     known = {check.name: check.verdict for check in study.comparability.checks}
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return

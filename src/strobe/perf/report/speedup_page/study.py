@@ -1,4 +1,4 @@
-"""What a speedup report is built from: the logs and traces of two sides, read, cut into labels and compared."""
+"""Input of a speedup report: logs and traces of two sides, read, cut into labels and compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_TRACE: Final = "no trace given"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideRequest:
-    """What is given of one side.
+    """Input files and settings of one side.
 
     Args:
         log: text log, or our records.
@@ -64,7 +64,7 @@ class SideRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedupRequest:
-    """What is compared, and how.
+    """Both sides to compare, and the settings of the comparison.
 
     Args:
         patterns: what a timing line looks like.
@@ -93,7 +93,7 @@ class SpeedupRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """One side as it was read.
+    """Log and traces of one side, as read.
 
     Args:
         remarks: findings about the log's timers.
@@ -116,12 +116,12 @@ class Loaded:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What was read."""
+        """Files that were read."""
         return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
 
     @property
     def chosen(self) -> ChosenTrace | None:
-        """The trace that the figures are from."""
+        """Trace that the figures are from; None if there is none."""
         if isinstance(self.side.traced, str) or self.side.chosen is None:
             return None
         return self.traces[self.side.traced.index(self.side.chosen)], self.side.chosen
@@ -129,7 +129,7 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedupStudy:
-    """Everything a report says.
+    """Data behind a speedup report: both sides, their levels, and the accounts of their difference.
 
     Args:
         common: the kernels that both sides ran; `None` if a side ran none.
@@ -157,26 +157,26 @@ class SpeedupStudy:
 
     @property
     def comparable(self) -> bool:
-        """Whether nothing differs that must not, so that ratios mean something."""
+        """Whether nothing differs that must agree, so that ratios are meaningful."""
         return not self.comparability.obstacles
 
     @property
     def sides(self) -> tuple[Loaded, Loaded]:
-        """Baseline, candidate."""
+        """Baseline and candidate, in this order."""
         return self.baseline, self.candidate
 
     @property
     def answer(self) -> Answer | None:
-        """The account of the slowest ranks in a few lines; `None` without an account."""
+        """Account of the slowest ranks in a few lines; `None` without an account."""
         return account_answer(self.accounts[0][1]) if self.accounts else None
 
     def level(self, name: str) -> LevelFigure:
-        """One level."""
+        """Return the figure of a level by its name."""
         return next(figure for figure in self.levels if figure.level == name)
 
 
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
-    """Read, cut and compare.
+    """Read the files of both sides, cut them into labels, and compare them.
 
     Args:
         progress: told how far the reading is.
@@ -230,7 +230,7 @@ def _boundaries(side: SideRequest) -> str:
 
 
 def _stands_in(baseline: Side, candidate: Side, boundaries: str) -> str:
-    """How the sections differ where one side has none of them and its kernel takes their place; empty if both or none have."""
+    """Return how the sections differ if one side's kernel stands in for its missing section; empty if both or none have it."""
     without = [
         side.name for side in (baseline, candidate) if isinstance(side.section(), str) and not isinstance(side.kernel(), str)
     ]
@@ -296,13 +296,13 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
 
 
 def _processes(traces: Sequence[Trace]) -> int | None:
-    """Processes of the job, as far as its traces say it."""
+    """Return the number of processes of the job, as far as its traces tell; None if they do not."""
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     return max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
 
 
 def _silent(of_host: Sequence[str], host_only: bool) -> str:
-    """What is said of traces without device events."""
+    """Return a note on traces without device events; empty if there are none."""
     named = ", ".join(of_host)
     if host_only:
         return f"{named}: {HOST_ONLY}. Steps are compared by their ranges on the host, logs as always, and nothing else"
@@ -310,7 +310,7 @@ def _silent(of_host: Sequence[str], host_only: bool) -> str:
 
 
 def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
-    """Timers that did not wait for the device."""
+    """Return remarks on timers that did not wait for the device."""
     spans: list[tuple[int, str]] = []
     if evidence.span_ns is not None:
         spans.append((evidence.span_ns, evidence.span_name))
@@ -322,7 +322,7 @@ def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
 
 
 def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, Value]:
-    """What records and traces say of a run."""
+    """Return the facts that records and traces hold about a run."""
     facts = trace_facts(traces, side.focal)
     if side.log is not None and side.log.name in FILES:
         run = read_run(side.log)

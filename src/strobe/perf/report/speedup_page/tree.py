@@ -1,4 +1,4 @@
-"""The tree of modules, operators and kernels of both sides as a table, node by node."""
+"""Table of both sides' tree of modules, operators and kernels, node by node."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from strobe.perf.analysis.ledger.paths import Node, PathTree
 from strobe.perf.report.model import Cell, Code, Column, ExactTime, Missing, Row, Share, Table, Text
 
 UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
-"""What the times of a tree are of."""
+"""Words for the unit that a tree's times are of."""
 _SMALL: Final = Fraction(1, 100)
-"""Part of the larger side below which a node is put together with its like."""
+"""Share of the larger side below which nodes are joined with their siblings."""
 _DEPTH: Final = 8
-"""Levels that are shown."""
+"""Most levels that are shown."""
 _INDENT: Final = "\u00b7 "
 
 
 def tree_table(tree: PathTree) -> Table:
-    """Every node that matters, below the one that it belongs to; the nodes directly below a node add up to it."""
+    """Build the table of every significant node below its parent; the direct children of a node add up to it."""
     root = tree.root
     columns = (
         Column("node", hint="a dot for each level"),
@@ -38,7 +38,7 @@ def tree_table(tree: PathTree) -> Table:
 
 
 def saving_cells(baseline: Fraction, candidate: Fraction) -> tuple[Cell, ...]:
-    """Before, after and what is saved."""
+    """Return the cells before, after and saved."""
     return ExactTime(round(baseline)), ExactTime(round(candidate)), ExactTime(round(baseline - candidate))
 
 

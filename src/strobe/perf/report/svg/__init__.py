@@ -1,4 +1,4 @@
-"""Pictures as inline SVG in percent coordinates: text keeps its size at every width, nothing needs a script to be seen."""
+"""Pictures as inline SVG in percent coordinates: text keeps its size at every width, and no script is needed to see them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _COLOURS: Final = 9
 
 
 def esc(text: str) -> str:
-    """Foreign or own text, safe in element content and in quoted attributes."""
+    """Escape text for element content and quoted attributes."""
     return _escape(clean(text), quote=True)
 
 
 def colour(series: int) -> str:
-    """Class of a series; the page has nine colours."""
+    """Return the CSS class of a series; nine colours repeat."""
     return f"s{series % _COLOURS}"
 
 
 def percent(part: float) -> str:
-    """A fraction as a percent coordinate with three decimals, trailing zeros dropped."""
+    """Format a fraction as a percent coordinate with three decimals, without trailing zeros."""
     text = f"{100 * part:.3f}".rstrip("0").rstrip(".")
     return f"{text or '0'}%"
 
 
 def linear_ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
-    """About `count` round values in [low, high], steps of 1, 2 or 5 times a power of ten; no step below 1 for whole numbers."""
+    """Return about `count` round values in [low, high], with steps of 1, 2 or 5 times a power of ten, at least 1 if `whole`."""
     if high <= low:
         return [low]
     raw, power = (high - low) / count, 1.0
@@ -47,6 +47,6 @@ def linear_ticks(low: float, high: float, count: int, *, whole: bool = False) ->
 
 
 def tick_text(value: float, step: float = 1e-3) -> str:
-    """A tick label with as many decimals as ticks `step` apart need, without trailing zeros or a sign on zero."""
+    """Format a tick with as many decimals as ticks `step` apart need, without trailing zeros or a sign on zero."""
     text = f"{value + 0.0:.{max(0, 1 - math.floor(math.log10(step)))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,4 +1,4 @@
-"""Pictures of one row per bar: ratios with whiskers, and the waterfall. A grid of label, small SVG and value."""
+"""Pictures with one row per bar: ratios with whiskers, and the waterfall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIN_TICK_GAP: Final = 0.085
 
 
 class RatioScale:
-    """Logarithmic axis that holds every interval of `ratios` and 1.0."""
+    """Logarithmic axis that includes every interval of `ratios`, and 1.0."""
 
     def __init__(self, ratios: Iterable[Ratio]) -> None:
         values = [1.0]
@@ -26,12 +26,12 @@ class RatioScale:
         self.low, self.high = min(values) / margin, max(values) * margin
 
     def at(self, ratio: float) -> float:
-        """Position in [0, 1]."""
+        """Return the position of a ratio, in [0, 1]."""
         part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
         return min(1.0, part)
 
     def ticks(self) -> list[float]:
-        """Round ratios in range, 1.0 always among them, never closer than a label is wide."""
+        """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
         inside = [tick for tick in _RATIO_TICKS if self.low <= tick <= self.high]
         chosen = [1.0]
         for tick in sorted(inside, key=lambda tick: (abs(math.log(tick)), tick)):
@@ -41,13 +41,13 @@ class RatioScale:
 
 
 def _rules(parts: Iterable[float], style: str) -> str:
-    """Vertical lines of one style over the height of a row."""
+    """Draw vertical lines of one style over the height of a row."""
     lines = "".join(f'<line x1="{at}" x2="{at}" y2="100%"/>' for at in map(percent, parts))
     return f'<g class="{style}">{lines}</g>'
 
 
 def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str:
-    """One row: grid lines, the interval as a line, the value as a dot."""
+    """Draw one row: grid lines, the interval as a line, the value as a dot."""
     grid = _rules((scale.at(tick) for tick in scale.ticks() if tick != 1), "grid") + _rules((scale.at(1),), "one")
     at, one = percent(scale.at(ratio.value)), percent(scale.at(1))
     low = percent(scale.at(ratio.value if ratio.low is None else ratio.low))
@@ -60,7 +60,7 @@ def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str
 
 
 def ratio_axis(scale: RatioScale) -> str:
-    """The row of tick labels under ratio rows."""
+    """Draw the row of tick labels under ratio rows."""
     labels = "".join(
         f'<text x="{percent(scale.at(tick))}" y="13" text-anchor="middle">{tick_text(tick)}x</text>' for tick in scale.ticks()
     )
@@ -68,7 +68,7 @@ def ratio_axis(scale: RatioScale) -> str:
 
 
 def draw_whiskers(picture: Whiskers) -> str:
-    """Ratios as rows, with a heading row where the group changes."""
+    """Draw ratios as rows, with a heading row where the group changes."""
     scale = RatioScale(row.ratio for row in picture.rows)
     parts, group = ['<div class="rows">'], ""
     for row in picture.rows:
@@ -87,7 +87,7 @@ def draw_whiskers(picture: Whiskers) -> str:
 
 
 def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
-    """From zero, unless the lines would be slivers: then from just below the lowest line."""
+    """Return the range of the axis: from zero, or from just below the lowest line if the lines would be slivers."""
     steps = [edge for bar in bars if not bar.total for edge in (bar.start_ns, bar.stop_ns)]
     ends = [end for bar in bars for end in (bar.low_ns, bar.high_ns) if end is not None]
     edges = steps + ends + [bar.stop_ns for bar in bars if bar.total]
@@ -98,7 +98,7 @@ def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
 
 
 def _interval(bar: Bar, at: Callable[[float], str]) -> str:
-    """A line from one end of the interval to the other, with a cap on both."""
+    """Draw the interval of a bar as a line with caps."""
     if bar.low_ns is None or bar.high_ns is None:
         return ""
     low, high = at(bar.low_ns), at(bar.high_ns)
@@ -139,7 +139,7 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
 
 
 def draw_waterfall(picture: Waterfall) -> str:
-    """Totals stand on the axis, lines float between them; a cut axis is marked on every total and said in words."""
+    """Draw totals that stand on the axis and lines that float between them; a cut axis is marked on totals and in words."""
     low, high = _waterfall_domain(picture.bars)
     ticks = linear_ticks(low / _MS, high / _MS, 5)
     rows = "".join(_bar_row(bar, low, high, ticks) for bar in picture.bars)

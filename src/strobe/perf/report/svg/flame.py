@@ -1,4 +1,4 @@
-"""Flame graphs, the root on top: widths are times, a differential one is coloured by the difference."""
+"""Flame graphs with the root on top: widths are times; a differential one is coloured by the difference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_FRAMES: Final = 400
 _ROW: Final = 20
 _LEAST_LABEL: Final = 0.03
 _LEAST_FRAME: Final = 0.0005
-"""Narrower frames would be less than half a pixel."""
+"""Smallest width of a drawn frame, as a share: narrower ones would be less than half a pixel."""
 _MS: Final = 1e6
 _STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
-"""Differences below 2 % of the larger side are grey; 10 % and 30 % part light, middle and full colour."""
+"""Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
 
 
 class _Box(NamedTuple):
@@ -28,9 +28,9 @@ class _Box(NamedTuple):
 
 
 def _boxes(root: Frame) -> list[_Box]:
-    """Every frame with its place, parents before children.
+    """Return every frame with its place, parents before children.
 
-    A frame is as wide as the larger of its sides; wider, where its children need more because one grew while another shrank.
+    A frame is as wide as the larger of its two sides, or wider if its children need more because one grew and another shrank.
     """
     order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
     while waiting:
@@ -94,7 +94,7 @@ def _legend(differential: bool) -> str:
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
-    """The frames that are wide enough to be seen, the widest where there are too many, and the legend of a differential one."""
+    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
     boxes = [box for box in _boxes(picture.root) if box.width > 0]
     if not boxes:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'

@@ -1,4 +1,4 @@
-"""Points on two axes. Tick labels stand inside the plot, so the picture needs no margins and fits any width."""
+"""Scatter plot on two axes; tick labels stand inside the plot, so that it needs no margins and fits any width."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _HEIGHT: Final = 300
 _TOP: Final = 0.14
 _LABEL_GAP: Final = 0.055
 _LEAST_SPAN: Final = 0.005
-"""Values that differ by less than this share are drawn level with each other instead of magnified."""
+"""Relative difference below which values are drawn level with each other instead of magnified."""
 _PER_UNIT: Final = {"": 1.0, "ms": 1e6, "dB": 1.0}
 
 
 class Scale:
-    """Linear scale of one axis with a margin on both sides; an upright axis does not go below zero for its margin."""
+    """Linear scale of one axis with a margin on both sides; the margin of an upright axis does not reach below zero."""
 
     def __init__(self, axis: Axis, values: list[float], *, upright: bool) -> None:
         self.per_unit = _PER_UNIT[axis.unit]
@@ -28,11 +28,11 @@ class Scale:
         self.high = high + margin
 
     def at(self, value: float) -> float:
-        """Position in [0, 1] from the low end."""
+        """Return the position of a value from the low end, in [0, 1]."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
-        """Position and label of round values in the axis' unit."""
+        """Return position and label of round values in the axis' unit."""
         values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
         step = values[1] - values[0] if len(values) > 1 else 1.0
         return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
@@ -43,7 +43,7 @@ def _y(part: float) -> str:
 
 
 def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
-    """Lines, to lie under the points, and labels, to lie over them."""
+    """Draw the grid lines, to lie under the points, and the labels, to lie over them."""
     lines, labels = [], []
     for part, text in y.ticks(5):
         lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
@@ -58,7 +58,7 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
 
 
 def _dot(mark: Mark, left: float, up: float) -> str:
-    """A circle; of a point above the axis an arrow head at its end."""
+    """Draw a point as a circle; a point above the axis as an arrow head at its end."""
     look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
     if mark.above:
         place = f'x="{percent(left)}" y="{_y(up)}"'
@@ -67,7 +67,7 @@ def _dot(mark: Mark, left: float, up: float) -> str:
 
 
 def _reach(mark: Mark, x: Scale, up: float) -> str:
-    """The interval of a point, as a line under it."""
+    """Draw the interval of a point as a line under it."""
     if mark.low is None or mark.high is None:
         return ""
     ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
@@ -85,7 +85,7 @@ def _mark(mark: Mark, place: tuple[float, float], label_y: float | None) -> str:
 
 
 def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> list[float | None]:
-    """Push labels of close points apart, upwards from the lowest."""
+    """Return the heights of labels, with those of close points pushed apart upwards from the lowest."""
     heights: list[float | None] = [None] * len(places)
     taken: list[tuple[float, float]] = []
     for index in sorted(range(len(places)), key=lambda index: (places[index][1], places[index][0], index)):
@@ -112,7 +112,7 @@ def _legend_item(series: int, name: str) -> str:
 
 
 def draw_plane(plane: Plane, alt: str) -> str:
-    """The plot and its legend: of series that have names, and, where there is no room for labels beside them, of the points."""
+    """Draw the plot and its legend: names of series, and of points whose labels have no room beside them."""
     ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
     x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
     finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]

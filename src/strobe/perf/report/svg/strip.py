@@ -1,4 +1,4 @@
-"""Stacked shares of classes over the whole of a trace, one lane a device or stream. Nothing needs a script to be seen."""
+"""Stacked shares of classes over a whole trace, one lane per device or stream; no script is needed to see them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LANE: Final = 64
 _TOP: Final = 22
 _HEIGHT: Final = 34
 _STEPS: Final = 100
-"""Heights are drawn in hundredths of a lane, finer than a pixel."""
+"""Steps of height in a lane: hundredths, finer than a pixel."""
 
 
 def _edges(lane: StripLane) -> list[list[int]]:
-    """Upper edge of every class in every bin, in steps from the bottom; the first row is the bottom."""
+    """Return the upper edge of every class in every bin, in steps from the bottom; the first row is the bottom."""
     totals, edges = [0] * len(lane.permille[0]), [[0] * len(lane.permille[0])]
     for shares in lane.permille:
         totals = [total + share for total, share in zip(totals, shares, strict=True)]
@@ -27,7 +27,7 @@ def _edges(lane: StripLane) -> list[list[int]]:
 
 
 def _path(lower: list[int], upper: list[int]) -> str:
-    """Rectangles between two edges; neighbours of equal height are one."""
+    """Return the SVG path of rectangles between two edges; neighbours of equal height are one."""
     parts, at = [], 0
     for (low, high), group in groupby(zip(lower, upper, strict=True)):
         width = sum(1 for _ in group)
@@ -57,7 +57,7 @@ def _lane(index: int, lane: StripLane, picture: Strip, name: str) -> str:
 
 
 def draw_strip(picture: Strip, alt: str, name: str) -> str:
-    """The lanes, the axis and the legend.
+    """Draw the lanes, the axis and the legend.
 
     Args:
         picture: what to draw.

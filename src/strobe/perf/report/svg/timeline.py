@@ -1,4 +1,4 @@
-"""Lanes of slices on one axis in nanoseconds. Drawn without a script; the page's script adds zoom and a readout."""
+"""Lanes of slices on one axis in nanoseconds, drawn without a script; the page's script adds zoom and a readout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HATCHES: Final = {  # angle and distance of the lines of each gap class
 
 
 def hatch_patterns() -> str:
-    """The hatches, once per page."""
+    """Draw the definitions of the hatches, once per page."""
     patterns = "".join(
         f'<pattern id="{name}" width="{step}" height="{step}" patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
         f'<line class="hatch" x1="0" x2="0" y1="0" y2="{step}"/></pattern>'
@@ -48,7 +48,7 @@ def _lane(index: int, lane: Lane, picture: Timeline) -> str:
 
 
 def time_axis(length_ns: int, top: int) -> str:
-    """Ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
+    """Draw ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
     parts = []
     for tick in linear_ticks(0, length_ns / _MS, 8):
         at = percent(tick * _MS / length_ns)
@@ -59,7 +59,7 @@ def time_axis(length_ns: int, top: int) -> str:
 
 
 def kind_legend(kinds: tuple[Kind, ...]) -> str:
-    """A swatch and a name for each class."""
+    """Draw a swatch and a name for each class."""
     swatches = (
         f'<svg width="22" height="12" aria-hidden="true"><rect class="{kind.style}" width="22" height="12"/></svg>'
         for kind in kinds
@@ -69,7 +69,7 @@ def kind_legend(kinds: tuple[Kind, ...]) -> str:
 
 
 def embedded_json(picture: Timeline) -> str:
-    """The slices for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
+    """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
     lanes = [
         {
             "label": shorten(lane.label),
@@ -92,7 +92,7 @@ def embedded_json(picture: Timeline) -> str:
 
 
 def draw_timeline(picture: Timeline, alt: str) -> str:
-    """The lanes, the axis, the legend, the data for the script and the place where it says what the pointer is on."""
+    """Draw the lanes, the axis and the legend, with the data for the script and the place of its readout."""
     height = len(picture.lanes) * _LANE + 22
     lanes = "".join(_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
     joined = "; ".join(

@@ -1,1 +1,1 @@
-"""The report of any profiler traces: one file a section, from a `TraceStudy` to a `Section`, or `None` with nothing to say."""
+"""Report on any profiler traces: each file builds one `Section` of a `TraceStudy`, or `None` if there is nothing to show."""

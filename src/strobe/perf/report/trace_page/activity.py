@@ -1,4 +1,4 @@
-"""How busy each device was, by kind, stream and time, and what it waited for."""
+"""Busy and idle time of each device by kind, stream and time, and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Seen = Sequence[tuple[str, DeviceView, Activity]]
 
 
 def activity_section(study: TraceStudy) -> Section | None:
-    """Busy, idle and overlap of every device; `None` if no trace has device events."""
+    """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
     seen = [(one.name, one.view, one.launch.activity) for one in seen_devices(study)]
     if not seen:
         return None
@@ -88,7 +88,7 @@ def _causes(seen: Seen) -> Table:
 
 
 def _overheads(seen: Seen) -> Iterator[Table]:
-    """What the overhead was that held up the host, where the traces name it."""
+    """Yield the table of profiler overheads that held the host up, where the traces name them."""
     fields: tuple[Field[tuple[str, Activity, str, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("overhead", lambda row: row[2], Code),

@@ -1,4 +1,4 @@
-"""What to know before the numbers: how the reading went, signs of loss, overlap, and whether the host is late."""
+"""Warnings above the numbers: damaged or incomplete traces, overlap, and a late host."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
 
 _NOTHING_NS = 1_000
-"""A device event that ends up to 1 µs after the window does not say that others were dropped."""
+"""Longest overrun of the last device event that is no sign of dropped events, ns."""
 
 _SLOW = ("with_stack", "profile_memory", "record_shapes")
-"""Options of the profiler, in its own words, that cost the host time in every operator."""
+"""Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
-"""Items of one banner."""
+"""Most items of one banner."""
 
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
-    """The banners, those that void numbers first."""
+    """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
     seen = seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
@@ -50,7 +50,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
 
 
 def _few(items: Sequence[str]) -> Iterator[str]:
-    """The items, or the first ones and how many there are besides: a job of many ranks has one for each."""
+    """Yield the items; of many only the first ones, and the count of the others."""
     yield from items[:MAX_ITEMS]
     if len(items) > MAX_ITEMS:
         yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"

@@ -1,4 +1,4 @@
-"""From a `TraceStudy` to one `Report`. No clock, no randomness: the same traces give the same value."""
+"""Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     collectives_section,
     memory_section,
 )
-"""In the order they are read: how busy, what ran, when, why not, and on whose behalf."""
+"""Builders of the report's sections in reading order: busy time, work, its course, gaps, launches, ranges."""
 
 
 def build_trace_report(study: TraceStudy) -> Report:
-    """Build the report of some traces.
+    """Build the report of a study's traces.
 
     Raises:
         DataError: a trace whose times cannot be.

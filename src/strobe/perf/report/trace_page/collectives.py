@@ -1,4 +1,4 @@
-"""Communication: how much of it nothing hides, and, across ranks, waiting against moving data and who the others wait for."""
+"""Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_UNION: Final = "share of the union"
 
 
 def collectives_section(study: TraceStudy) -> Section | None:
-    """Communication of each device and across ranks; `None` if there is none."""
+    """Build the section with communication per device and across ranks; `None` if there is none."""
     found = communication(study.traces, study.windows)
     if not found:
         return None
@@ -67,7 +67,7 @@ def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
 
 
 def _kind_fields(kind: Callable[[T], CollectiveKind]) -> tuple[Field[T], ...]:
-    """What identifies a kind of collective."""
+    """Return the columns that identify a kind of collective."""
     none, message = "not recorded", "the larger of input and output of one rank"
     return (
         Field("collective", lambda row: kind(row).name, Code),

@@ -1,4 +1,4 @@
-"""The critical path of each trace, and how long the trace would be without parts of it."""
+"""Critical path of each trace, and the length of the trace without parts of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAG_HINTS: Final = {
     Lag.SYNC.value: "a call that waits, without the device events that it waits for",
     Lag.BEFORE.value: "up to an event whose launch the trace does not hold",
 }
-"""What the lags are that may be on a path."""
+"""Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
     "A device event starts after its launch call, and after the event before it in its stream.",
     "Threads of the host take turns: each call comes after the one before it, whatever the thread.",
@@ -43,11 +43,11 @@ ASSUMPTIONS: Final = (
     "What-if leaves out durations, not launches: the order and the rest of the host stay. Polling is work of the host, other "
     "ranks are as fast as they were, and communication keeps its length, waiting included.",
 )
-"""What the graph takes for granted."""
+"""Assumptions of the dependency graph."""
 
 
 def critical_path_section(study: TraceStudy) -> Section | None:
-    """Parts and what-if of each trace that was read with details; `None` if there is none with device events."""
+    """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
     blocks: list[Block] = []
     for label, found in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(found, CriticalPath):

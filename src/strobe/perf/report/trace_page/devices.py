@@ -1,4 +1,4 @@
-"""The devices of a study: the name each has in tables, and how what it did is drawn."""
+"""Devices of a study: their names in tables, and the style of their activity in pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASS_KINDS: Final = {
     QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
     PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
 }  # fmt: skip
-"""How each of `activity.CLASSES` is called and drawn."""
+"""Label and style of each of `activity.CLASSES`."""
 
 CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
@@ -29,17 +29,17 @@ CAUSE_HINTS: Final = {
 
 
 def named_views(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
-    """Each device that has events during the chosen window, with its name."""
+    """Yield each device that has events during the chosen window, with its name."""
     for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
         for view in device_views(trace, window):
             yield device_name(study, label, view.device), view
 
 
 def device_name(study: TraceStudy, label: str, device: int) -> str:
-    """The name of a device of the trace with that label."""
+    """Return the name of a device: its number, after the trace's label if there are several traces."""
     return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
 
 
 def during(view: DeviceView) -> str:
-    """The window in words."""
+    """Return the window of a view in words."""
     return f"window {view.window.label}" if view.window else "the whole trace"

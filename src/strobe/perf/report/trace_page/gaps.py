@@ -1,4 +1,4 @@
-"""The gaps between kernels of every device, by what ran before and after."""
+"""Gaps between the kernels of every device, by the kernels before and after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PARTS: Final[tuple[Field[GapRow], ...]] = (
 
 
 def gaps_section(study: TraceStudy) -> Section | None:
-    """A table per device; `None` if no kernel of any device is followed by a gap."""
+    """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     blocks: list[Block] = []
     for name, view, *_ in seen_devices(study):
         found = gap_table(view)

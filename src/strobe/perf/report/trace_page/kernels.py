@@ -1,4 +1,4 @@
-"""The kernel table of every device."""
+"""Kernel table of every device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_MEMBERS = 8
-"""Names listed of one group."""
+"""Most full names listed for one group."""
 
 
 def kernels_section(study: TraceStudy) -> Section | None:
-    """A table per device, and the names behind its groups; `None` without device events."""
+    """Build the section with one kernel table per device and the full names of its groups; `None` without device events."""
     blocks: list[Block] = []
     for name, view, _, found in seen_devices(study):
         opening = f"{name}, {during(view)}"
@@ -77,7 +77,7 @@ def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool)
 
 
 def _members(rows: Sequence[HotRow], name: str) -> Iterator[Table]:
-    """The full names of groups whose name does not say them."""
+    """Yield the table of full kernel names in groups whose own name is not the full one."""
     columns = (Column("kernel"), Column("full name"), Column("n", numeric=True), Column("sum", "ms", True, "of durations"))
     listed: dict[str, HotRow] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""How device work was launched, whether the host keeps the device busy, and signs that the trace is not whole."""
+"""Launches of device work: whether the host keeps the device busy, and signs that the trace is incomplete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seen = Sequence[tuple[str, Launch]]
 
 
 def launch_section(study: TraceStudy) -> Section | None:
-    """Verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
+    """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
     seen = [(one.name, one.launch) for one in seen_devices(study)]
     blocks: list[Block] = []
     if seen:
@@ -71,7 +71,7 @@ def _verdicts(seen: Seen) -> Table:
 
 
 def _meaning(found: Launch) -> str:
-    """What the verdict says, and what to do."""
+    """Return the meaning of the verdict and the remedy."""
     if found.verdict != "unknown":
         return _MEANING[found.verdict]
     if 2 * found.num_uncorrelated > found.num_unlinked:
@@ -101,12 +101,12 @@ def _delays(seen: Seen) -> Table:
 
 
 def _negative(of: str, num: int) -> Cell:
-    """A device event cannot start before its launch call does."""
+    """Return the count of negative delays; marked bad if start to start, since no event can start before its launch call."""
     return Text(str(num), "bad", "clocks or correlation are wrong") if num and of == "start" else Count(num)
 
 
 def _unlinked(name: str, found: Launch) -> str:
-    """How many events have no known launch call, and why."""
+    """Return a sentence with the number of events without a known launch call, and the reasons."""
     before = found.num_unlinked - found.num_uncorrelated
     why = [f"{before} were launched before the trace"] if before else []
     why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
@@ -141,7 +141,7 @@ def _calls(seen: Seen, top: int) -> Table:
 
 
 def _signs(study: TraceStudy) -> Table | None:
-    """What the profiler lost without saying so, of whole traces."""
+    """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
     for trace, label in zip(study.traces, study.labels, strict=True):
         found = integrity(trace, whole_views(study, trace))

@@ -1,4 +1,4 @@
-"""Tables of layers: the first one of each kind against the later ones, and each by its place."""
+"""Tables of layers: the first layer of each kind against the later ones, and each layer by its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_KERNELS: Final = "found by kernels"
 
 
 def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
-    """The first against the later layers of each kind, and the layers of the kind with the most time one by one.
+    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time.
 
     Args:
         name: of the device.

@@ -1,4 +1,4 @@
-"""Memory: peaks, when they were and what was running, and the course over time."""
+"""Memory of each device: its peaks, the time of each and what was running, and its course over time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Seen = Sequence[tuple[str, MemoryUse]]
 
 
 def memory_section(study: TraceStudy) -> Section | None:
-    """The memory of every device whose allocations were recorded; `None` if no trace recorded any."""
+    """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
     seen = [
         (use.device if len(study.traces) == 1 else f"{label}, {use.device}", use)
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True)
@@ -66,7 +66,7 @@ def _peak(use: MemoryUse) -> Iterator[Cell]:
 
 
 def _mib(value: int) -> Number:
-    """Mebibytes, kibibytes where that would be nearly nothing."""
+    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
     return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
 
 

@@ -1,4 +1,4 @@
-"""Device time by operator, input sizes and dtype, with the kernels, the caller, forward or backward."""
+"""Device time by operator, input sizes and dtype, with its kernels, its callers, and forward or backward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 def operator_times_section(study: TraceStudy) -> Section | None:
-    """A table for each device; `None` if no trace has device events. A trace without details says how to read them."""
+    """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
     blocks: list[Block] = [
         _table(times, f"{seen.name}, {during(seen.view)}", study.options.top) for seen, times in seen_operators(study)
     ]
@@ -102,7 +102,7 @@ def _spelled(caller: Caller) -> str:
 
 
 def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:
-    """The largest parts, with their shares where there are several."""
+    """Return the largest parts in words, with their shares if there are several."""
     shown = [f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts[:_NAMED]]
     more = len(parts) - _NAMED
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Where the host's time went in a trace without device events."""
+"""Host time by operator, for a trace without device events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strobe.perf.trace import Trace
 
 
 def operators_section(study: TraceStudy) -> Section | None:
-    """The operator table of every trace that has no device events; `None` if all have some."""
+    """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
     for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
         if len(trace.device_events):

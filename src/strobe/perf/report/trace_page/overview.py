@@ -1,4 +1,4 @@
-"""The top of the page: what was read, what to know before the numbers, and each device in one line."""
+"""Top of the page: the files read, and each device on one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FILE_COLUMNS = (
 
 
 def overview_section(study: TraceStudy) -> Section:
-    """What was read, and each device in one line."""
+    """Build the section with the devices on one line each, the files and the metadata."""
     blocks: list[Block] = []
     devices = _devices(study)
     if devices:
@@ -52,7 +52,7 @@ def overview_section(study: TraceStudy) -> Section:
 
 
 def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    """The line under the title."""
+    """Return the facts below the title: files, ranks, devices, events, window."""
     traces = study.traces
     products = sorted({device.name for trace in traces for device in trace.devices if device.name})
     ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
@@ -69,7 +69,7 @@ def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Numbers with runs drawn together: `0-3, 7`."""
+    """Format numbers with runs joined: `0-3, 7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -133,7 +133,7 @@ def _verdict(one: Seen) -> Cell:
 
 
 def _top(table: HotTable) -> tuple[Cell, Cell]:
-    """The group of kernels with the largest exclusive time."""
+    """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
     times: dict[str, tuple[int, int]] = {}
     for row in table.rows:
         if row.kind == "kernel":

@@ -1,4 +1,4 @@
-"""The breakdown of a trace that has our frame blocks: pieces, layers, gaps between pieces."""
+"""Breakdown of a trace of our frame blocks: pieces, layers, gaps between pieces."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import read_trace
 
 MOST_EVENTS: Final = 1 << 20
-"""Device events up to which a trace is taken apart: each is an object meanwhile."""
+"""Most device events of a trace that is broken down into pieces: each becomes an object."""
 
 
 def pieces_section(study: TraceStudy) -> Section | None:
-    """The breakdown of every whole trace with frame blocks; `None` if there is none, or a window was asked for."""
+    """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
     blocks: list[Block] = []
     for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
         if window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):

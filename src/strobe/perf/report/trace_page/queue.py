@@ -1,4 +1,4 @@
-"""How much work waited in front of each device over time: launched and not started."""
+"""Queue length of each device over time: events that are launched and not started."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from strobe.perf.report.trace_page.seen import Seen, seen_queues
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_LANES: Final = 8
-"""Queues that are drawn."""
+"""Most queues that are drawn."""
 MAX_STRETCHES: Final = 12
 """Rows of the picture's table for each lane."""
 _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
 
 
 def queue_section(study: TraceStudy) -> Section | None:
-    """A table of all devices and streams and a picture of each trace; `None` without device events."""
+    """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
     found = seen_queues(study)
     if not found:
         return None
@@ -50,7 +50,7 @@ def queue_section(study: TraceStudy) -> Section | None:
 
 
 def _drawn(found: Sequence[tuple[Seen, Sequence[Queue]]]) -> list[tuple[Seen, Queue]]:
-    """The devices and, of an only one, the streams whose events waited longest."""
+    """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
     if len(found) > 1:
         return [(one, device) for one, (device, *_) in found[:MAX_LANES]]
     ((one, (device, *streams)),) = found
@@ -87,7 +87,7 @@ def _cells(name: str, queue: Queue) -> Iterator[Cell]:
 
 
 def _pictures(drawn: Sequence[tuple[Seen, Queue]]) -> Iterator[Figure]:
-    """One picture for all queues over windows of the same length, else one for each length."""
+    """Yield one picture for all queues over windows of the same length."""
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
     for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
         lanes = [(one, queue) for one, queue in drawn if queue.span_ns == length]

@@ -1,4 +1,4 @@
-"""Ranges, modules and layers: on whose behalf the device worked."""
+"""Device time by range, module and layer."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from strobe.perf.report.trace_page.seen import seen_ranges
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_FRAMES: Final = 300
-"""Frames of one flame graph; the narrowest are drawn as one beside each other."""
+"""Most frames of one flame graph; the narrowest neighbours are drawn as one."""
 MAX_DEPTH: Final = 100
-"""Frames of a flame graph on top of each other; what lies deeper belongs to the last of them."""
+"""Most levels of a flame graph; deeper frames count as part of the last level."""
 _TITLES: Final[dict[Kind, str]] = {
     "range": "Ranges of the host",
     "module": "Modules",
@@ -45,7 +45,7 @@ _NO_CALLS: Final = "a graph's kernels have no call of their own"
 
 
 def ranges_section(study: TraceStudy) -> Section | None:
-    """Device time by range, module and layer; `None` if no trace has device events that any of them explains."""
+    """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
     each = zip(study.traces, study.labels, study.windows, seen_ranges(study), strict=True)
     for trace, label, window, of_trace in each:
@@ -111,7 +111,7 @@ def _table(caption: str, rows: Sequence[RangeRow], whole_ns: int, top: int) -> T
 
 
 def _if_any(row: RangeRow, value: int) -> int | None:
-    """A figure of the events of a range, if it launched some."""
+    """Return a figure of a range's events; None if the range launched none."""
     return value if row.events else None
 
 
@@ -161,7 +161,7 @@ def _paths(root: CallNode, top: int) -> Table:
 
 
 def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
-    """Every node below the root with its path, however deep calls lie in each other."""
+    """Yield every node below the root with its path, at any depth."""
     waiting: list[tuple[tuple[str, ...], CallNode]] = [((), root)]
     while waiting:
         path, node = waiting.pop()

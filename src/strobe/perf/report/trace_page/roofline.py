@@ -1,4 +1,4 @@
-"""Operators whose cost follows from their recorded inputs, against the device."""
+"""Roofline of operators whose cost follows from their recorded inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_REASONS = 12
 
 
 def roofline_section(study: TraceStudy) -> Section | None:
-    """Operators against each device; `None` if no trace was read with details or no device did something."""
+    """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
     for seen, times in seen_operators(study):
         rates = operator_rates(seen.view.trace, times)
@@ -92,7 +92,7 @@ def _cells(rate: Rate, busy_ns: int) -> Iterator[Cell]:
 
 
 def _notes(rates: Rates) -> Iterator[str]:
-    """Reasons for what is missing, rates that cannot be, and what a dtype does not say."""
+    """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
     for rate in rates.rows:
         if isinstance(rate.cost, str):

@@ -1,4 +1,4 @@
-"""Sections around focal events, each with its definition: how long, how busy, what was skipped."""
+"""Sections around focal events, each with its definition: length, busy time, and skipped calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strobe.perf.report.trace_study import TraceStudy
 
 
 def sections_section(study: TraceStudy) -> Section | None:
-    """One row per definition and device, one that says so for a trace without any match; `None` if none was asked for."""
+    """Build the section with one row per definition and device, also of traces without a match; `None` if none was asked for."""
     if not study.options.sections:
         return None
     rows, notes = [], []

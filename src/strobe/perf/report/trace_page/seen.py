@@ -1,4 +1,4 @@
-"""Each device of a study with what several sections say about it, computed once."""
+"""Findings on each device that several sections use, computed once per study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strobe.perf.trace import Trace
 
 
 class Seen(NamedTuple):
-    """One device during the chosen window; `launch` holds its activity too, `hot` is grouped as the study asks."""
+    """Findings on one device in the chosen window: `launch` includes its activity, `hot` is grouped as the study asks."""
 
     name: str
     view: DeviceView
@@ -35,12 +35,12 @@ QUEUE_BINS: Final = 120
 
 
 def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
-    """The steps of every device of each trace, of all of it. They are kept as long as the study is."""
+    """Return the steps of every device of each whole trace; computed once per study."""
     return study.once(_steps)
 
 
 def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
-    """Each device that has events during the chosen window. They are kept as long as the study is."""
+    """Return each device that has events in the chosen window, with its findings; computed once per study."""
     return study.once(_devices)
 
 
@@ -57,22 +57,22 @@ def _devices(study: TraceStudy) -> tuple[Seen, ...]:
 
 
 def seen_operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
-    """Each device of the traces that were read with details, with its operators. They are kept as long as the study is."""
+    """Return the devices of traces that were read with details, with their operators; computed once per study."""
     return study.once(_operators)
 
 
 def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
-    """The critical path of each trace: why there is none, or `None` for one without device events or details. They are kept."""
+    """Return each trace's critical path or why it has none; `None` without device events or details. Computed once per study."""
     return study.once(_paths)
 
 
 def seen_queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
-    """Each device with its queue, and those of its streams. They are kept as long as the study is."""
+    """Return each device with its queue and those of its streams; computed once per study."""
     return study.once(_queues)
 
 
 def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
-    """The ranges and modules of each trace, without the numbers in their names. They are kept as long as the study is."""
+    """Return the ranges and modules of each trace, names without numbers; computed once per study."""
     return study.once(_ranges)
 
 
@@ -109,7 +109,7 @@ def _ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
 
 
 def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
-    """The devices of a trace during all of it, whatever the window."""
+    """Return the devices of a trace over its whole length, whatever the window."""
     if study.options.window is not None:
         return device_views(trace)
     return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)

@@ -1,4 +1,4 @@
-"""Steps: how long each took on the device, which of them are steady, and what says that they are steps."""
+"""Steps: their lengths on the device, the steady ones, and the evidence that they are steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Found = Sequence[tuple[str, Steps, Window | None]]
 
 
 def steps_section(study: TraceStudy) -> Section | None:
-    """The steps of every device; `None` if no trace has device events."""
+    """Build the section with the steps of every device; `None` if no trace has device events."""
     found: list[tuple[str, Steps, Window | None]] = []
     without: dict[str, list[str]] = {}
     for tiled, label, window in zip(seen_steps(study), study.labels, study.windows, strict=True):
@@ -105,7 +105,7 @@ def _host(kept: Sequence[Step]) -> int | Missing:
 
 
 def uneven_text(steps: Steps) -> str:
-    """What is said of steps that are not one kind of step; empty if they are."""
+    """Return a note on steps of different kinds; empty if all are of one kind."""
     if steps.uneven is None:
         return ""
     short, long = steps.uneven
@@ -114,7 +114,7 @@ def uneven_text(steps: Steps) -> str:
 
 
 def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What is said of devices, the same thing once for all of them."""
+    """Yield each note with the devices it applies to, once for all of them."""
     for note, names in told.items():
         yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {note}."
 

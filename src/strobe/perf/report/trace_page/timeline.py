@@ -1,4 +1,4 @@
-"""One step of each device on a common axis: what ran, and why nothing did."""
+"""Timeline of one step of each device on a common axis: work, and gaps by cause."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from strobe.perf.trace.events import DEVICE_KINDS
 MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
 MAX_SLICES: Final = 50_000
-"""Slices of a lane."""
+"""Most slices of a lane."""
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 
 class _Stretch(NamedTuple):
-    """What one lane shows."""
+    """Part of a device's time that one lane shows."""
 
     label: str
     what: str
@@ -49,7 +49,7 @@ class _Stretch(NamedTuple):
 
 
 def timeline_section(study: TraceStudy) -> Section | None:
-    """The picture and the table that says the same; `None` without device events."""
+    """Build the section with the timeline and its table; `None` without device events."""
     stretches = list(_stretches(study))
     if not stretches:
         return None
@@ -92,7 +92,7 @@ def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
 
 
 def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
-    """All of the view, or as many slices around its middle as can be drawn in time."""
+    """Return the whole view, or only as many slices around its middle as can be drawn."""
     rest = sum(len(slices.start) for slices in view.stretches()) - MAX_SLICES
     if rest <= 0:
         return _Stretch(name, what, view)
@@ -102,7 +102,7 @@ def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
 
 
 def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
-    """From the start of one slice to the end of a later one."""
+    """Return the start of the slice `first` and the end of the slice `last`, ns."""
     at, edges = 0, list[int]()
     for slices in view.stretches():
         inside = range(at, at + len(slices.start))
@@ -118,7 +118,7 @@ def _median(steps: Sequence[Step]) -> Step:
 
 
 def _top_group(stretches: Sequence[_Stretch]) -> str:
-    """The group of kernels that owns the most time of all lanes."""
+    """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for one in stretches:
         owned.update({row.group: row.exclusive_ns for row in hot_table(one.view).rows if row.kind == "kernel"})

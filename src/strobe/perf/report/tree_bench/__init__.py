@@ -1,1 +1,1 @@
-"""The pages of `strobe bench tree` and `strobe bench scaling`: strategies side by side, calls taken apart, verdicts, scaling."""
+"""Pages of `strobe bench tree` and `strobe bench scaling`: strategies side by side, parts of calls, verdicts, scaling."""

@@ -1,4 +1,4 @@
-"""From a folder of cells to one `Report`."""
+"""Builder of the tree-attention page from its folder of cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAD = (
 
 
 def tree_report(folder: Path, *, scaling: bool = False) -> Report:
-    """Build the page of a run.
+    """Build the page of a tree-attention run.
 
     Args:
         scaling: scaling first, and the cells after it.
@@ -59,7 +59,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
 
 
 def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
-    """Choose the tables of the page that a terminal shows, in its order.
+    """Choose the tables that a terminal shows, in the page's order.
 
     Args:
         scaling: those of scaling, instead of those of each cell.
@@ -113,7 +113,7 @@ def _id(title: str) -> str:
 
 
 def _links(cell: CellRun) -> Table | None:
-    """What the plan was made with."""
+    """Build the table of the measured links that the plan was made with; None if the cell has none."""
     found = cell.links
     if found is None:
         return None

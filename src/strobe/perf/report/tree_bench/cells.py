@@ -1,4 +1,4 @@
-"""The cells of a run as its pages need them."""
+"""Cells of a tree-attention run, read from their run folders for the pages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Entry(grid.Contestant):
 
     @property
     def spread(self) -> float:
-        """`(p90 - p10) / median` of the timed calls."""
+        """Spread of the timed calls, `(p90 - p10) / median`."""
         return (percentile(self.times_ns, 0.9) - percentile(self.times_ns, 0.1)) / self.median_ns
 
     @property
     def predicted_ns(self) -> float | None:
-        """Predicted time of the whole call."""
+        """Predicted time of the whole call, ns; None without a prediction."""
         return None if self.prediction is None else self.prediction.total_ns
 
     @property
@@ -49,12 +49,12 @@ class Entry(grid.Contestant):
         return () if self.prediction is None else self.prediction.messages
 
     def parts(self, mode: Mode = "free-running") -> Parts | None:
-        """Where the time of a typical call went."""
+        """Return the parts of a typical call; None if calls were not split in this mode."""
         calls = self.apart.get(mode, ())
         return typical([parts(ranks) for ranks in calls]) if calls else None
 
     def collectives(self, mode: Mode = "free-running") -> tuple[Collective, ...]:
-        """Every collective of a call."""
+        """Return every collective of a call, over all calls of one mode."""
         return collectives(self.apart.get(mode, ()))
 
 
@@ -67,7 +67,7 @@ class CellRun:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the cell's folder."""
         return self.run.folder.name
 
     @cached_property
@@ -77,38 +77,38 @@ class CellRun:
 
     @property
     def fastest(self) -> Entry | None:
-        """The smallest median."""
+        """Contestant with the smallest median; None if none was measured."""
         return min(self.measured, key=lambda entry: entry.median_ns, default=None)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Of the call; empty if the cell failed."""
+        """Sizes of the call by name; empty if the cell failed."""
         return next((entry.variant.sizes for entry in self.entries if entry.variant is not None), {})
 
     @property
     def dtype(self) -> str:
-        """Of the tensors."""
+        """Dtype of the call's tensors; empty if the cell failed."""
         return next((entry.variant.dtype for entry in self.entries if entry.variant is not None), "")
 
     @property
     def failure(self) -> str:
-        """Why it has no numbers at all."""
+        """Reason why the cell has no numbers at all; empty if it is complete."""
         end = self.run.end
         return "" if end and end.status == "complete" else end.message or end.status if end else "it was cut short"
 
     @property
     def surroundings(self) -> Surroundings:
-        """What the machine was like."""
+        """State of the machine while the cell ran."""
         return self.run.surroundings or _NOTHING_SAID
 
     @property
     def links(self) -> Links | None:
-        """What `measure_links` gave; None if the cell failed before."""
+        """Links measured by `measure_links`; None if the cell failed before."""
         return self.run.links
 
 
 def read_cells(folder: Path) -> Grid[CellRun]:
-    """Read every cell of a run that has records, also one that failed; of several attempts the last.
+    """Read every cell of a run that has records, even one that failed; of several attempts the last.
 
     Raises:
         DataError: the folder holds none.
@@ -154,7 +154,7 @@ def _entry(run: RunRecords, name: str, spans: Sequence[Span]) -> Entry:
 
 
 def _apart(spans: Sequence[Span], mode: Mode) -> Iterator[tuple[RankCall, ...]]:
-    """Calls of one mode, each of all ranks."""
+    """Yield the calls of one mode, each with all of its ranks."""
     totals: dict[tuple[int, int], int] = {}
     regions: dict[tuple[int, int], list[Region]] = defaultdict(list)
     for span in spans:

@@ -1,4 +1,4 @@
-"""The guide's blocks over all ranks: leaves by kind, parents apart, both modes."""
+"""Blocks of the guide's timers over all ranks: leaves by kind, enclosing blocks separately, both modes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strobe.perf.report.model import Code, Column, Missing, Row, Share, Table, T
 from strobe.perf.report.tree_bench.cells import CellRun
 
 Blocks = Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]
-"""By block, with its kind, and by rank: times, ns."""
+"""Times by (block, kind) and by rank, ns."""
 
 
 def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
-    """What the ranks' timers hold."""
+    """Return the times of the ranks' timers in one mode, ns, by block and rank."""
     found: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for span in cell.run.spans:
         if span.variant == GUIDE and span.mode == mode and span.rank is not None:
@@ -26,7 +26,7 @@ def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
 
 
 def totals(blocks: Blocks) -> dict[str, float]:
-    """ns of each kind over all calls, mean over the ranks; leaves only: the block around a call is not summed with its own."""
+    """Return the time of each kind over all calls, ns, mean over the ranks, without the block that encloses a call."""
     found: dict[str, float] = defaultdict(float)
     for (name, kind), ranks in blocks.items():
         if name != TOTAL:
@@ -35,7 +35,7 @@ def totals(blocks: Blocks) -> dict[str, float]:
 
 
 def guide_table(cell: CellRun, mode: Mode) -> Table | None:
-    """The table of the guide, for all ranks."""
+    """Build the table of the guide's blocks over all ranks; None if there are none."""
     blocks = guide_blocks(cell, mode)
     if not blocks:
         return None

@@ -1,4 +1,4 @@
-"""Scaling over the cells of a grid: strong and weak, efficiency, crossovers, and what faster links would do."""
+"""Scaling over the cells of a grid: strong and weak, efficiency, crossovers, and predictions for faster links."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import pairwise
 from strobe.perf.report.tree_bench.cells import CellRun, Entry
 
 Key = tuple[str, str, int, int, int, int, int]
-"""device, dtype, q_tokens, heads, kv_heads, head_dim, batch: what does not change along a curve."""
+"""Device, dtype, q_tokens, heads, kv_heads, head_dim, batch: constant along a curve."""
 Times = Mapping[tuple[int, int], float]
-"""Median ns by (world size, tokens)."""
+"""Median times by (world size, tokens), ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,19 +35,19 @@ class Point:
 
     @property
     def speedup(self) -> float | None:
-        """Over one rank."""
+        """Speedup over one rank; None if that was not measured."""
         return None if self.base_ns is None else self.base_ns / self.time_ns
 
     @property
     def serial(self) -> float | None:
-        """Karp and Flatt's serial share, `(1/S - 1/P) / (1 - 1/P)`: it grows with P where overhead does."""
+        """Serial share by Karp and Flatt, `(1/S - 1/P) / (1 - 1/P)`; it grows with P where overhead does."""
         if self.speedup is None or self.world_size == 1:
             return None
         return (1 / self.speedup - 1 / self.world_size) / (1 - 1 / self.world_size)
 
 
 def groups(cells: Sequence[CellRun]) -> dict[Key, list[CellRun]]:
-    """Cells that differ in world size and tokens alone."""
+    """Group measured cells that differ in world size and tokens alone."""
     found: dict[Key, list[CellRun]] = defaultdict(list)
     for cell in cells:
         if cell.measured:
@@ -64,7 +64,7 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[str, int, int, Entry]]:
 
 
 def alone(cells: Sequence[CellRun]) -> dict[int, float]:
-    """One rank by tokens: its fastest strategy, since none of them sends anything."""
+    """Return the fastest time of one rank, ns, by number of tokens."""
     found: dict[int, float] = {}
     for _, ranks, tokens, entry in _entries(cells):
         if ranks == 1 and not entry.is_peer:
@@ -73,7 +73,7 @@ def alone(cells: Sequence[CellRun]) -> dict[int, float]:
 
 
 def strong(cells: Sequence[CellRun]) -> list[Point]:
-    """The same keys on more ranks: speedup over one rank, which has no collective; ideal is the number of ranks."""
+    """Return the strong-scaling points: the same keys on more ranks; the ideal speedup is the number of ranks."""
     base = alone(cells)
     return [
         Point(
@@ -90,7 +90,7 @@ def strong(cells: Sequence[CellRun]) -> list[Point]:
 
 
 def weak(cells: Sequence[CellRun]) -> list[Point]:
-    """As many keys for each rank on more ranks; ideal is the time of one rank, an efficiency of 1."""
+    """Return the weak-scaling points: the same keys per rank on more ranks; the ideal time is that of one rank."""
     base = alone(cells)
     return [
         Point(
@@ -108,7 +108,7 @@ def weak(cells: Sequence[CellRun]) -> list[Point]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """Between two measured numbers of tokens (or of ranks) the fastest strategy changes.
+    """A change of the fastest strategy between two measured numbers of tokens (or of ranks).
 
     Args:
         along: `tokens` or `ranks`.
@@ -128,7 +128,7 @@ class Crossing:
 
 
 def crossings(cells: Sequence[CellRun]) -> list[Crossing]:
-    """Where the fastest strategy changes, along tokens and along ranks."""
+    """Return the changes of the fastest strategy along tokens and along ranks."""
     times: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for name, ranks, tokens, entry in _entries(cells):
         if ranks > 1:
@@ -162,7 +162,7 @@ def _crossing(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """Predicted with other links.
+    """Best predicted strategy with other links.
 
     Args:
         words: which, e.g. `bandwidth x2`; empty: as they are.
@@ -178,7 +178,7 @@ class WhatIf:
 
 
 def what_if(cell: CellRun) -> list[WhatIf]:
-    """The best strategy of a cell with faster links: the model's word, not a measurement."""
+    """Return the best strategy of a cell with faster links, by prediction, not by measurement."""
     now = {entry.name: entry.predicted_ns for entry in cell.measured if entry.predicted_ns is not None}
     if not now:
         return []

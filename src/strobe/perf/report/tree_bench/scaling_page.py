@@ -30,7 +30,7 @@ _NONE: Final = Missing("one rank was not measured there", "-")
 
 
 def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """One section for every dtype and shape of the call."""
+    """Yield one section for every dtype and shape of the call."""
     for key, own in groups(cells).items():
         title = _title(key)
         blocks: list[Block] = []
@@ -95,7 +95,7 @@ def _alone_table(title: str, base: dict[int, float]) -> Table:
 
 
 def _curves(title: str, kind: str, points: Sequence[Point]) -> Iterator[Figure]:
-    """Efficiency against ranks for each number of keys (of each rank, if weak), and time against keys."""
+    """Yield plots of efficiency against ranks for each number of keys (per rank, if weak), and of time against keys."""
     share: Callable[[Point], int] = (
         (lambda each: each.tokens) if kind == "strong" else (lambda each: each.tokens // each.world_size)
     )

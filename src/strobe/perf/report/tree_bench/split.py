@@ -1,4 +1,4 @@
-"""Calls taken apart: what each collective was (wait or transfer), what of it was exposed, and who came last. Pure functions."""
+"""Parts of multi-rank calls: waiting and transfer of each collective, exposed communication, and the last rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from strobe.perf.records.grids import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 
 Stretch = tuple[int, int]
-"""Half-open `[start, stop)`, ns."""
+"""Half-open interval `[start, stop)`, ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """One marked region of a call on a rank, from the call's start; `part`: kind of a collective."""
+    """One marked region of a call on a rank; times count from the call's start; `part`: kind of a collective."""
 
     name: str
     part: str
@@ -24,24 +24,24 @@ class Region:
 
     @property
     def stretch(self) -> Stretch:
-        """When it was."""
+        """Start and end of the region from the call's start, ns."""
         return self.start_ns, self.start_ns + self.value_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankCall:
-    """One call on one rank."""
+    """One call on one rank, with its regions."""
 
     total_ns: int
     regions: tuple[Region, ...]
 
     def of(self, *names: str) -> tuple[Region, ...]:
-        """Regions of these names."""
+        """Return the regions with these names."""
         return tuple(region for region in self.regions if region.name in names)
 
 
 def covered_ns(stretches: Iterable[Stretch]) -> int:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals, ns."""
     total, reached = 0, None
     for start, stop in sorted(stretches):
         begin = start if reached is None else max(start, reached)
@@ -69,9 +69,9 @@ class Instance:
 
 
 def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
-    """The collectives of one call, in order. No clock is compared: a rank's own durations are enough where all wait for all.
+    """Return the collectives of one call, in order; only durations within a rank are used, so clocks need not agree.
 
-    A collective that runs beside something else holds a rank up only in its last part (`tree_wait`).
+    A collective that overlaps with other work holds a rank up only during its last part (`tree_wait`).
     """
     held = [[(region.part, own) for region, own in _held(call)] for call in ranks]
     found = []
@@ -84,7 +84,7 @@ def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
 
 
 def _held(call: RankCall) -> list[tuple[Region, int]]:
-    """Each message and how long it held this rank up."""
+    """Return each message and the time that it held this rank up, ns."""
     waits = list(call.of(WAIT))
     found = []
     for message in call.of(MESSAGE):
@@ -98,7 +98,7 @@ def _held(call: RankCall) -> list[tuple[Region, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Where the time of a call went, mean over the ranks, ns; the parts add up to the whole.
+    """Parts of a call's time, mean over the ranks, ns; they add up to the whole.
 
     Args:
         total: of the call.
@@ -120,7 +120,7 @@ class Parts:
 
 
 def parts(ranks: Sequence[RankCall]) -> Parts:
-    """Take one call apart.
+    """Split one call into its parts.
 
     Exposed communication of a rank is `|union(messages, work)| - |union(work)|`; of that, the wait is at most what its
     collectives waited.
@@ -140,7 +140,7 @@ def parts(ranks: Sequence[RankCall]) -> Parts:
 
 
 def typical(calls: Sequence[Parts]) -> Parts:
-    """The mean over the half of the calls around the median: parts still add up, and a rare hiccup is not in them."""
+    """Return the mean of the half of the calls around the median, so that parts add up and rare outliers are left out."""
     ranked = sorted(calls, key=lambda each: each.total)
     quarter = len(ranked) // 4
     middle = ranked[quarter : len(ranked) - quarter]
@@ -169,7 +169,7 @@ class Collective:
 
 
 def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[Collective, ...]:
-    """Every collective of a strategy, from calls of all ranks."""
+    """Return every collective of a strategy, summarised over calls of all ranks."""
     found = []
     for place, each in enumerate(zip(*(instances(ranks) for ranks in calls), strict=False)):
         last, count = Counter(instance.last for instance in each).most_common(1)[0]

@@ -1,4 +1,4 @@
-"""Tables over the strategies of one cell."""
+"""Tables of the strategies of one cell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTS: Final = ("local", "merge", "wait", "transfer", "host")
 
 
 def speed_table(cell: CellRun) -> Table:
-    """Times, speedups, predictions; every call counts by its slowest rank."""
+    """Build the table of times, speedups and predictions; every call counts by its slowest rank."""
     columns = (
         Column("strategy"),
         Column("median", "ms", True, "of the slowest rank of each call"),
@@ -72,7 +72,7 @@ def _speed(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
 
 
 def parts_table(cell: CellRun) -> Table | None:
-    """Where the time of a typical call went, free-running, mean over the ranks; and what taking it apart cost."""
+    """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
     columns = (
         Column("strategy"),
         *(Column(name, "ms", True) for name in PARTS),
@@ -106,7 +106,7 @@ def parts_table(cell: CellRun) -> Table | None:
 
 
 def part_figures(cell: CellRun) -> Iterator[Figure]:
-    """The same as bars."""
+    """Yield the parts of each strategy's typical call as bars."""
     for entry in cell.measured:
         found = entry.parts()
         if found is None:
@@ -128,7 +128,7 @@ def part_figures(cell: CellRun) -> Iterator[Figure]:
 
 
 def collective_table(cell: CellRun) -> Table | None:
-    """Each collective: transfer, wait of each rank, who was last, and what the plan said."""
+    """Build the table of each collective: transfer, wait of each rank, last rank, and prediction."""
     ranks = cell.run.header.world_size
     columns = (
         Column("strategy"),
@@ -169,7 +169,7 @@ def collective_table(cell: CellRun) -> Table | None:
 
 
 def verdict_table(cell: CellRun) -> Table | None:
-    """One label for each strategy, the evidence, one remedy."""
+    """Build the table with each strategy's verdict, its evidence and one remedy; None if there are none."""
     columns = (Column("strategy"), Column("verdict"), Column("evidence"), Column("remedy"), Column("straggler"))
     rows = []
     for entry in cell.measured:
@@ -183,7 +183,7 @@ def verdict_table(cell: CellRun) -> Table | None:
 
 
 def absent_table(cell: CellRun) -> Table | None:
-    """Who has no number, and why."""
+    """Build the table of strategies without a number and the reason; None if there are none."""
     rows = tuple(
         Row((Code(entry.name), Text(entry.reason, "plain" if entry.outcome == "refused" else "bad")))
         for entry in cell.entries

@@ -1,4 +1,4 @@
-"""What holds a strategy back, with the evidence and one thing to do about it."""
+"""Verdicts on the limit of each strategy, with evidence and one remedy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
 HIGH_SPREAD = 0.5
-"""`(p90 - p10) / median` from which a warning is due."""
+"""Spread `(p90 - p10) / median` from which a warning is given."""
 NAMED = 0.6
-"""Share of the calls in which a rank must have been last to be called the straggler; with two ranks chance alone gives 0.5."""
+"""Share of the calls in which a straggler must have been last; with two ranks chance alone gives 0.5."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The verdict on one strategy of one cell."""
+    """Verdict on one strategy of one cell, with evidence and remedy."""
 
     label: Label
     evidence: str
@@ -28,7 +28,7 @@ class Bound:
 
 
 def bound(cell: CellRun, entry: Entry) -> Bound | None:
-    """The largest of attention, wait (of ranks that can wait), transfer and host decides; None if calls were not taken apart."""
+    """Return the verdict from the largest of attention, wait, transfer and host time; None if calls were not split."""
     found = entry.parts()
     if found is None:
         return None
@@ -76,7 +76,7 @@ def _work(cell: CellRun, entry: Entry, found: Parts) -> Bound:
 
 
 def straggler(found: Sequence[Collective]) -> tuple[int, float] | None:
-    """The rank for which the others waited most, and in which share of the calls it was last; None if it was not one rank."""
+    """Return the rank that the others waited for most and the share of calls in which it was last; None if no rank stands out."""
     weights: Counter[int] = Counter()
     for each in found:
         weights[each.last] += round(sum(each.waits_ns))
@@ -119,7 +119,7 @@ def _transfer(cell: CellRun, entry: Entry, found: Parts) -> Bound:
 
 
 def warnings(cell: CellRun) -> tuple[str, ...]:
-    """What makes the times of a cell doubtful."""
+    """Return warnings on what makes the times of a cell doubtful."""
     found = []
     header, ranks = cell.run.header, cell.run.header.world_size
     if header.machine.device == "cpu" and ranks * header.machine.threads > header.machine.cores:

@@ -18,7 +18,7 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
 
 
 def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
-    """Queries in tile order, padding rows 0, and the means of their tiles or of the tiles' parts."""
+    """Put queries in tile order, padding rows 0, and compute the means of their tiles or of the tiles' parts."""
     tiled = gather(q, q_grid)
     with torch.no_grad():
         return tiled, pool(tiled, q_grid.sizes, q_grid.block, wish.parts)
@@ -37,7 +37,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
 
 
 def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Tensor:
-    """Of every query tile against every key tile; from the means where they are there."""
+    """Score every query tile against every key tile; from the means where they are given."""
     block, scale, estimator = q_grid.block, wish.softmax_scale, Estimator(parts=wish.parts)
     if tiled.means is None:
         return block_scores(tiled.q, tiled.k, q_grid.ragged_sizes, kv_grid.ragged_sizes, block, scale, estimator)
@@ -72,7 +72,7 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
 
 
 def gather(tensor: Tensor, grid: Grid) -> Tensor:
-    """`[B, S, ...]` in tile order, padding rows 0; as it is if it is given so."""
+    """Reorder `[B, S, ...]` into tile order, padding rows 0; return a tensor that is in tile order already as it is."""
     if grid.tiled:
         return tensor
     assert grid.rows is not None

@@ -31,7 +31,7 @@ def _tile_kernel(
     block: tl.constexpr, run: tl.constexpr, width: tl.constexpr, first_tensor: tl.constexpr, num_tensors: tl.constexpr,
     move: tl.constexpr, rotated: tl.constexpr, pooled: tl.constexpr, pool_v: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one head of q, k or v: gathered, rotated, stored and averaged."""
+    """Process one tile of one head of q, k or v: gather, rotate, store and average."""
     tile, head = tl.program_id(0), tl.program_id(1)
     which, batch = tl.program_id(2) % num_tensors + first_tensor, (tl.program_id(2) // num_tensors).to(tl.int64)
     if which == 0:
@@ -88,7 +88,7 @@ def _score_kernel(
     q_ptr, k_ptr, scores_ptr, kv_sizes_ptr, num_heads, groups, num_q, num_kv, pitch, scale,
     rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Scores of some query tiles against some key tiles; -inf for key tiles without a token, and for none."""
+    """Score some query tiles against some key tiles; -inf for key tiles without a token, and past the last one."""
     row_of_heads = tl.program_id(2).to(tl.int64)
     kv_row = row_of_heads // num_heads * (num_heads // groups) + row_of_heads % num_heads // groups
     at, channels = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
@@ -107,7 +107,7 @@ def _coarse_kernel(
     scores_ptr, v_ptr, coarse_ptr, num_heads, groups, num_q, num_kv, pitch,
     rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Attention of tile over tile: online softmax over the scores of some query tiles."""
+    """Attend tile over tile: online softmax over the scores of some query tiles."""
     row_of_heads = tl.program_id(1).to(tl.int64)
     kv_row = row_of_heads // num_heads * (num_heads // groups) + row_of_heads % num_heads // groups
     at, channels = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
@@ -134,14 +134,14 @@ def _coarse_kernel(
 
 @triton.jit
 def _key(value):
-    """A float as an unsigned integer, in the same order; -0 as 0."""
+    """Map a float to an unsigned integer that sorts in the same order; -0 becomes 0."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _float(key):
-    """The float of `_key`."""
+    """Map an unsigned integer of `_key` back to its float."""
     bits = key.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
 
@@ -151,7 +151,7 @@ def _select_kernel(
     scores_ptr, forced_ptr, counts_ptr, indices_ptr, num_q, num_kv, pitch, most,
     columns: tl.constexpr, any_forced: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of one row with the largest scores: exactly so many, ties to the lowest index, NaN first, then forced ones.
+    """Select a row's tiles of largest score, an exact number; ties go to the lowest index, NaN ranks first, forced tiles next.
 
     Bisection between the lowest and the highest score for a value that exactly so many reach. Where ties leave no such value it
     ends at the score they share.
@@ -194,7 +194,7 @@ def _finish_kernel(
     block: tl.constexpr, run: tl.constexpr, width: tl.constexpr,
     move: tl.constexpr, with_coarse: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """One run of rows of one head: the coarse row weighed and added, stored where the token was."""
+    """Finish one run of rows of one head: weigh and add the coarse row, and store it where the token was."""
     runs: tl.constexpr = block // run
     tile, part = tl.program_id(0) // runs, tl.program_id(0) % runs
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -225,7 +225,7 @@ _FINISH: Final = Launcher(_finish_kernel)
 
 
 def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
-    """As `reference.tile`, and the means of the tiles in the same pass."""
+    """Reorder and rotate as `reference.tile`, and compute the means of the tiles in the same pass."""
     pooled = wish.parts == 1 or wish.coarse
     q, k, v, (batch, _, heads, width), kv_heads = _rows(q), _rows(k), _rows(v), q.shape, k.shape[2]
     tiled = Tiled(
@@ -261,7 +261,7 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
 
 
 def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
-    """As `reference.tile_queries`, in one pass; for whole tiles, not parts of them."""
+    """Reorder as `reference.tile_queries`, in one pass; for whole tiles, not parts of them."""
     q, (batch, _, heads, width) = _rows(q), q.shape
     tiled, means = _like_tiles(q, q_grid), _means(q, (batch, heads, q_grid.num_tiles, width))
     run = min(q_grid.block, 2 * _RUN)
@@ -276,7 +276,7 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
 
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
-    """As `reference.select`, from the means that `tile` left, or that a cache keeps of the keys."""
+    """Select as `reference.select`, from the means that `tile` computed or, of the keys, that a cache keeps."""
     batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
     num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
     scores = coarse = None
@@ -301,7 +301,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
 
 
 def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
-    """As `coarse.select_blocks`: the tiles of largest score. Of each row of the contiguous `scores` the first `num_kv` count."""
+    """Select as `coarse.select_blocks`, from the first `num_kv` columns of the contiguous `scores`."""
     batch, heads, num_q, pitch = scores.shape
     most, columns = max(wish.per_head), 1 << (num_kv - 1).bit_length()
     indices = torch.empty((batch, heads, num_q, most), dtype=torch.int32, device=scores.device)
@@ -316,7 +316,7 @@ def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
 
 
 def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
-    """As `reference.finish`, in one pass; the sum is rounded once."""
+    """Finish as `reference.finish`, in one pass; the sum is rounded once."""
     if grid.tiled and coarse is None:
         return fine
     fine, (batch, rows, heads, width) = _rows(fine), fine.shape
@@ -334,12 +334,12 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """The tensor with its last dimension contiguous."""
+    """Return the tensor, copied unless its last dimension is contiguous."""
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
 
 
 def _like_tiles(tensor: Tensor, grid: Grid) -> Tensor:
-    """Room for the tensor in tile order; the tensor itself if it is."""
+    """Allocate a tensor for the rows in tile order; return the tensor itself if it is in tile order already."""
     if grid.tiled:
         return tensor
     batch, _, heads, width = tensor.shape

@@ -1,4 +1,4 @@
-"""The kernels in plain PyTorch: what each computes, and where it rounds to the dtype of its input."""
+"""The kernels in plain PyTorch: the definition of the values, and of each rounding to the dtype of the input."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from strobe.models.wan.rope import rotate, turn_first
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight`: statistics in float32, rounded before the weight and after it."""
+    """Compute `x / sqrt(mean(x^2) + eps) * weight`: statistics in float32, rounded before the weight and after it."""
     return F.rms_norm(x.float(), (x.shape[-1],), eps=eps).to(x.dtype) * weight.to(x.dtype)
 
 
 def turn(
     packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, num_heads: int, eps: float
 ) -> tuple[Tensor | None, Tensor]:
-    """Queries, if they are asked for, and keys `[B, S, H, D]`, normed over the full width and rotated in float32.
+    """Norm queries, if asked for, and keys `[B, S, H, D]` over the full width, and rotate them in float32.
 
     Args:
         packed: `[B, S, 3 * dim]`, queries, keys and values; without `weight_q` `[B, S, 2 * dim]`, keys and values.
@@ -41,7 +41,7 @@ def turn_and_write(
     rows: Tensor,
     eps: float,
 ) -> Tensor | None:
-    """As `turn`; keys and values go into `keys` and `values` `[B, R, H, D]` at `rows` int64 `[S]`, where it is not negative."""
+    """Run `turn`, and store keys and values in `keys` and `values` `[B, R, H, D]` at `rows` int64 `[S]`, unless negative."""
     q, k = turn(packed, weight_q, weight_k, rope, keys.shape[2], eps)
     kept = rows >= 0
     v = packed[..., -weight_k.shape[0] :].unflatten(-1, keys.shape[2:])
@@ -51,7 +51,7 @@ def turn_and_write(
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor) -> None:
-    """The first pairs of channels of keys `[L, B, S, H, D]` into `out`, turned in float32 by (cos, sin) `[pairs, 2]`."""
+    """Rotate the first pairs of channels of keys `[L, B, S, H, D]` into `out`, in float32 by (cos, sin) `[pairs, 2]`."""
     turn_first(keys, turns, out)
 
 
@@ -65,7 +65,7 @@ def norm(
     eps: float,
     fp8: bool,
 ) -> list[Tensor]:
-    """Layer norm of `x`, or of the new `x = x + y * gate`, then one factor and one summand per row.
+    """Compute the layer norm of `x`, or of the new `x = x + y * gate`, then apply one factor and one summand per row.
 
     `layer_norm(x) * factor + shift` in float32, rounded once, with factor `1 + scale`, rounded as `scale` is, or `scale`. The new
     `x` is rounded before its norm.
@@ -90,13 +90,14 @@ def norm(
 
 
 def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and scales in FP8 of the rows of `gelu(x)`, which is GELU by tanh, rounded to the dtype of x."""
+    """Quantise the rows of `gelu(x)` to FP8 values and scales; GELU is by tanh, rounded to the dtype of x."""
     return quantize_rows(F.gelu(x, approximate="tanh"), torch.float8_e4m3fn)
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor:
-    """Attention in float32 of queries `[B, S, H, D]` to keys and values `[B, L, H, D]`, of which the first `distinct[b]` are
-    read, the last of them as if it stood in all rows behind it too.
+    """Attend in float32 from queries `[B, S, H, D]` to keys and values `[B, L, H, D]`.
+
+    The first `distinct[b]` rows are read; the last of them stands for all rows behind it too.
     """
     last, rows = distinct[:, None] - 1, torch.arange(k.shape[1], device=k.device)
     counts = torch.where(rows == last, k.shape[1] - last, 1).log().masked_fill(rows > last, float("-inf"))  # [B, L]
@@ -109,5 +110,5 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor) -> Tensor:
 
 
 def _rows(table: Tensor, x: Tensor) -> Tensor:
-    """A table `[B or 1, F or 1, dim]` as rows for the tokens of x: `[B or 1, S or 1, dim]`."""
+    """Repeat the rows of a table `[B or 1, F or 1, dim]` for the tokens of x: `[B or 1, S or 1, dim]`."""
     return table if table.shape[1] == 1 else table.repeat_interleave(x.shape[1] // table.shape[1], dim=1)

@@ -1,5 +1,6 @@
-"""The kernels in Triton: one program per token, one pass over its channels, statistics in float32. Attention to a text has one
-per head and tile of queries, the turn of a cache's keys one per some rows of a sample.
+"""The kernels in Triton: one program per token, one pass over its channels, statistics in float32.
+
+Attention to a text has one program per head and tile of queries, the rotation of a cache's keys one per some rows of a sample.
 
 The product of two 16-bit numbers is exact in float32, so what is rounded where decides the result: the same as in the reference,
 but for the order of sums. Without gradients. Nothing syncs, and no configuration depends on a length.
@@ -28,13 +29,13 @@ _SECTOR: Final = 32
 
 @triton.jit
 def _largest(x):
-    """The largest magnitude; NaN if there is one, which has the largest bits."""
+    """Return the largest magnitude; NaN if there is one, because NaN has the largest bits."""
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _scale(most):
-    """The scale of a row in FP8 and its reciprocal, as `strobe.eightbit.impl.reference` rounds them."""
+    """Compute the scale of a row in FP8 and its reciprocal, rounded as in `strobe.eightbit.impl.reference`."""
     scale = most * 0.002232142857142857  # 1 / 448
     scale = tl.where(scale < 1e-12, 1e-12, scale)
     return scale, tl.div_rn(1.0, scale)
@@ -42,7 +43,7 @@ def _scale(most):
 
 @triton.jit
 def _gelu(x):
-    """GELU by tanh, `x / (1 + exp(-2 u))` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`, rounded to the dtype of x, in float32.
+    """Compute GELU by tanh, `x / (1 + exp(-2 u))`, `u = sqrt(2 / pi) * (x + 0.044715 x^3)`, rounded to x's dtype, as float32.
 
     The reciprocal is a squared `rsqrt`, one instruction where a division takes many.
     """
@@ -54,7 +55,7 @@ def _gelu(x):
 
 @triton.jit
 def _turned(x, weight, cos, sin, eps, dim: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr):
-    """One token's queries or keys, normed over all channels and rotated in pairs; channels that are not there are 0."""
+    """Norm one token's queries or keys over all channels and rotate them in pairs; channels past the width are 0."""
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)).to(x.dtype)
     weighed = (normed.to(tl.float32) * weight.to(x.dtype).to(tl.float32)).to(x.dtype).to(tl.float32)
@@ -70,7 +71,7 @@ def _turn_kernel(
     heads: tl.constexpr, width: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr,
     with_q: tl.constexpr, write: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token: queries and keys normed and turned, keys and values put in their row."""
+    """Process all heads of one token: norm and rotate queries and keys, and store keys and values in their row."""
     dim: tl.constexpr = heads * width
     token, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = batch * num_tokens + token
@@ -99,7 +100,7 @@ def _turn_kernel(
 
 @triton.jit
 def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, dim: tl.constexpr, block: tl.constexpr):
-    """One token."""
+    """Norm one token."""
     channel = tl.arange(0, block)
     there = channel < dim
     at = tl.program_id(0).to(tl.int64) * dim + channel
@@ -116,7 +117,7 @@ def _norm_kernel(
     gate_batch, gate_frame, scale_batch, scale_frame, shift_batch, shift_frame, num_tokens, frame_tokens, eps,
     dim: tl.constexpr, block: tl.constexpr, from_one: tl.constexpr,
 ):  # fmt: skip
-    """One token: gated sum, layer norm, factor and summand; in eight bits if there is room for a scale."""
+    """Process one token: gated sum, layer norm, factor and summand; quantise to FP8 if there is a tensor of scales."""
     token, batch = tl.program_id(0), tl.program_id(1)
     frame, channel = token // frame_tokens, tl.arange(0, block)
     there = channel < dim
@@ -148,7 +149,7 @@ def _norm_kernel(
 
 @triton.jit
 def _gelu_quantize_kernel(x_ptr, out_ptr, scale_ptr, dim: tl.constexpr, block: tl.constexpr, tail: tl.constexpr):
-    """One token in two parts, so that few threads idle: `block` channels, and up to `tail` more if that is not 0."""
+    """Process one token in two parts, so that few threads idle: `block` channels, then up to `tail` more if that is not 0."""
     row = tl.program_id(0).to(tl.int64)
     at = row * dim + tl.arange(0, block)
     first = tl.load(x_ptr + at)
@@ -176,8 +177,9 @@ def _text_attention_kernel(
     num_rows: tl.constexpr, heads: tl.constexpr, width: tl.constexpr, block_width: tl.constexpr,
     queries: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries of one head against the distinct rows of the text, with a running softmax in base 2. How many they are is
-    read on the device, so one launch, and one graph, serves every prompt.
+    """Attend from a tile of queries of one head to the distinct rows of the text, with a running softmax in base 2.
+
+    The number of rows is read on the device, so that one launch, and one graph, serves every prompt.
     """
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     query = tl.program_id(0).to(tl.int64) * queries + tl.arange(0, queries)
@@ -210,8 +212,9 @@ def _turn_keys_kernel(
     keys_ptr, turns_ptr, out_ptr, keys_layer, keys_batch, out_layer, out_batch, batch_size, num_rows,
     width: tl.constexpr, turned: tl.constexpr, written: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one sample in one layer; a row is one head of one token. Of its channels the first `turned` are turned, those
-    up to `written` are copied.
+    """Rotate some rows of one sample in one layer; a row is one head of one token.
+
+    Its first `turned` channels are rotated, those up to `written` are copied.
     """
     layer, batch = (tl.program_id(1) // batch_size).to(tl.int64), (tl.program_id(1) % batch_size).to(tl.int64)
     first, row, channel = tl.program_id(0).to(tl.int64) * rows, tl.arange(0, rows)[:, None], tl.arange(0, block)[None, :]
@@ -226,7 +229,7 @@ def _turn_keys_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`."""
+    """Compute `reference.rms_norm`."""
     x, dim = x.contiguous(), x.shape[-1]
     out, block = torch.empty_like(x), triton.next_power_of_2(dim)
     with torch.cuda.device_of(x):
@@ -237,7 +240,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def turn(
     packed: Tensor, weight_q: Tensor | None, weight_k: Tensor, rope: Tensor, num_heads: int, eps: float
 ) -> tuple[Tensor | None, Tensor]:
-    """As `reference.turn`."""
+    """Compute `reference.turn`."""
     keys = packed.new_empty(*packed.shape[:2], num_heads, weight_k.shape[0] // num_heads)
     return _turn(packed, weight_q, weight_k, rope, keys, None, None, eps), keys
 
@@ -252,7 +255,7 @@ def turn_and_write(
     rows: Tensor,
     eps: float,
 ) -> Tensor | None:
-    """As `reference.turn_and_write`."""
+    """Compute `reference.turn_and_write`."""
     return _turn(packed, weight_q, weight_k, rope, keys, values, rows, eps)
 
 
@@ -266,7 +269,7 @@ def _turn(
     rows: Tensor | None,
     eps: float,
 ) -> Tensor | None:
-    """Launch over every token. Without rows keys go where their token stands."""
+    """Launch over every token; without `rows` keys are stored at their token's place."""
     batch, num_tokens, _ = packed.shape
     heads, width = keys.shape[2:]
     q = None if weight_q is None else packed.new_empty(batch, num_tokens, heads, width)
@@ -286,7 +289,7 @@ def _turn(
 def norm(
     x: Tensor, y: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, from_one: bool, eps: float, fp8: bool
 ) -> list[Tensor]:
-    """As `reference.norm`."""
+    """Compute `reference.norm`."""
     batch, num_tokens, dim = x.shape
     x, y = x.contiguous(), None if y is None else y.contiguous()
     total, out = None if y is None else torch.empty_like(x), torch.empty_like(x, dtype=_FP8 if fp8 else x.dtype)
@@ -303,7 +306,7 @@ def norm(
 
 
 def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `reference.gelu_quantize`."""
+    """Compute `reference.gelu_quantize`."""
     x, dim = x.contiguous(), x.shape[-1]
     out, scale = torch.empty_like(x, dtype=_FP8), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
     block = triton.next_power_of_2(dim + 1) // 2  # the largest power of 2 that is not above dim
@@ -314,7 +317,7 @@ def gelu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, tile: tuple[int, int, int, int] | None = None) -> Tensor:
-    """As `reference.text_attention`.
+    """Compute `reference.text_attention`.
 
     Args:
         tile: see `TILE`; None: that for the dtype and head width.
@@ -335,7 +338,7 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, tile: tupl
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, tile: tuple[int, int] = TURNED_ROWS) -> None:
-    """As `reference.turn_keys`; channels that do not turn are written, too, where they share a sector with such that do.
+    """Rotate as `reference.turn_keys`; also writes other channels that share a memory sector with rotated ones.
 
     Args:
         tile: see `TURNED_ROWS`.
@@ -355,14 +358,14 @@ def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, tile: tuple[int, int] = 
 
 
 def _steps(table: Tensor | None) -> tuple[int, int]:
-    """Strides from sample to sample and frame to frame; 0 where one row serves all."""
+    """Return the strides from sample to sample and frame to frame; 0 where one row serves all."""
     if table is None:
         return 0, 0
     return table.stride(0) if table.shape[0] > 1 else 0, table.stride(1) if table.shape[1] > 1 else 0
 
 
 def _warps(dim: int, block: int, at_once: int = 8) -> int:
-    """Warps of a program: 32 channels per thread or more, and such that no thread holds channels that are not there.
+    """Return the warps of a program: at least 32 channels per thread, and no thread without channels.
 
     A thread takes `at_once` channels at a time, 16 bytes of the narrowest tensor; what lies behind `dim` for all threads at once
     costs nothing.

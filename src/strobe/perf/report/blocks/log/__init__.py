@@ -1,1 +1,1 @@
-"""The optimisation log: entries of recorded runs, the rule that decides on them, and the tables of both."""
+"""The optimisation log: entries from recorded runs, the rule that decides on them, and their tables."""

@@ -1,4 +1,4 @@
-"""Kept or dropped: a rule that is stated on the page and computed from what was measured."""
+"""The rule that keeps or drops an entry; the page states it and measurements decide it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RULE: Final = (
     f"in one of them better.",
     "Keep: faster, and nothing measured is both as fast and as good.",
 )
-"""In words, in the order in which `decide` asks."""
+"""The rule in words, in the order in which `decide` checks it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What becomes of an entry, and why."""
+    """Verdict on an entry and its reason."""
 
     word: Word
     why: str
@@ -60,7 +60,7 @@ def decide(entry: Entry, entries: Sequence[Entry]) -> Decision:
 
 
 def dominates(other: Entry, entry: Entry) -> bool:
-    """Whether another entry of the group is at least as fast and as good, and in one of them better."""
+    """Whether another entry of the group is at least as fast and as good, and better in one of the two."""
     if other is entry or other.group != entry.group or other.error:
         return False
     pairs = (other.speed, entry.speed), (other.score, entry.score)

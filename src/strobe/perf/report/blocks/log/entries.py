@@ -1,4 +1,4 @@
-"""Every variant of every recorded run as an entry of the log."""
+"""Entries of the optimisation log: every variant of every recorded run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 METRIC: Final = "psnr"
-"""The metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
+"""Quality metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
 _FIELDS: Final = ("window", "sink", "positions", "steps", "timesteps", "shift", "dtype", "sparsity", "lora", "compile_mode",
                   "attention_impl")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A setting of the entry that its reference has otherwise; empty text: not there."""
+    """A setting that differs between an entry and its reference; empty text: not there."""
 
     setting: str
     reference: str
@@ -50,38 +50,38 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Number and name."""
+        """Number and name of the entry."""
         return f"{self.number} {self.name}"
 
     @property
     def reference(self) -> str:
-        """Name of what it is held against."""
+        """Name of the variant that it is compared with."""
         return self.run.header.baseline
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is itself what others are held against."""
+        """Whether the other variants of its run are compared with it."""
         return self.name == self.reference
 
     @property
     def gate(self) -> Gate | None:
-        """How its gate came out."""
+        """Gate record of the entry; None if it has none."""
         return next((gate for gate in self.run.gates if gate.variant == self.name), None)
 
     @property
     def exact(self) -> bool:
-        """Whether its gate found the values of the reference."""
+        """Whether its gate passed and demanded the values of the reference."""
         return self.gate is not None and self.gate.passed and self.gate.exact
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Entries of one group may be held against each other: reference, model, clip, device."""
+        """Reference, model, clip and device; only entries with equal groups are compared."""
         head = self.run.header
         return self.reference, head.model, head.workload, head.machine.device_name
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What it sets otherwise than its reference."""
+        """Settings that differ from its reference."""
         reference = next((each for each in self.run.variants if each.name == self.reference), None)
         if self.settings is None or reference is None:
             return ()
@@ -89,7 +89,7 @@ class Entry:
 
     @property
     def error(self) -> str:
-        """Why it has no numbers; empty if it has, or if it just was not reached."""
+        """Reason why it has no numbers; empty if it has some, or if it was not reached."""
         if isinstance(self.found, Latencies):
             return ""
         gate, end = self.gate, self.run.end
@@ -101,26 +101,26 @@ class Entry:
 
     @property
     def ratio(self) -> float | None:
-        """Time of the reference / own time, end to end; 1 of a reference."""
+        """End-to-end time of the reference / own time; 1 for a reference."""
         if self.is_reference:
             return 1.0 if isinstance(self.found, Latencies) else None
         return None if isinstance(self.e2e, str) else self.e2e.ratio
 
     @property
     def speed(self) -> float | None:
-        """The ratio where its interval proves a difference, else 1: what is not proven counts as none."""
+        """Speedup if its interval proves a difference, otherwise 1."""
         if isinstance(self.e2e, str) or self.e2e.verdict in ("faster", "slower"):
             return self.ratio
         return 1.0
 
     @property
     def quality(self) -> Quality | None:
-        """Its own line of the metric that decides."""
+        """Its record of `METRIC`; None if not measured."""
         return _line(self.run, self.name)
 
     @property
     def score(self) -> float | None:
-        """Quality that decides, dB: of an entry that computes the values of its reference that of the reference."""
+        """Quality by `METRIC`, dB; the reference's own if its gate found equal values, infinite for equal pictures."""
         line = _line(self.run, self.reference if self.exact else self.name)
         if line is None or not line.n:
             return None
@@ -128,25 +128,25 @@ class Entry:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak memory over its timed clips."""
+        """Peak memory over its timed clips, bytes."""
         peaks = [clip.peak_bytes for clip in timed_clips(self.run) if clip.variant == self.name and clip.peak_bytes is not None]
         return max(peaks, default=None)
 
     @property
     def work(self) -> Workload | None:
-        """The clip."""
+        """Workload of the clip."""
         return self.run.header.workload
 
     @property
     def dit_fps(self) -> float | None:
-        """Pixel frames per second if nothing was decoded."""
+        """Pixel frames per second of the transformer alone, without decoding."""
         if isinstance(self.found, str) or not self.found.dit_block_ns or self.work is None:
             return None
         return NS * self.work.frames_per_block * self.work.batch / self.found.dit_block_ns
 
     @property
     def break_even(self) -> float | None:
-        """Frame blocks after which a colder start is made up for; 0: it starts no colder; None: never, or not known."""
+        """Frame blocks after which a slower cold start is made up for; 0: it is not slower; None: never, or unknown."""
         reference = next((each for each in self.run.variants if each.name == self.reference), None)
         if self.is_reference or self.settings is None or reference is None or isinstance(self.found, str):
             return None
@@ -161,7 +161,7 @@ class Entry:
 
 
 def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Run folders at or under some folders; of cells that were measured again, only the last.
+    """Return the run folders at or under some folders; of cells that were measured again only the last.
 
     Raises:
         DataError: there is no run.
@@ -176,7 +176,7 @@ def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def read_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
-    """Read runs of a model into entries, in order of date; a reference that is measured in several runs is one entry.
+    """Read runs of a model as entries, ordered by date; a reference measured in several runs becomes one entry.
 
     Raises:
         DataError: a folder has no readable records, or none of them measured a model.

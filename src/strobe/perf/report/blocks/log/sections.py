@@ -1,4 +1,4 @@
-"""The sections of an optimisation log: decisions with their rule, configurations, then every topic."""
+"""Sections of an optimisation log: decisions with their rule, configurations, then one section per topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.perf.report.study import load_study
 
 
 def log_sections(decided: Sequence[tuple[Entry, Decision]]) -> tuple[Section, ...]:
-    """Decisions with their rule, configurations, then every topic."""
+    """Build the sections: decisions with their rule, configurations, then one section per topic."""
     entries = [entry for entry, _ in decided]
     quality = tables.quality(entries)
     found: list[Block] = [tables.memory(entries), tables.cold(entries)]
@@ -31,7 +31,7 @@ def log_sections(decided: Sequence[tuple[Entry, Decision]]) -> tuple[Section, ..
 
 
 def speedups(entries: Sequence[Entry]) -> list[Speedup]:
-    """What a script may ask for."""
+    """Return the end-to-end speedups that a script or gate may refer to."""
     return [
         Speedup(entry.label, entry.reference, "e2e", ratio_cell(entry.e2e.ratio, entry.e2e.interval))
         for entry in entries
@@ -40,6 +40,6 @@ def speedups(entries: Sequence[Entry]) -> list[Speedup]:
 
 
 def log_banners(entries: Sequence[Entry], into: Path) -> tuple[Banner, ...]:
-    """What voids or weakens the numbers; that clips differ is no fault here, for entries of different clips are not compared."""
+    """Return banners on what voids or weakens the numbers; clips may differ, since only equal ones are compared."""
     folders = list(dict.fromkeys(entry.run.folder for entry in entries))
     return banners(load_study(folders, into), gather=True, any_clip=True)

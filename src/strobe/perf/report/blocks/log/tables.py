@@ -1,4 +1,4 @@
-"""The tables of the log: one topic each, one row per entry."""
+"""Tables of the optimisation log: one topic each, one row per entry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH: Final = Column("batch", numeric=True)
 
 
 def decisions(rows: Sequence[tuple[Entry, Decision]]) -> Table:
-    """What became of every entry, and why."""
+    """Build the table of every entry's speedup, verdict and reason."""
     columns = (*_HEAD, Column("reference"), Column("speedup", numeric=True), Column("decision"), Column("why"))
     cells = []
     for entry, decision in rows:
@@ -33,7 +33,7 @@ def decisions(rows: Sequence[tuple[Entry, Decision]]) -> Table:
 
 
 def configurations(entries: Sequence[Entry]) -> Table:
-    """What every entry sets otherwise than its reference."""
+    """Build the table of the settings in which each entry differs from its reference."""
     rows = []
     for entry in entries:
         if entry.settings is None:
@@ -60,7 +60,7 @@ def _clip(entry: Entry) -> Cell:
 
 
 def steady(entries: Sequence[Entry]) -> Table:
-    """Steady frame blocks with decoding, and the rates they make."""
+    """Build the table of steady frame blocks, decoding included, and the frame rates they give."""
     columns = (
         *_HEAD,
         _BATCH,
@@ -85,7 +85,7 @@ def steady(entries: Sequence[Entry]) -> Table:
 
 
 def switching(entries: Sequence[Entry]) -> Table:
-    """The first frame block under a new prompt."""
+    """Build the table of first frame blocks under a new prompt."""
     columns = (
         *_HEAD,
         Column("PS mean", "ms", True),
@@ -100,7 +100,7 @@ def switching(entries: Sequence[Entry]) -> Table:
 
 
 def transformer(entries: Sequence[Entry]) -> Table:
-    """Denoise steps and commit pass alone."""
+    """Build the table of denoise steps and the commit pass alone."""
     columns = (
         *_HEAD,
         _BATCH,
@@ -122,7 +122,7 @@ def transformer(entries: Sequence[Entry]) -> Table:
 
 
 def memory(entries: Sequence[Entry]) -> Table:
-    """Peak memory, with and without the text encoder where it is known."""
+    """Build the table of peak memory, with and without the text encoder where that is known."""
     columns = (
         *_HEAD,
         Column("peak as measured", numeric=True),
@@ -145,7 +145,7 @@ def memory(entries: Sequence[Entry]) -> Table:
 
 
 def quality(entries: Sequence[Entry]) -> Table | None:
-    """Every metric that is in the records, with the reference it names."""
+    """Build the table of every recorded metric, with its reference; None if no quality was measured."""
     lines = {(entry.number, line.metric): line for entry in entries for line in entry.run.quality if line.variant == entry.name}
     metrics = list(dict.fromkeys(metric for _, metric in lines))
     if not metrics:
@@ -167,7 +167,7 @@ def quality(entries: Sequence[Entry]) -> Table | None:
 
 
 def cold(entries: Sequence[Entry]) -> Table:
-    """Cold start, and after how many frame blocks it is made up for."""
+    """Build the table of cold starts, and of the frame blocks after which each is made up for."""
     columns = (*_HEAD, Column("cold start", "s", True), Column("break-even, frame blocks", numeric=True))
     rows = []
     for entry in entries:
@@ -197,7 +197,7 @@ def _why(entry: Entry) -> str:
 
 
 def _summary(entry: Entry, part: Literal["block", "switch_block"]) -> tuple[Cell, ...]:
-    """Mean, p50, p99 if there are samples enough, max and the number of samples."""
+    """Return the cells mean, p50, p99 (if there are enough samples), max, and number of samples."""
     if isinstance(entry.found, str):
         return tuple(Missing(_why(entry), "-") for _ in range(5))
     found = entry.found.block if part == "block" else entry.found.switch_block

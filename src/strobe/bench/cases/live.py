@@ -1,0 +1,326 @@
+"""Viewers that load a server of live streams: they come, watch, steer and leave, and each is written down.
+
+The load is how many viewers would watch at once if all were let in. With Poisson arrivals they come at `load / stay_s` a second
+and stay for times that are drawn from an exponential distribution (Little's law); `together` is `load` viewers who all come at
+the start and stay. Nothing ticks: no viewer waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from strobe.bench.case import Progress
+from strobe.core.errors import ConfigError, SessionError, StrobeError
+from strobe.perf.measure.machine import describe_run, utc_now
+from strobe.perf.records.record import End, Status
+from strobe.perf.records.store import RunWriter, create_run
+from strobe.perf.records.viewers import Arrivals, Server
+from strobe.perf.records.viewers import Viewer as ViewerLine
+from strobe.serve import protocol
+from strobe.serve.client import Playback, RefusedError, Viewer, watch
+
+WARM_UP_S: Final = 600.0
+"""A server that is not ready by then is given up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What viewers do.
+
+    Args:
+        levels: viewers at once on average, one level after another.
+        seconds: length of a level; viewers that are still there leave at its end.
+        stay_s: mean time that a viewer stays; with `together` all stay to the end.
+        prompt_every_s: mean time between two prompts of a viewer; 0: none.
+        seed: of arrivals, stays, prompts and noise.
+    """
+
+    levels: tuple[float, ...]
+    seconds: float
+    arrivals: Arrivals = "poisson"
+    stay_s: float = 30.0
+    prompt_every_s: float = 10.0
+    preset: str = ""
+    codec: protocol.Codec = "h264"
+    prompts: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.levels or min(self.levels) <= 0:
+            raise ConfigError(f"viewers {', '.join(f'{level:g}' for level in self.levels) or 'none'}: give numbers above 0")
+        if self.arrivals == "together" and any(level != int(level) for level in self.levels):
+            raise ConfigError("viewers who come together are whole numbers; fractions are for --arrivals poisson")
+        if min(self.seconds, self.stay_s) < 0.1 or 0 != self.prompt_every_s < 0.1:
+            raise ConfigError(
+                f"seconds {self.seconds:g}, stay {self.stay_s:g}, prompt every {self.prompt_every_s:g}: "
+                "give 0.1 or more, and 0 for no prompts"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """One viewer as planned: seconds are from the start of its level; those of its prompts from its coming."""
+
+    at_s: float
+    stay_s: float
+    prompts: tuple[tuple[float, str], ...]
+    seed: int
+
+
+def plan(load: Load, level: float, examples: Sequence[str]) -> tuple[Visit, ...]:
+    """Return who comes at a level and what they do: the same for the same load, level and examples."""
+    draw = random.Random(f"{load.seed} {level:g} {load.arrivals}")
+    texts = load.prompts or tuple(examples)
+    if load.arrivals == "together":
+        moments = [(0.0, load.seconds)] * int(level)
+    else:
+        moments, at = [], draw.expovariate(level / load.stay_s)
+        while at < load.seconds:
+            moments.append((at, min(draw.expovariate(1 / load.stay_s), load.seconds - at)))
+            at += draw.expovariate(level / load.stay_s)
+    return tuple(
+        Visit(at_s=at, stay_s=stay, prompts=tuple(_prompts(draw, load, stay, texts)), seed=draw.randrange(1 << 31))
+        for at, stay in moments
+    )
+
+
+def _prompts(draw: random.Random, load: Load, stay_s: float, texts: Sequence[str]) -> Iterator[tuple[float, str]]:
+    yield 0.0, draw.choice(texts)
+    if load.prompt_every_s:
+        at = draw.expovariate(1 / load.prompt_every_s)
+        while at < stay_s:
+            yield at, draw.choice(texts)
+            at += draw.expovariate(1 / load.prompt_every_s)
+
+
+def run_load(
+    load: Load,
+    *,
+    url: str,
+    token: str = "",
+    own: bool,
+    device: str,
+    root: Path,
+    progress: Progress,
+    open_run: Callable[[Path, str], RunWriter] = create_run,
+) -> Path:
+    """Load a server level by level, and write a line for each viewer as it leaves.
+
+    Args:
+        url: of the server, http or https.
+        own: it was started for this run, on this machine.
+        device: what the server runs on; empty if it is not known.
+
+    Returns:
+        the run folder.
+
+    Raises:
+        SessionError: the server is not there, wants a token or refuses even the first viewer.
+    """
+    socket = url.replace("http", "ws", 1).rstrip("/")
+    began = time.perf_counter_ns()
+    welcome = asyncio.run(_look(socket, token, load))
+    here = torch.device(device) if own and device else torch.device("cpu")
+    with open_run(root, f"serve-{welcome.preset}") as writer:
+        writer.append(describe_run(writer.folder, here, (welcome.preset,), len(load.levels), "serve"))
+        writer.append(
+            Server(
+                url=url, own=own, model=welcome.model, device=device, width=welcome.width, height=welcome.height,
+                fps=welcome.fps, block_frames=welcome.block_frames, start_buffer_ns=round(1e6 * welcome.start_buffer_ms),
+            )
+        )  # fmt: skip
+        status: Status = "failed"
+        message = "stopped by an error"
+        try:
+            asyncio.run(_levels(load, socket, token, welcome, writer, progress))
+            status, message = "complete", ""
+        except KeyboardInterrupt:
+            status, message = "interrupted", "Ctrl-C"
+            raise
+        finally:
+            writer.append(End(status=status, date=utc_now(), wall_ns=time.perf_counter_ns() - began, message=message))
+            writer.sync()
+    return writer.folder
+
+
+async def _look(url: str, token: str, load: Load) -> protocol.Welcome:
+    """Open a stream and close it: what the server says of itself, before anything is measured."""
+    try:
+        async with watch(url, preset=load.preset, codec=load.codec, token=token) as viewer:
+            await viewer.send(protocol.Close())
+            return viewer.welcome
+    except OSError as error:
+        raise SessionError(f"no server at {url}: {error.strerror or error}; start one with strobe serve") from error
+
+
+async def _levels(load: Load, url: str, token: str, welcome: protocol.Welcome, writer: RunWriter, progress: Progress) -> None:
+    total = round(len(load.levels) * load.seconds)
+    for number, level in enumerate(load.levels):
+        visits = plan(load, level, welcome.examples)
+        before = round(number * load.seconds)
+
+        def tell(seconds: float, watching: int, level: float = level, before: int = before) -> None:
+            progress(before + round(seconds), total, f"s, load {level:g}, {watching} viewers")
+
+        await _level(load, level, visits, lambda visit: _visit(load, url, token, visit), writer, tell)
+        writer.sync()
+
+
+async def _level(
+    load: Load,
+    level: float,
+    visits: Sequence[Visit],
+    watch_it: Callable[[Visit], Coroutine[Any, Any, ViewerLine]],
+    writer: RunWriter,
+    tell: Callable[[float, int], None],
+) -> None:
+    """Let the viewers of one level come; write each down as it leaves."""
+    began, watching = time.monotonic(), 0
+
+    async def come(number: int, visit: Visit) -> None:
+        nonlocal watching
+        await asyncio.sleep(max(0.0, began + visit.at_s - time.monotonic()))
+        watching += 1
+        line = await watch_it(visit)
+        watching -= 1
+        writer.append(msgspec.structs.replace(line, load=level, viewer=number, arrived_ns=_ns(visit.at_s)))
+
+    async def report() -> None:
+        while True:
+            tell(min(load.seconds, time.monotonic() - began), watching)
+            await asyncio.sleep(1.0)
+
+    reporting = asyncio.create_task(report())
+    try:
+        await asyncio.gather(*(come(number, visit) for number, visit in enumerate(visits)))
+    finally:
+        reporting.cancel()
+
+
+class _Seen:
+    """What a viewer notes beside its playback."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.asked: list[float] = []
+        self.asked_of: dict[int, float] = {}
+        self.blocks: list[float] = []
+        self.last: tuple[int, int, int] | None = None
+        self.lost = 0
+
+    def __call__(self, message: protocol.FromServer | protocol.Picture | protocol.Prompt, now: float) -> None:
+        if isinstance(message, protocol.Prompt):
+            self.sent += 1
+            self.asked.append(now)
+        elif isinstance(message, protocol.Prompted | protocol.Error) and self.asked:
+            asked = self.asked.pop(0)
+            if isinstance(message, protocol.Prompted):
+                self.asked_of[message.epoch] = asked
+        elif isinstance(message, protocol.Made):
+            self.blocks.append(now)
+        elif isinstance(message, protocol.Picture):
+            here = (message.generation, message.epoch, message.frame)
+            if self.last is not None and self.last[:2] == here[:2]:
+                self.lost += max(0, here[2] - self.last[2] - 1)
+            self.last = here
+
+
+async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
+    """Watch as planned; load, number and arrival are for the caller to fill in."""
+    came, seen = time.monotonic(), _Seen()
+    line = ViewerLine(load=0, arrivals=load.arrivals, viewer=0, preset=load.preset, codec=load.codec, arrived_ns=0, watched_ns=0)
+    (_, first), *later = visit.prompts
+    playback: Playback | None = None
+    try:
+        async with watch(url, prompt=first, seed=visit.seed, preset=load.preset, codec=load.codec, token=token) as viewer:
+            line = msgspec.structs.replace(line, preset=viewer.welcome.preset)
+            playback = await _play(viewer, visit.stay_s - (time.monotonic() - came), later, seen)
+    except RefusedError as error:
+        line = msgspec.structs.replace(line, refusal="refused", cause=error.answer.reason)
+    except (OSError, StrobeError) as error:
+        line = msgspec.structs.replace(line, refusal="failed", cause=f"{type(error).__name__}: {error}")
+    watched = _ns(time.monotonic() - came)
+    if playback is None:
+        return msgspec.structs.replace(line, watched_ns=watched)
+    painted = playback.first_painted
+    seen_after = tuple(_ns(painted[epoch] - asked) for epoch, asked in seen.asked_of.items() if epoch in painted)
+    return msgspec.structs.replace(
+        line,
+        watched_ns=watched,
+        first_picture_ns=_ns(min(painted.values()) - came) if painted else None,
+        painted=playback.painted,
+        late_ns=tuple(_ns(each / 1e3) for each in playback.late_ms),
+        block_gaps_ns=tuple(_ns(after - before) for before, after in zip(seen.blocks, seen.blocks[1:], strict=False)),
+        prompt_to_pixel_ns=seen_after,
+        unanswered=seen.sent - len(seen_after),
+        stalls=playback.stalls,
+        stall_ns=_ns(playback.stall_s),
+        lost=seen.lost,
+    )
+
+
+async def _play(viewer: Viewer, seconds: float, prompts: Sequence[tuple[float, str]], seen: _Seen) -> Playback:
+    await viewer.send(protocol.Play())
+    playback = await viewer.play(max(0.0, seconds), prompts, seen)
+    await viewer.send(protocol.Close())
+    return playback
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)
+
+
+@contextmanager
+def own_server(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Start `strobe serve` with these arguments in a process of its own and wait until it is ready; yield its address and device.
+
+    Raises:
+        StrobeError: it ends, or is not ready after `WARM_UP_S`; says what it printed.
+    """
+    command = [sys.executable, "-m", "strobe", "serve", "--port", "0", "--json", *arguments]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            said = "".join(takewhile(lambda line: line.rstrip() != "}", process.stdout)) + "}"
+            ends = time.monotonic() + WARM_UP_S
+            while process.poll() is None and time.monotonic() < ends:
+                if said != "}" and _is_ready(json.loads(said)["url"]):
+                    yield json.loads(said)["url"], json.loads(said)["device"]
+                    return
+                time.sleep(0.1)
+            errors.seek(0)
+            raise StrobeError(f"the server did not get ready: {errors.read().strip()[-600:] or f'{WARM_UP_S:g} s are over'}")
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}readyz", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # 503 while it warms up is one too
+        return False

@@ -1,0 +1,138 @@
+"""`strobe bench serve`: viewers come to a server of live streams, steer and leave; what do they see?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from strobe.cli.console import Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.model import ModelFlags
+from strobe.cli.profile.folder import rotating, tell_kept
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.serve import check_installed
+from strobe.cli.tables import banner_texts, table_text
+
+if TYPE_CHECKING:
+    from strobe.bench.cases.live import Load
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Viewers:
+    """What the viewers do.
+
+    Args:
+        sessions: viewers at once, on average; several loads run one after another.
+        arrivals: poisson: viewers come and go at random moments; together: all come at once and stay.
+        seconds: length of each load.
+        stay: mean seconds that a viewer stays; with `--arrivals together` all stay to the end.
+        prompt_every: mean seconds between two prompts of a viewer; 0: none.
+        codec: h264 or jpeg; pictures are not decoded.
+        seed: of arrivals, stays, prompts and noise.
+        url: of a server that is there; `--model` and `--device` are its own then.
+        token: of a server that asks for one.
+    """
+
+    sessions: tuple[float, ...] = (1.0, 2.0)
+    arrivals: Literal["poisson", "together"] = "poisson"
+    seconds: float = 60.0
+    stay: float = 30.0
+    prompt_every: float = 10.0
+    codec: Literal["h264", "jpeg"] = "h264"
+    seed: int = 0
+    url: str = ""
+    token: str = ""
+
+    def load(self, preset: str) -> Load:
+        """The load that they come to."""
+        from strobe.bench.cases.live import Load
+
+        return Load(
+            levels=self.sessions, seconds=self.seconds, arrivals=self.arrivals, stay_s=self.stay,
+            prompt_every_s=self.prompt_every, preset=preset, codec=self.codec, seed=self.seed,
+        )  # fmt: skip
+
+
+def serve(
+    *,
+    preset: str = "balanced",
+    device: str = "auto",
+    check: Annotated[bool, Parameter(negative="")] = False,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("serve-load"),
+    model: ModelFlags = ModelFlags(),
+    viewers: Viewers = Viewers(),
+    output: Output = Output(),
+) -> int:
+    """Load a server of live streams with viewers: first picture, prompt to pixel, pictures on time, stalls, refusals.
+
+    ```
+    strobe bench serve --sessions 1 2 --seconds 60  # slow
+    strobe bench serve --model wan-1.3b --random-weights --preset ultra --sessions 4 8 --arrivals together --seconds 180  # gpu
+    strobe bench serve --url http://127.0.0.1:7860 --sessions 2  # needs-files
+    ```
+
+    Without `--url` it starts `strobe serve` in a process of its own, and ends it. A viewer is a client that plays with a start
+    buffer and a clock; it decodes nothing. The load is the rate at which viewers come, and no viewer waits for another.
+
+    Args:
+        preset: what each viewer asks for.
+        device: of the server that is started: auto, cpu, cuda or cuda:N.
+        check: exit code 1 if not every load was held: nobody refused, 99 % of the pictures on time.
+        out: folder for records and page; one that holds something is kept as serve-load.1, serve-load.2 and so on.
+    """
+    check_installed()
+    load = viewers.load(preset)
+    kept: list[Path] = []
+    told = tells_what_is_kept(output, lambda: kept_runs([out]))
+    with told, _server(viewers.url, preset, device, model) as (address, where), output.progress("load") as advance:
+        from strobe.bench.cases.live import run_load
+
+        folder = run_load(
+            load, url=address, token=viewers.token, own=not viewers.url, device=where, root=out, progress=advance,
+            open_run=rotating(kept),
+        )  # fmt: skip
+    tell_kept(kept, output)
+    with output.progress("report"):
+        from strobe.perf.analysis.runs.viewers import figures_of
+        from strobe.perf.records.store import read_run
+        from strobe.perf.report.serve_page import load_table, serve_report
+        from strobe.perf.report.write import write_report
+
+        found, report = figures_of(read_run(folder)), serve_report(folder)
+        paths = write_report(report, folder)
+    output.show(
+        *banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)), " ".join(map(str, paths))
+    )
+    output.emit(
+        {
+            "run": str(folder),
+            "loads": [
+                {
+                    "load": each.load, "at_once": each.at_once, "came": each.came, "refused": each.refused, "failed": each.failed,
+                    "on_time": each.on_time, "play_ratio": each.play_ratio, "stalls": each.stalls, "stall_ns": each.stall_ns,
+                    "first_picture_ns": each.first_picture_ns, "prompt_to_pixel_ns": each.prompt_to_pixel_ns, "held": each.held,
+                }
+                for each in found
+            ],
+            "report": {path.suffix[1:]: str(path) for path in paths},
+        }
+    )  # fmt: skip
+    return GATE_FAILED if check and not all(each.held for each in found) else 0
+
+
+@contextmanager
+def _server(url: str, preset: str, device: str, model: ModelFlags) -> Iterator[tuple[str, str]]:
+    """Address and device of the server that is loaded; one that is started here ends with the body."""
+    if url:
+        yield url, ""
+        return
+    from strobe.bench.cases.live import own_server
+
+    with own_server(["--preset", preset, "--device", device, *model.arguments()]) as started:
+        yield started

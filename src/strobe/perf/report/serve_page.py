@@ -1,0 +1,159 @@
+"""The page of a loaded server: by load, what viewers waited for, what came late, and who was refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from strobe.perf.analysis.runs.viewers import HELD, LoadFigures, figures_of
+from strobe.perf.measure.stats import percentile
+from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.records.viewers import Viewer
+from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Axis,
+    Banner,
+    Cell,
+    Fact,
+    Figure,
+    Mark,
+    Notes,
+    Number,
+    Plane,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+)
+
+_FEW: Final = 20
+"""Values below which no 95th percentile is told apart from the largest."""
+
+
+def serve_report(folder: Path) -> Report:
+    """Build the page of a run that loaded a server.
+
+    Raises:
+        DataError: it is none, or no viewer is written down.
+    """
+    run = read_run(folder)
+    found, server, head = figures_of(run), run.server, run.header
+    assert server is not None
+    held = [each.load for each in found if each.held]
+    answer = (
+        f"{max(held):g} viewers at once had at least {HELD:.0%} of their pictures on time, and none was refused."
+        if held
+        else f"At no load did every viewer get in and have {HELD:.0%} of the pictures on time."
+    )
+    where = f"{server.device} of {head.machine.device_name}" if server.own else "a server that was there already"
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=f"Viewers on one server: {server.model}, {head.baseline}",
+        subtitle=answer,
+        facts=(
+            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+            Fact("Run", Text(head.run)),
+            Fact("Server", Text(f"{server.url}, {where}")),
+            Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {_codecs(run.viewers)}")),
+            Fact("Arrivals", Text(_arrivals(run.viewers))),
+            Fact("Start buffer", Time(server.start_buffer_ns)),
+            Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
+        ),
+        banners=_banners(run),
+        sections=(_loads(found), _viewers(run)),
+    )
+
+
+def _codecs(viewers: Sequence[Viewer]) -> str:
+    return ", ".join(sorted({each.codec for each in viewers}))
+
+
+def _arrivals(viewers: Sequence[Viewer]) -> str:
+    kind = viewers[0].arrivals
+    return "Poisson: viewers come and go at random" if kind == "poisson" else "all come at once and stay"
+
+
+def _banners(run: RunRecords) -> tuple[Banner, ...]:
+    damage = damage_banners([(run.header.run, run.damage)])
+    if run.end is not None and run.end.status == "complete":
+        return damage
+    why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
+    return (*damage, Banner("caution", "The run did not come to its end", (f"{why}; viewers who had left count.",)))
+
+
+def load_table(found: Sequence[LoadFigures]) -> Table:
+    """One row per load."""
+    fields: tuple[Field[LoadFigures], ...] = (
+        Field("viewers asked for", lambda each: Number(each.load, 1), numeric=True, hint="at once, on average"),
+        Field("at once", lambda each: Number(each.at_once, 1), numeric=True, hint="who were let in and watched, on average"),
+        count("came", lambda each: each.came),
+        count("refused", lambda each: each.refused),
+        Field("pictures on time", lambda each: each.on_time, Share, numeric=True, missing="no picture was due",
+              hint="of those due; late by at most one frame time; those due during a stall are missing"),
+        Field("first picture p50", lambda each: _at(each.first_picture_ns, 0.5), Time, "ms", missing="none"),
+        Field("p95", lambda each: _p95(each.first_picture_ns), Time, "ms", missing=f"fewer than {_FEW}"),
+        Field("prompt to pixel p50", lambda each: _at(each.prompt_to_pixel_ns, 0.5), Time, "ms", missing="no prompt"),
+        Field("p95", lambda each: _p95(each.prompt_to_pixel_ns), Time, "ms", missing=f"fewer than {_FEW}"),
+        Field("block gap p50", lambda each: _at(each.block_gaps_ns, 0.5), Time, "ms", missing="none"),
+        Field("p95", lambda each: _p95(each.block_gaps_ns), Time, "ms", missing=f"fewer than {_FEW}"),
+        Field("max", lambda each: max(each.block_gaps_ns, default=None), Time, "ms", missing="none"),
+        count("stalls", lambda each: each.stalls),
+        Field("stalled", lambda each: each.stall_ns, Time, "ms"),
+        Field("played", lambda each: each.play_ratio, Share, numeric=True, missing="nothing", hint="of playing and stalled"),
+        Field("held", lambda each: Text("yes", "good") if each.held else Text("no", "bad")),
+    )  # fmt: skip
+    notes = (
+        "First picture: from connecting until it is painted, start buffer included. Prompt to pixel: from sending a prompt until "
+        "its first picture is painted. Block gap: between the arrivals of two frame blocks of a viewer; a viewer that is ahead "
+        "waits for its next one on purpose.",
+    )
+    return table_of("By load.", fields, found, notes=notes)
+
+
+def _at(values: Sequence[int], part: float) -> float | None:
+    return percentile(sorted(values), part) if values else None
+
+
+def _p95(values: Sequence[int]) -> float | None:
+    return _at(values, 0.95) if len(values) >= _FEW else None
+
+
+def _loads(found: Sequence[LoadFigures]) -> Section:
+    table = load_table(found)
+    marks = tuple(Mark(each.load, 100 * each.on_time, 0) for each in found if each.on_time is not None)
+    lead = "Each viewer plays with a start buffer and a clock, and says what it painted: nothing is made for one that is ahead."
+    if len(marks) < 2:
+        return Section("load", "What viewers saw", lead, (table,))
+    plane = Plane(Axis("viewers asked for at once"), Axis("pictures on time, %"), marks, series=("pictures on time",))
+    return Section("load", "What viewers saw", lead, (table, Figure("Pictures on time by load.", "", plane, table)))
+
+
+def _viewers(run: RunRecords) -> Section:
+    viewers = sorted(run.viewers, key=lambda each: (each.load, each.viewer))
+    fields: tuple[Field[Viewer], ...] = (
+        Field("load", lambda each: Number(each.load, 1), numeric=True),
+        count("viewer", lambda each: each.viewer),
+        Field("came after", lambda each: each.arrived_ns, Time, "s"),
+        Field("watched", lambda each: each.watched_ns, Time, "s"),
+        count("painted", lambda each: each.painted),
+        Field("late p50", lambda each: _at(each.late_ns, 0.5), Time, "ms", missing="none painted"),
+        count("stalls", lambda each: each.stalls),
+        count("prompts seen", lambda each: len(each.prompt_to_pixel_ns)),
+        count("lost", lambda each: each.lost, "pictures inside a prompt that never came"),
+        Field("answer", _answer),
+    )
+    table = table_of("Every viewer.", fields, viewers)
+    causes = Counter(each.cause for each in viewers if each.refusal)
+    notes = tuple(f"{number} times: {cause}" for cause, number in causes.most_common(5))
+    return Section("viewers", "Viewers", "", (table, Notes(notes)) if notes else (table,))
+
+
+def _answer(each: Viewer) -> Cell:
+    return Text("let in") if not each.refusal else Text(each.refusal, "bad", each.cause)
