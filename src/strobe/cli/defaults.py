@@ -67,7 +67,8 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
 
 def flags_of(arguments: Iterable[Argument]) -> dict[str, Argument]:
     """The flags that may have a default."""
-    return {each.name: each for each in arguments if each.name.startswith("--") and each.name not in ONLY_TYPED}
+    named = {each.name: each for each in arguments}
+    return {flag: each for flag, each in named.items() if flag.startswith("--") and flag not in ONLY_TYPED}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the file
