@@ -64,7 +64,7 @@ app = App(
 )
 VERBS: Final = (
     *("demo", "generate", "compare", "report", "trace", "speedup", "doctor", "ablate"),
-    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "train-shapes"),
+    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "track", "train-shapes"),
 )
 for _verb in VERBS:
     _name = _verb.replace("-", "_")

@@ -111,3 +111,8 @@ def _user_folder(variable: str, usual: str) -> Path | None:
 def split_list(text: str) -> tuple[str, ...]:
     """Read words separated by commas; blanks around them and empty words do not count."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return all variables of this process, for a program that it starts."""
+    return dict(os.environ)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
+from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
@@ -51,6 +52,17 @@ class Reported(RunDocument, frozen=True, kw_only=True):
         dict[str, tuple[str, ...]],
         Meta(description="by run folder: what is damaged and left out; empty if nothing is"),
     ]
+
+
+class Tracked(HistoryDocument, frozen=True, kw_only=True):
+    """`strobe track`: figures over commits, and the commits that changed them."""
+
+    report: ReportPaths
+    figures: Annotated[
+        dict[str, dict[str, float | None]],
+        Meta(description="by figure of the machine that measured last: what --require can name; null where there is none"),
+    ]
+    not_met: NotMet
 
 
 class Measured(Reported, frozen=True, kw_only=True):
@@ -342,6 +354,9 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
     "quality": (Judged,),
+    "track run": (Tracked,),
+    "track report": (Tracked,),
+    "track find": (Tracked,),
     "train-shapes": (Trained,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -16,8 +16,9 @@ from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 from strobe.perf.records.viewers import Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve"]
-"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server."""
+RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs"]
+"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
+of the caller's own functions, whole programs."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
@@ -206,6 +207,7 @@ class Variant(Line, frozen=True, kw_only=True):
         bool | None, Meta(description="they lie in the memory that `peak_bytes` counts; null: not known")
     ] = None
     contestant: Annotated[Contestant | None, Meta(description="what it is in the attention grid; null elsewhere")] = None
+    command: Annotated[str, Meta(description="command line of a program; empty: it is none")] = ""
 
 
 class Span(Line, frozen=True, kw_only=True):
@@ -265,6 +267,13 @@ class Clip(Line, frozen=True, kw_only=True):
         int | None, Meta(description="peak of the whole process in this clip: bytes torch allocated on the GPU, or resident set")
     ] = None
     clocks: Annotated[Clocks | None, Meta(description="clocks while the clip ran (then with `samples`), or at its end")] = None
+    calls: Annotated[int, Meta(description="calls of the caller's own function in the clip, one after the other")] = 1
+    start_bytes: Annotated[int | None, Meta(description="what `peak_bytes` was when the clip began; null: not taken")] = None
+    user_ns: Annotated[int | None, Meta(description="CPU time of a program outside the kernel, ns; null: no program")] = None
+    system_ns: Annotated[int | None, Meta(description="CPU time of a program inside the kernel, ns; null: no program")] = None
+    exit_status: Annotated[
+        int | None, Meta(description="exit status of a program; negative: the signal that killed it; null: no program")
+    ] = None
 
 
 class Memory(Line, frozen=True, kw_only=True):

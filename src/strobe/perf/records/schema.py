@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import inspect
 
 from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 
 _PLAIN: Final = {
@@ -22,7 +23,7 @@ _PLAIN: Final = {
 
 _HEAD: Final = f"""# Records
 
-Generated from `strobe.perf.records.record` by `make docs`; do not edit.
+Generated from `strobe.records` by `make docs`; do not edit. Each table is a class there: `from strobe.records import Clip`.
 
 A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
 {", ".join(map(str, READABLE_VERSIONS))}.
@@ -37,16 +38,29 @@ one raises it.
 """
 
 
+_HISTORY: Final = """# Records of a history
+
+Generated from `strobe.perf.records.history` by `make docs`; do not edit.
+
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below,
+versioned and sealed like [the lines of a run](records.md).
+"""
+
+
 def schema_markdown() -> str:
     """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
-    parts: dict[type, None] = {}
-    for line in LINES:
-        for part in parts_of(line):
-            parts.setdefault(part)
-    sections = [_HEAD]
-    sections += [struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
-    sections += [struct_section(kind.__name__, kind) for kind in parts]
-    return "\n".join(sections)
+    return _page(_HEAD, LINES)
+
+
+def history_markdown() -> str:
+    """Return `docs/histories.md`: the same of the lines of a history."""
+    return _page(_HISTORY, HISTORY_LINES)
+
+
+def _page(head: str, lines: Sequence[type[msgspec.Struct]]) -> str:
+    parts = dict.fromkeys(part for line in lines for part in parts_of(line))
+    sections = [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
+    return "\n".join((*sections, *(struct_section(kind.__name__, kind) for kind in parts)))
 
 
 def struct_section(title: str, kind: type[msgspec.Struct]) -> str:

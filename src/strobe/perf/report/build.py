@@ -8,9 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.analysis.runs.viewers import is_load
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
+from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
@@ -38,8 +40,8 @@ def build_report(
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak and
-    the viewers of a server give the page of their command.
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak, the
+    viewers of a server, and functions or programs give the page of their command.
 
     Raises:
         DataError: no folder, a folder without readable records, or a run with a page of its own among others.
@@ -71,6 +73,11 @@ def report_and_findings(
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
         return soak_report(soaks[0]), ()
+    own = [run.folder for run in study.runs if is_own_code(run)]
+    if own and len(folders) > 1:
+        raise DataError(f"{own[0]} holds functions or programs: report it without other runs")
+    if own:
+        return calls_report(study, allow_different)
     loads = [run.folder for run in study.runs if is_load(run)]
     if loads and len(folders) > 1:
         raise DataError(f"{loads[0]} holds the viewers of a server: report it without other runs")

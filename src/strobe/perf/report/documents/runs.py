@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.runs.calls import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.documents.value import Document, Part
 from strobe.perf.report.findings import Finding
@@ -86,6 +87,33 @@ class LineRow(Part, frozen=True, kw_only=True):
     share: Annotated[float | None, Meta(description="of what a clip saves; null if it saves nothing")]
 
 
+class CallsRow(Part, frozen=True, kw_only=True):
+    """One function or program of the caller's own: what one call of it, or one run, takes."""
+
+    name: Annotated[str, Meta(description="its name")]
+    reference: Annotated[str, Meta(description="what it is measured against; its own name for the baseline")]
+    command: Annotated[str, Meta(description="command line of a program; empty for a function")]
+    samples: Annotated[int, Meta(description="timed samples; 0: it was not timed, for its output differs")]
+    calls_per_sample: Annotated[int, Meta(description="calls that a sample is the mean of")]
+    mean_ns: Annotated[float | None, Meta(description="geometric mean of the samples; null without any")]
+    low_ns: Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
+    high_ns: Annotated[float | None, Meta(description="high end")]
+    min_ns: Annotated[float | None, Meta(description="shortest sample")]
+    max_ns: Annotated[float | None, Meta(description="longest sample")]
+    ratio: Annotated[float | None, Meta(description="time of the baseline / its own; null for the baseline")]
+    ratio_low: Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
+    ratio_high: Annotated[float | None, Meta(description="high end")]
+    verdict: Annotated[str, Meta(description="faster, slower, no difference or inconclusive; empty where nothing is compared")]
+    device_ratio: Annotated[float | None, Meta(description="the same ratio between CUDA events; null on a CPU")]
+    user_ns: Annotated[float | None, Meta(description="CPU time of a program outside the kernel, mean; null for a function")]
+    system_ns: Annotated[float | None, Meta(description="CPU time of a program inside the kernel, mean; null for a function")]
+    peak_bytes: Annotated[int | None, Meta(description="peak memory, most over the samples; null where not known")]
+    added_bytes: Annotated[int | None, Meta(description="most that a sample added to what there was; null where not known")]
+    failures: Annotated[int, Meta(description="timed runs of a program whose exit status was not 0")]
+    equal_output: Annotated[bool | None, Meta(description="its output is the baseline's; null where they were not compared")]
+    output: Annotated[str, Meta(description="what was found when outputs were compared; empty where they were not")]
+
+
 class RunDocument(Document, frozen=True, kw_only=True):
     """Speedups of a run's candidates over its reference, with quality and ledgers.
 
@@ -105,6 +133,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     parts: Annotated[tuple[PartRow, ...], Meta(description="by candidate: what a steady frame block is spent on")]
     kinds: Annotated[tuple[BlocksRow, ...], Meta(description="by candidate: what each kind of frame block adds to a clip")]
     lines: Annotated[tuple[LineRow, ...], Meta(description="by candidate: the whole ledger of a clip")]
+    calls: Annotated[tuple[CallsRow, ...], Meta(description="the caller's own functions or programs; none for a run of clips")]
 
     def title(self) -> str:
         """Return one line with the end-to-end speedups."""
@@ -148,6 +177,36 @@ def run_document(
         parts=tuple(row for each in findings for row in _parts(each)),
         kinds=tuple(row for each in findings for row in _kinds(each)),
         lines=tuple(row for each in findings for row in _lines(each)),
+        calls=tuple(_calls(run, each) for run in runs if is_own_code(run) for each in own_code(run)),
+    )
+
+
+def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
+    interval, speedup = found.interval, found.speedup
+    bounds = None if speedup is None else speedup.interval
+    return CallsRow(
+        name=found.name,
+        reference=run.header.baseline,
+        command=found.command,
+        samples=len(found.samples_ns),
+        calls_per_sample=found.calls_per_sample,
+        mean_ns=found.mean_ns,
+        low_ns=None if interval is None else interval.low,
+        high_ns=None if interval is None else interval.high,
+        min_ns=min(found.samples_ns, default=None),
+        max_ns=max(found.samples_ns, default=None),
+        ratio=None if speedup is None else speedup.ratio,
+        ratio_low=None if bounds is None else bounds.low,
+        ratio_high=None if bounds is None else bounds.high,
+        verdict="" if speedup is None else speedup.verdict,
+        device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
+        user_ns=found.user_ns,
+        system_ns=found.system_ns,
+        peak_bytes=found.peak_bytes,
+        added_bytes=found.added_bytes,
+        failures=found.failures,
+        equal_output=None if found.gate is None else found.gate.passed,
+        output="" if found.gate is None else found.gate.detail,
     )
 
 
