@@ -115,6 +115,7 @@ lock:
 	$(COMPILE) requirements/torch.in -o requirements/torch.lock
 	$(COMPILE) requirements/triton.in -o requirements/triton.lock
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
 	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
 

@@ -14,6 +14,7 @@ from typing import Final
 from cyclopts import App
 
 import strobe
+from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
 from strobe.cli.main import app
 from strobe.perf.records.schema import history_markdown, schema_markdown
@@ -30,7 +31,7 @@ FURTHER: Final = (
     ("strobe.integrations.diffusers", "sparsify"),
     ("strobe.integrations.diffusers.fastwan", "FastWanPipeline"),
     ("strobe.engine.load", "load"),
-    ("strobe.engine.load", "Weights"),
+    ("strobe.engine.weights", "Weights"),
     ("strobe.serve.client", "watch"),
 )
 """What is imported from a module of its own, because it needs an extra or few use it."""
@@ -83,3 +84,4 @@ if __name__ == "__main__":
     (folder / "protocol.md").write_text(protocol_markdown(), encoding="utf-8")
     (folder / "json.md").write_text(json_markdown(), encoding="utf-8")
     (folder / "commands.md").write_text(commands(), encoding="utf-8")
+    (folder / "strobe.schema.json").write_text(defaults_schema(), encoding="utf-8")
