@@ -187,8 +187,11 @@ class Picked(_Printed, frozen=True, kw_only=True):
 class Machine(_Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
-<<<<<<< HEAD
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
+    defaults: Annotated[
+        dict[str, Any],
+        Meta(description="`file` of defaults of flags, null if there is none; `tables`: flags that each table sets"),
+    ]
     machine: Annotated[
         dict[str, Any] | UnsetType,
         Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
@@ -205,27 +208,14 @@ class Machine(_Printed, frozen=True, kw_only=True):
     ] = UNSET
     lacking: Annotated[dict[str, str] | UnsetType, Meta(description="by preset that cannot run here: the reason")] = UNSET
     metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why it is not")] = UNSET
+    plugins: Annotated[
+        tuple[dict[str, str], ...] | UnsetType,
+        Meta(description="plug-ins: `group`, `name`, `place`, `package`, and `broken`: the reason, empty if it loads"),
+    ] = UNSET
     memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: predicted memory of a stream, bytes")] = UNSET
     devices: Annotated[
         tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number of devices")
     ] = UNSET
-=======
-    checks: Annotated[tuple[dict[str, Any], ...], Meta(description="`name`, `ok`, `detail`, and `fix` if it is not ok")]
-    defaults: Annotated[
-        dict[str, Any], Meta(description="`file` of defaults of flags, null if there is none; `tables`: the flags that each sets")
-    ]
-    machine: Annotated[dict[str, Any] | UnsetType, Meta(description="as Machine in docs/records.md")] = UNSET
-    attention: Annotated[Any, Meta(description="which implementations run here, and why the others do not")] = UNSET
-    presets: Annotated[dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason`")] = UNSET
-    lacking: Annotated[dict[str, str] | UnsetType, Meta(description="presets that cannot run here, with the reason")] = UNSET
-    metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why not")] = UNSET
-    plugins: Annotated[
-        tuple[dict[str, str], ...] | UnsetType,
-        Meta(description="what other packages add: `group`, `name`, `place`, `package`, and `broken`: why it is, or nothing"),
-    ] = UNSET
-    memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: bytes that a stream will hold")] = UNSET
-    devices: Annotated[tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number")] = UNSET
->>>>>>> wt-install
 
 
 class Linted(_Printed, frozen=True, kw_only=True):

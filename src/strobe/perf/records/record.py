@@ -116,7 +116,6 @@ class Header(Line, frozen=True, kw_only=True):
     """First line: the run, the code, the machine and the order of its variants."""
 
     run: Annotated[str, Meta(description="name of the run folder")]
-<<<<<<< HEAD
     kind: Annotated[
         RunKind,
         Meta(description="subject: clips (`stream`), long clip (`soak`), own code (`calls`, `programs`), viewers (`serve`)"),
@@ -124,7 +123,7 @@ class Header(Line, frozen=True, kw_only=True):
     date: Annotated[str, Meta(description="start of the run, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of strobe")]
     git: Annotated[Git, Meta(description="git commit of the code")]
-    argv: Annotated[tuple[str, ...], Meta(description="command line")]
+    argv: Annotated[tuple[str, ...], Meta(description="command line, then flags with a default of their own, with its value")]
     machine: Annotated[Machine, Meta(description="machine that ran the code")]
     baseline: Annotated[str, Meta(description="name of the variant that every speedup is relative to")]
     order: Annotated[tuple[str, ...], Meta(description="names of variants in one palindrome as planned, e.g. B C1 C2 C2 C1 B")]
@@ -134,22 +133,6 @@ class Header(Line, frozen=True, kw_only=True):
     world_size: Annotated[int, Meta(description="number of processes in the run")] = 1
     sp_degree: Annotated[int, Meta(description="number of devices that share one sequence (sequence parallelism)")] = 1
     tp_degree: Annotated[int, Meta(description="number of devices that share one layer (tensor parallelism)")] = 1
-=======
-    kind: Annotated[RunKind, Meta(description="what was measured")] = "stream"
-    date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
-    strobe: Annotated[str, Meta(description="version of this package")]
-    git: Annotated[Git, Meta(description="commit of the code")]
-    argv: Annotated[tuple[str, ...], Meta(description="command line, and the flags that had another default, with its value")]
-    machine: Annotated[Machine, Meta(description="device, driver, versions, cores, threads, clocks")]
-    baseline: Annotated[str, Meta(description="variant every ratio is measured against")]
-    order: Annotated[tuple[str, ...], Meta(description="variants of one palindrome as planned, e.g. B C1 C2 C2 C1 B")]
-    palindromes: Annotated[int, Meta(description="palindromes planned")]
-    model: Annotated[Model | None, Meta(description="model and weights; null when the caller's own code is measured")] = None
-    workload: Annotated[Workload | None, Meta(description="the clip; null when the caller's own code is measured")] = None
-    world_size: Annotated[int, Meta(description="processes in the run")] = 1
-    sp_degree: Annotated[int, Meta(description="devices that share one sequence")] = 1
-    tp_degree: Annotated[int, Meta(description="devices that share one layer")] = 1
->>>>>>> wt-install
     logs: Annotated[tuple[str, ...], Meta(description="paths of logs that belong to the run, relative to the run folder")] = ()
     absent: Annotated[tuple[Absent, ...], Meta(description="variants that were requested and cannot run on this machine")] = ()
 
