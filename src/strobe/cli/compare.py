@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -42,8 +43,9 @@ class ClipFlags(ModelFlags):
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
@@ -67,7 +69,7 @@ class ClipFlags(ModelFlags):
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
     seed: int = 17
-    device: str = "auto"
+    device: DeviceName = "auto"
 
     def script(self, defaults: ModelDefaults) -> Script:
         """Return the clip's prompts and switches in frame blocks of a model."""
@@ -81,7 +83,7 @@ class ClipFlags(ModelFlags):
 
 
 def compare(
-    *sides: Annotated[str, Parameter(name="PRESET")],
+    *sides: Annotated[PresetName, Parameter(name="PRESET")],
     rounds: int = 4,
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
     require: tuple[str, ...] = (),

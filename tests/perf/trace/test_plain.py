@@ -17,9 +17,9 @@ LIBRARIES = [zlib, *([plain.isal_zlib] if plain.isal_zlib else [])]
 
 
 def _unpack(packed: bytes, library: ModuleType) -> tuple[bytes, bool]:
-    blocks = plain.PlainBlocks(io.BytesIO(packed))
-    blocks._fast = library
-    return b"".join(blocks), blocks.damaged
+    text = plain.PlainText(io.BytesIO(packed))
+    text._fast = library
+    return b"".join(iter(text.read, b"")), text.damaged
 
 
 @pytest.fixture(autouse=True, params=[plain.BLOCK_BYTES, 1000])
@@ -75,3 +75,27 @@ def test_both_libraries_give_the_same_up_to_the_damage(junk: bytes, where: int) 
     results = [_unpack(packed[:at] + junk + packed[at + len(junk) :], library) for library in LIBRARIES]
     assert all(text.startswith(sound) for text, _ in results)
     assert len({_unpack(packed[: at + len(junk)], library) for library in LIBRARIES}) == 1
+
+
+@pytest.mark.parametrize("packed", [TEXT, gzip.compress(TEXT)], ids=["plain", "packed"])
+@pytest.mark.parametrize("held", [0, 7, 5000])
+def test_text_is_read_behind_what_is_held(packed: bytes, held: int) -> None:
+    text, so_far = plain.PlainText(io.BytesIO(packed)), b""
+    while len(so_far) < held:
+        so_far += text.read()
+    while True:
+        found = text.read_behind(memoryview(so_far))
+        assert found == b" " + TEXT[: len(found) - 1]
+        if len(found) == 1 + len(so_far):
+            break
+        assert len(found) - 1 - len(so_far) >= min(max(plain.BLOCK_BYTES, len(so_far)), len(TEXT) - len(so_far))
+        so_far = bytes(found[1:])
+    assert so_far == TEXT
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_a_word_is_found_wherever_it_stands(text: bytes, at: int) -> None:
+    word, part = b"record_param", b"d_pa"
+    assert not plain.holds(text, word, part) or word in text
+    assert plain.holds(text[:at] + word + text[at:], word, part)
+    assert not plain.holds(memoryview(text[:at] + part), word, part) or word in text

@@ -101,7 +101,7 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
         raise ConfigError("a comparison needs two commands or more: strobe compare -- 'python a.py' -- 'python b.py'")
     if names and (len(names) != len(texts) or len(set(names)) < len(names) or not all(name.strip() for name in names)):
         raise ConfigError(f"--names: give {len(texts)} different names, one for each command, got: {', '.join(names)}")
-    argvs = [_argv(text) if len(words) == 1 else tuple(words) for text, words in zip(texts, commands, strict=True)]
+    argvs = [argv_of(text) if len(words) == 1 else tuple(words) for text, words in zip(texts, commands, strict=True)]
     for argv, text in zip(argvs, texts, strict=True):
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
@@ -110,8 +110,12 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
     )
 
 
-def _argv(text: str) -> tuple[str, ...]:
-    """The words of a command, or a shell that reads it."""
+def argv_of(text: str) -> tuple[str, ...]:
+    """Return the words of a command, or a shell that reads it, where it needs one.
+
+    Raises:
+        ConfigError: a quote without its end.
+    """
     if text.split()[0] in _BUILT_IN:
         return ("sh", "-c", text)
     unquoted = _QUOTED.sub(lambda found: "$" if found[0][0] == '"' and re.search(r"[$`]", found[0]) else "", text)
@@ -188,7 +192,7 @@ class _Run:
 
     def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
         if self._plan.prepare:
-            prepared = self._launch(_argv(self._plan.prepare))
+            prepared = self._launch(argv_of(self._plan.prepare))
             if why := self._failed(prepared):
                 raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
         took = self._launch(program.argv)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
@@ -14,6 +16,7 @@ from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
+from strobe.perf.report.plugged import plugged_sections
 from strobe.perf.report.run_page.build import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.soak_page import soak_report
@@ -85,7 +88,8 @@ def report_and_findings(
         raise DataError(f"{steps[0]} holds forward passes over a whole clip: report it without other runs")
     if steps and pair is None:
         return dit_report(study, allow_different)
-    return run_report(study, allow_different)
+    report, found = run_report(study, allow_different)
+    return replace(report, sections=(*report.sections, *plugged_sections(study))), found
 
 
 def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:

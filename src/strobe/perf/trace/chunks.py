@@ -17,10 +17,10 @@ from typing import BinaryIO, Final
 
 from strobe.core.errors import TraceFormatError
 from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, object_end, read_metadata
-from strobe.perf.trace.plain import PlainBlocks
-from strobe.perf.trace.schema import UNREADABLE, Batch, Decoder
+from strobe.perf.trace.plain import PlainText
+from strobe.perf.trace.schema import UNREADABLE, Batch, Buffer, Decoder
 
-CHUNK_BYTES: Final = 4 << 20
+CHUNK_BYTES: Final = 1 << 20
 MAX_EVENT_BYTES: Final = 8 << 20
 _MIN_WINDOW: Final = 4 << 10
 _MIN_SLICE: Final = 16 << 10
@@ -68,7 +68,7 @@ class Progress:
     metadata: Metadata = field(default_factory=dict)
 
 
-def event_batches(file: BinaryIO, pick: Callable[[bytes], Decoder], progress: Progress) -> Iterator[Batch]:
+def event_batches(file: BinaryIO, pick: Callable[[Buffer], Decoder], progress: Progress) -> Iterator[Batch]:
     """Yield the events of a `.json` or `.json.gz` file in file order and fill `progress`.
 
     Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
@@ -79,20 +79,23 @@ def event_batches(file: BinaryIO, pick: Callable[[bytes], Decoder], progress: Pr
     Raises:
         TraceFormatError: the file holds no `traceEvents`, or nothing in it is an event.
     """
-    blocks = PlainBlocks(file)
-    yield from _Cutter(iter(blocks), pick, progress).batches()
-    progress.truncated |= blocks.damaged
+    plain = PlainText(file)
+    yield from _Cutter(plain, pick, progress).batches()
+    progress.truncated |= plain.damaged
 
 
 class _Cutter:
-    """Walks along the text. `_at` is the place in `_text` that is reached; it is always between two events."""
+    """Walks along the text. `_at` is the place in `_text` that is reached; it is always between two events.
 
-    def __init__(self, blocks: Iterator[bytes], pick: Callable[[bytes], Decoder], progress: Progress) -> None:
-        self._blocks = blocks
+    A text is never written over by the next one: what is decoded keeps views of it.
+    """
+
+    def __init__(self, plain: PlainText, pick: Callable[[Buffer], Decoder], progress: Progress) -> None:
+        self._plain = plain
         self._pick = pick
         self._progress = progress
-        self._text, self._at, self._ended = b"", 0, False
-        self._window = CHUNK_BYTES
+        self._text, self._at, self._ended = bytearray(), 0, False
+        self._window = 2 * CHUNK_BYTES
         self._barren = 0  # no event ends before this place in `_text`
         self._batch, self._batch_bytes = Batch(), 0
         self._hopeless, self._losses = True, 0
@@ -129,22 +132,20 @@ class _Cutter:
                 found = "no traceEvents array found, so this is no profiler trace" if head.text.strip() else "nothing to read"
                 raise TraceFormatError(f"{found}; {_EXPECTED}")
             head.text += self._next_block()
-        self._text, self._at, self._is_bare = head.text, start, head.is_bare
+        self._text, self._at, self._is_bare = bytearray(head.text), start, head.is_bare
         if not head.is_bare:
             self._read_metadata(head.text[:start] + b"]}")
 
     def _next_block(self) -> bytes:
-        block = next(self._blocks, b"")
+        block = self._plain.read()
         self._ended = not block
         return block
 
     def _read_on(self) -> None:
         """Get at least as much text again as is left, so that a long event is not looked through too often."""
-        parts = [self._text[self._at :]]
-        wanted = 2 * len(parts[0])
-        while not self._ended and (len(parts) == 1 or sum(map(len, parts)) < wanted):
-            parts.append(self._next_block())
-        self._text, self._at, self._barren = b"".join(parts), 0, 0
+        left = memoryview(self._text)[self._at :]
+        self._text, self._at, self._barren = self._plain.read_behind(left), 1, 0
+        self._ended = len(self._text) == 1 + len(left)
 
     def _at_closing(self) -> bool:
         """Go to the next event; whether the array of events ends there, and not one inside a damaged event.
@@ -171,19 +172,29 @@ class _Cutter:
                 self._barren = end
                 return False
             left, right = cut
-            if self._decode(self._text[self._at : left]):
+            if self._decode_between(self._at, left):
                 self._go_to(right)
                 self._losses = 0
-                self._window = min(4 * self._window, CHUNK_BYTES)
+                self._window = min(4 * self._window, 2 * CHUNK_BYTES)
                 return True
             if self._window <= _MIN_WINDOW:
                 return False
             self._window = max(_MIN_WINDOW, self._window // 8)
         return False
 
-    def _decode(self, piece: bytes) -> bool:
+    def _decode_between(self, start: int, end: int) -> bool:
+        """Decode the events between two places, with brackets in place of the bytes before and behind them meanwhile."""
+        text = self._text
+        before, behind = text[start - 1], text[end]
+        text[start - 1], text[end] = b"[]"
         try:
-            self._pick(piece).decode(piece, self._batch)
+            return self._decode(memoryview(text)[start - 1 : end + 1])
+        finally:
+            text[start - 1], text[end] = before, behind
+
+    def _decode(self, array: Buffer) -> bool:
+        try:
+            self._pick(array).decode(array, self._batch)
         except UNREADABLE:
             return False
         return True
@@ -222,12 +233,12 @@ class _Cutter:
 
     def _take(self, end: int) -> None:
         """Take the text up to there as one event."""
-        piece = self._text[self._at : end]
+        piece = bytes(self._text[self._at : end])
         self._losses += 1
-        if self._decode(piece):
-            self._window = min(2 * self._window, CHUNK_BYTES)
+        if self._decode(b"[" + piece + b"]"):
+            self._window = min(2 * self._window, 2 * CHUNK_BYTES)
             self._losses = 0
-        elif (mended := _mended(piece)) != piece and self._decode(mended):
+        elif (mended := _mended(piece)) != piece and self._decode(b"[" + mended + b"]"):
             self._progress.mended += 1
             self._losses = 0
         else:
@@ -269,7 +280,7 @@ class _Cutter:
 
     def _read_tail(self) -> None:
         """Read the metadata after the events, and count what stands behind the end of the JSON."""
-        tail = self._text[self._at + 1 :]
+        tail = bytes(self._text[self._at + 1 :])
         while not self._ended and len(tail) <= MAX_METADATA_BYTES:
             tail += self._next_block()
         tail = tail.strip(_BLANK)
@@ -309,7 +320,7 @@ def _mended(piece: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", piece)
 
 
-def _last_boundary(text: bytes, start: int, stop: int) -> tuple[int, int] | None:
+def _last_boundary(text: bytearray, start: int, stop: int) -> tuple[int, int] | None:
     """End of the last event before `stop` that another one follows, and the start of that one.
 
     An object inside an event seldom starts with the key that the event starts with, so that one is looked for first.

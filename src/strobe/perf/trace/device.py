@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from strobe.perf.trace.columns import Column, Interned
+from strobe.perf.trace.digits import Integers
 from strobe.perf.trace.events import DEVICE_KINDS
 from strobe.perf.trace.schema import CommArgs, DeviceArgs, Group
 from strobe.perf.trace.tables import NOTHING, Times, integer, integers, operator_of, sizes_text
@@ -18,6 +21,7 @@ _MAX_DEVICE: Final = (1 << 15) - 1
 _MAX_STREAM: Final = (1 << 31) - 1
 _KINDS: Final = {Group.KERNEL: "kernel", Group.MEMCPY: "memcpy", Group.MEMSET: "memset"}
 _NO_ARGS: Final = DeviceArgs()
+_COMMUNICATES: Final = 1
 
 
 class Said(NamedTuple):
@@ -85,7 +89,7 @@ class DeviceTable:
         self.paths: Interned[str] = Interned()
         self.path_event, self.path = Column(), Column()
         self._linked = linked
-        self._known: dict[Group, dict[tuple[Hashable, ...], tuple[int, bool]]] = {group: {} for group in _KINDS}
+        self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
         self._odd_streams: Interned[int] = Interned()
 
     def __len__(self) -> int:
@@ -93,26 +97,16 @@ class DeviceTable:
 
     def add(self, group: Group, times: Times) -> None:
         """Keep events of one group."""
-        all_args = [event.args or _NO_ARGS for event in times.events]
-        works, known, with_path = [], self._known[group], []
-        for position, (event, args) in enumerate(zip(times.events, all_args, strict=True), len(self.work)):
-            key: tuple[Hashable, ...] = (
-                event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
-            )  # fmt: skip
-            if args.device is None or args.stream is None:
-                key += (event.pid, event.tid)
-            found = known.get(key)
-            if found is None:
-                found = known[key] = self._new(group, event, args)
-            work, communicates = found
-            works.append(work)
-            if communicates:
-                self.collectives.add(position, args)
-            if args.module_path is not None:
-                with_path.append(position)
-        self.path.extend([self.paths.id_of(str(all_args[position - len(self.work)].module_path)) for position in with_path])
-        self.path_event.extend(with_path)
-        self.work.extend(works)
+        first, all_args = len(self.work), [event.args or _NO_ARGS for event in times.events]
+        works = self._works(group, times.events, all_args)
+        for row in np.flatnonzero(works & _COMMUNICATES).tolist():
+            self.collectives.add(first + row, all_args[row])
+        paths = [args.module_path for args in all_args]
+        if paths.count(None) < len(paths):
+            with_path = [row for row, path in enumerate(paths) if path is not None]
+            self.path.extend([self.paths.id_of(str(paths[row])) for row in with_path])
+            self.path_event.extend([first + row for row in with_path])
+        self.work.extend(works >> 1)
         self.start.extend(times.start)
         self.duration.extend(times.duration)
         correlation = integers([args.correlation for args in all_args])
@@ -121,8 +115,23 @@ class DeviceTable:
         if self._linked:
             self.operator.extend([operator_of(args) for args in all_args])
 
-    def _new(self, group: Group, event: Any, args: DeviceArgs) -> tuple[int, bool]:
-        """Number of a kind of work seen for the first time, and whether it is communication."""
+    def _works(self, group: Group, events: Sequence[Any], all_args: Sequence[DeviceArgs]) -> Integers:
+        """Return twice the number of each event's kind of work, and 1 more if it is communication."""
+        known, found = self._known[group], list[int]()
+        for event, args in zip(events, all_args, strict=True):
+            key: tuple[Hashable, ...] = (
+                event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
+            )  # fmt: skip
+            if args.device is None or args.stream is None:
+                key += (event.pid, event.tid)
+            work = known.get(key)
+            if work is None:
+                work = known[key] = self._new(group, event, args)
+            found.append(work)
+        return np.array(found, np.int64)
+
+    def _new(self, group: Group, event: Any, args: DeviceArgs) -> int:
+        """Return twice the number of a kind of work seen for the first time, and 1 more if it is communication."""
         communicates = group is Group.KERNEL and (args.collective is not None or _COMMUNICATION.search(event.name) is not None)
         device, stream = (
             own if own >= 0 else other
@@ -133,7 +142,7 @@ class DeviceTable:
         if stream > _MAX_STREAM:  # keeps them apart
             stream = NOTHING - 1 - self._odd_streams.id_of(stream)
         kind = DEVICE_KINDS.index("comm" if communicates else _KINDS[group])
-        return self.works.id_of(Work(event.name, kind, device, stream, _launch_shape(args))), communicates
+        return 2 * self.works.id_of(Work(event.name, kind, device, stream, _launch_shape(args))) + communicates
 
 
 def _launch_shape(args: DeviceArgs) -> str:

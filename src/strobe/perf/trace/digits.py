@@ -73,7 +73,7 @@ def _plain(text: bytes, count: int) -> tuple[Integers, Flags]:
         columns = np.ascontiguousarray(codes.reshape(count, width + 1)[:, width - 1 :: -1].T)
     else:
         places = np.arange(1, width + 1)[:, None]
-        columns = np.where(places <= lengths, codes[np.maximum(ends - places, 0)], _ZERO)
+        columns = np.where(places <= lengths, codes.take(ends - places, mode="clip"), _ZERO)
     dots = columns == _DOT
     decimals = dots.argmax(0)
     dotted = dots.any(0)

@@ -17,7 +17,8 @@ from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
 from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
-from strobe.perf.trace.schema import Batch, Decoder, Group
+from strobe.perf.trace.plain import holds
+from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
 
 Report = Callable[[int, int, str], object]
@@ -27,7 +28,7 @@ _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
 _MODULE: Final = "nn.Module: "
 _COMM_OPERATOR: Final = "record_param_comms"
 _COMPILED: Final = "Torch-Compiled Region"
-_ALWAYS_READ: Final = (_COMM_OPERATOR.encode(), _COMPILED.encode())
+_ALWAYS_READ: Final = ((_COMM_OPERATOR.encode(), b"am_c"), (_COMPILED.encode(), b"h-Co"))
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -119,9 +120,9 @@ class _Contents:
         self._overheads: list[HostEvent] = []
         self._window_end: int | None = None
 
-    def decoder_for(self, piece: bytes) -> Decoder:
+    def decoder_for(self, piece: Buffer) -> Decoder:
         """Operators are built only where they are kept, say something of collectives, or are compiled regions."""
-        wanted = self._keep_ops or self._keep_sizes or any(name in piece for name in _ALWAYS_READ)
+        wanted = self._keep_ops or self._keep_sizes or any(holds(piece, *name) for name in _ALWAYS_READ)
         return self._with_ops if wanted else self._without_ops
 
     def add(self, batch: Batch) -> None:

@@ -23,6 +23,7 @@ _MAX_CATEGORIES: Final = 200
 _NONE: Final = msgspec.Raw(b"")
 
 Number = int | float | str | None
+Buffer = bytes | memoryview
 
 
 class Group(StrEnum):
@@ -176,24 +177,23 @@ class Decoder:
         self._categories = {category: self._wanted_group(category) for category in (*_GROUPS, *_OTHERS)}
         self._fast, self._group_of = _build(tuple(self._categories.items()))
 
-    def decode(self, text: bytes, batch: Batch) -> None:
-        """Add the events of `text`, one after the other with commas between them, to `batch`.
+    def decode(self, array: Buffer, batch: Batch) -> None:
+        """Add the events of a list to `batch`. They hold views of it, so that it must not change as long as they are there.
 
         Raises:
-            UNREADABLE: the text is not that; nothing was added.
+            UNREADABLE: the text is no list of events; nothing was added.
         """
-        array = b"[" + text + b"]"
         try:
             events = self._fast(array)
         except UNREADABLE:
             self._decode_each(array, batch)
             return
         batch.events += len(events)
-        group_of = self._group_of
-        for event in compress(events, map(group_of.__contains__, map(type, events))):
-            batch.of[group_of[type(event)]].append(event)
+        keep = {kind: batch.of[group].append for kind, group in self._group_of.items()}
+        for event in compress(events, map(keep.__contains__, map(type, events))):
+            keep[type(event)](event)
 
-    def _decode_each(self, array: bytes, batch: Batch) -> None:
+    def _decode_each(self, array: Buffer, batch: Batch) -> None:
         """Decode events one by one, slower: any category or none, and wrong types, which are counted."""
         stubs, raws = _decode_stubs(array), _decode_raws(array)
         batch.events += len(stubs)
@@ -240,7 +240,7 @@ def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
 
 
 @lru_cache(maxsize=8)
-def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[bytes], list[Any]], dict[type, Group]]:
+def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[Buffer], list[Any]], dict[type, Group]]:
     """Build a decoder that knows these categories; return it with the group of each type it builds."""
     group_of: dict[type, Group] = {}
     kinds: list[Any] = []

@@ -68,8 +68,7 @@ class HostTable:
 
     def add(self, times: Times) -> None:
         """Keep events."""
-        call_of = self.calls.id_of
-        self.call.extend([call_of((event.name, event.pid, event.tid)) for event in times.events])
+        self.call.extend(self.calls.ids_of([(event.name, event.pid, event.tid) for event in times.events]))
         self.start.extend(times.start)
         self.duration.extend(times.duration)
 

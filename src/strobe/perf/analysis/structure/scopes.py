@@ -26,6 +26,7 @@ WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
 
 _IS_WORK: Final = np.isin(np.arange(len(DEVICE_KINDS)), WORK).astype(np.int64)
 _LATE: Final = 1 << 62
+_NEVER: Final = 1 << 63
 NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
 """A name with a number: `ProfilerStep#3`, `Linear_12`, `step 7`."""
 
@@ -98,7 +99,7 @@ class Cuts:
         """Cut each thread at its own moments."""
         found: dict[int, Ints] = {}
         for number, mine in _by_thread(thread):
-            found[number] = np.unique(np.concatenate([column[mine] for column in moments]))
+            found[number] = different(np.concatenate([column[mine] for column in moments]))
         counts = [len(own) + 1 for own in found.values()]
         first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
         return cls(moments=found, first=first, num=sum(counts) + 1)
@@ -342,31 +343,39 @@ class Paths:
 
 def nest(scopes: HostEvents) -> Nesting:
     """Compute the nesting of scopes. Of two scopes that overlap, the one that started last is the inner one while it is open."""
-    ends, parents = scopes.end_ns, array("i")
-    stacks: dict[int, list[int]] = {}
-    changes: dict[int, tuple[array[int], array[int]]] = {}
-    for scope, (start, thread) in enumerate(zip(scopes.start_ns, scopes.thread, strict=True)):
-        stack = stacks.setdefault(thread, [])
-        moments, owners = changes.setdefault(thread, (array("q"), array("i")))
-        _close(stack, ends, start, moments, owners)
-        parents.append(stack[-1] if stack else NOWHERE)
-        stack.append(scope)
-        moments.append(start)
+    parent = np.full(len(scopes), NOWHERE, np.int32)
+    bounds, innermost = dict[int, Ints](), dict[int, NDArray[np.int32]]()
+    start, end = column(scopes.start_ns), column(scopes.end_ns)
+    for thread, rows in sorted(_by_thread(column(scopes.thread)), key=lambda one: int(one[1][0])):
+        mine = rows.astype(np.int32)
+        parent[mine], bounds[thread], innermost[thread] = _nest_thread(mine, start[mine], end[mine])
+    return Nesting(parent=parent, bounds=bounds, innermost=innermost)
+
+
+def _nest_thread(scopes: NDArray[np.int32], start: Ints, end: Ints) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
+    """Return the parents of one thread's scopes, the moments when the innermost scope changes, and which it is from there on."""
+    parents, moments, owners = array("i"), array("q"), array("i")
+    open_scopes, open_ends = [NOWHERE], [_NEVER]
+    rows = array("i", scopes.tobytes()), array("q", start.tobytes()), array("q", end.tobytes())  # read faster than numpy's
+    for scope, begins, ends in zip(*rows, strict=True):
+        while open_ends[-1] <= begins:
+            moments.append(_close(open_scopes, open_ends))
+            owners.append(open_scopes[-1])
+        parents.append(open_scopes[-1])
+        moments.append(begins)
         owners.append(scope)
-    for thread, stack in stacks.items():
-        _close(stack, ends, None, *changes[thread])
-    return Nesting(
-        parent=np.asarray(parents),
-        bounds={thread: np.asarray(moments) for thread, (moments, _) in changes.items()},
-        innermost={thread: np.asarray(owners) for thread, (_, owners) in changes.items()},
-    )
+        open_scopes.append(scope)
+        open_ends.append(ends)
+    while len(open_ends) > 1:
+        moments.append(_close(open_scopes, open_ends))
+        owners.append(open_scopes[-1])
+    return np.asarray(parents), np.asarray(moments), np.asarray(owners)
 
 
-def _close(stack: list[int], ends: array[int], until: int | None, moments: array[int], owners: array[int]) -> None:
-    """Pop the scopes that end by `until` off the stack, and note the innermost scope after each of them."""
-    while stack and (until is None or ends[stack[-1]] <= until):
-        moment = ends[stack.pop()]
-        while stack and ends[stack[-1]] <= moment:
-            stack.pop()
-        moments.append(moment)
-        owners.append(stack[-1] if stack else NOWHERE)
+def _close(open_scopes: list[int], open_ends: list[int]) -> int:
+    """Close the innermost scope, and those around it that end no later; return when it ended."""
+    moment = open_ends[-1]
+    while open_ends[-1] <= moment:
+        open_ends.pop()
+        open_scopes.pop()
+    return moment
