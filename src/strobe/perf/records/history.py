@@ -31,15 +31,15 @@ FailedAt = Literal["checkout", "install", "run", "figure"]
 
 
 class Host(Part, frozen=True, kw_only=True):
-    """The machine of a session. A series is broken where any of these changes but the last two."""
+    """The machine of a session. A series is interrupted where any of these but the last two changes."""
 
     cpu_name: Annotated[str, Meta(description="model name of the CPU")]
-    cores: Annotated[int, Meta(description="CPU cores the commands may use")]
-    memory_gib: Annotated[int | None, Meta(description="main memory, GiB, rounded")]
-    gpus: Annotated[tuple[str, ...], Meta(description="model names of the GPUs, as `nvidia-smi` tells them")]
-    driver: Annotated[str | None, Meta(description="GPU driver version")]
-    python: Annotated[str, Meta(description="Python version, of the virtual environments too")]
-    node: Annotated[str, Meta(description="name of the machine; of a container it changes at every start")]
+    cores: Annotated[int, Meta(description="number of CPU cores that the commands may use")]
+    memory_gib: Annotated[int | None, Meta(description="main memory, rounded, GiB; null: not known")]
+    gpus: Annotated[tuple[str, ...], Meta(description="model names of the GPUs, from `nvidia-smi`")]
+    driver: Annotated[str | None, Meta(description="GPU driver version; null: not known")]
+    python: Annotated[str, Meta(description="Python version, also of the virtual environments")]
+    node: Annotated[str, Meta(description="host name; a container gets a new one at every start")]
     os: Annotated[str, Meta(description="operating system and kernel")]
 
     @property
@@ -49,42 +49,48 @@ class Host(Part, frozen=True, kw_only=True):
 
 
 class Followed(Part, frozen=True, kw_only=True):
-    """A figure of the case."""
+    """One figure of the case."""
 
     name: Annotated[
         str,
-        Meta(description="`wall`, `cpu`, `peak_memory`, or a key that the command prints, or VARIANT.LEVEL of a run folder"),
+        Meta(description="`wall`, `cpu`, `peak_memory`, a key that the command prints, or VARIANT.LEVEL of a run folder"),
     ]
-    unit: Annotated[Literal["", "ns", "bytes"], Meta(description="unit, where it is known")] = ""
-    higher: Annotated[bool, Meta(description="higher is better")] = False
+    unit: Annotated[Literal["", "ns", "bytes"], Meta(description="unit of the figure; empty: not known")] = ""
+    higher: Annotated[bool, Meta(description="true: higher values are better")] = False
 
 
 class Session(Line, frozen=True, kw_only=True):
-    """First line of a session: what is measured, where."""
+    """First line of a session: the case, the repository and the machine."""
 
     session: Annotated[str, Meta(description="name of the session's folder")]
-    date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
-    strobe: Annotated[str, Meta(description="version of this package")]
+    date: Annotated[str, Meta(description="start of the session, UTC, ISO 8601")]
+    strobe: Annotated[str, Meta(description="version of strobe")]
     repository: Annotated[str, Meta(description="path of the repository on that machine")]
-    root: Annotated[str, Meta(description="first commit of the repository: which one it is, whatever its path")]
-    commits: Annotated[str, Meta(description="commits that were asked for, as git names them")]
+    root: Annotated[
+        str, Meta(description="hash of the first commit of the repository; identifies the repository whatever its path")
+    ]
+    commits: Annotated[str, Meta(description="requested commits, as git names them")]
     case: Annotated[str, Meta(description="command line that is measured")]
     install: Annotated[str, Meta(description="command line that installs a commit; empty: none")]
-    environment: Annotated[EnvironmentKind, Meta(description="what commands run in")]
-    figures: Annotated[tuple[Followed, ...], Meta(description="what is read of a run")]
-    rounds: Annotated[int, Meta(description="measurements of a commit that were asked for")]
-    anchor: Annotated[str | None, Meta(description="commit measured again to tie this session to earlier ones; null: the first")]
-    host: Annotated[Host, Meta(description="the machine")]
+    environment: Annotated[EnvironmentKind, Meta(description="environment of the commands")]
+    figures: Annotated[tuple[Followed, ...], Meta(description="figures that are read from a run")]
+    rounds: Annotated[int, Meta(description="requested number of measurements of each commit")]
+    anchor: Annotated[
+        str | None, Meta(description="commit that is measured again to tie this session to earlier ones; null: first session")
+    ]
+    host: Annotated[Host, Meta(description="machine of the session")]
 
 
 class Revision(Line, frozen=True, kw_only=True):
     """A commit of the range, measured or not."""
 
     commit: Annotated[str, Meta(description="full commit hash")]
-    position: Annotated[int, Meta(description="commits from the first of the repository to this one along first parents")]
-    parents: Annotated[tuple[str, ...], Meta(description="full hashes of its parents")]
-    date: Annotated[str, Meta(description="committer's date, UTC, ISO 8601")]
-    subject: Annotated[Prose, Meta(description="first line of its message")]
+    position: Annotated[
+        int, Meta(description="number of commits from the first of the repository to this one, along first parents")
+    ]
+    parents: Annotated[tuple[str, ...], Meta(description="full hashes of the parents")]
+    date: Annotated[str, Meta(description="date of the commit (committer), UTC, ISO 8601")]
+    subject: Annotated[Prose, Meta(description="first line of the commit message")]
 
 
 class Sample(Line, frozen=True, kw_only=True):
@@ -92,33 +98,33 @@ class Sample(Line, frozen=True, kw_only=True):
 
     commit: Annotated[str, Meta(description="full commit hash")]
     round: Annotated[
-        int, Meta(description="round of the session, from 0; each measures every commit once, in an order drawn anew")
+        int, Meta(description="number of the round in the session, from 0; a round measures every commit once, in random order")
     ]
-    order: Annotated[int, Meta(description="place in the session, from 0")]
-    date: Annotated[str, Meta(description="start, UTC, ISO 8601")]
-    figures: Annotated[dict[str, float], Meta(description="value by figure")]
-    wall_ns: Annotated[int, Meta(description="from the start of the command's process to its end, ns")]
-    cpu_ns: Annotated[int, Meta(description="CPU time of the process and of all it waited for, user and system, ns")]
+    order: Annotated[int, Meta(description="position in the session, from 0")]
+    date: Annotated[str, Meta(description="start of the measurement, UTC, ISO 8601")]
+    figures: Annotated[dict[str, float], Meta(description="by figure: its value")]
+    wall_ns: Annotated[int, Meta(description="time from the start of the command's process to its end, ns")]
+    cpu_ns: Annotated[int, Meta(description="CPU time of the process and of the processes it waited for, user and system, ns")]
     peak_bytes: Annotated[
         int | None, Meta(description="largest resident set of one of its processes; null: no more than starting it takes")
     ]
-    load: Annotated[float | None, Meta(description="1-minute load average before it")]
-    mhz: Annotated[int | None, Meta(description="mean clock of the CPU cores before it")]
-    kept: Annotated[str | None, Meta(description="folder of what the command left, relative to the session's; null: nothing")] = (
-        None
-    )
+    load: Annotated[float | None, Meta(description="1-minute load average before the measurement")]
+    mhz: Annotated[int | None, Meta(description="mean clock of the CPU cores before the measurement, MHz; null: not known")]
+    kept: Annotated[
+        str | None, Meta(description="folder of the files that the command left, relative to the session's; null: none")
+    ] = None
 
 
 class Failure(Line, frozen=True, kw_only=True):
     """A commit that could not be measured."""
 
     commit: Annotated[str, Meta(description="full commit hash")]
-    at: Annotated[FailedAt, Meta(description="what failed")]
-    round: Annotated[int | None, Meta(description="round; null: before the first")] = None
+    at: Annotated[FailedAt, Meta(description="step that failed")]
+    round: Annotated[int | None, Meta(description="number of the round; null: before the first round")] = None
     code: Annotated[
-        int | None, Meta(description="exit code of the command, negative: the signal; null: it ran out of time or never began")
+        int | None, Meta(description="exit code of the command; negative: the signal; null: timed out, or never began")
     ]
-    reason: Annotated[Prose, Meta(description="what it said last")]
+    reason: Annotated[Prose, Meta(description="last output of the step that failed")]
 
 
 HistoryLine = Session | Revision | Sample | Failure

@@ -25,16 +25,21 @@ _HEAD: Final = f"""# Records
 
 Generated from `strobe.records` by `make docs`; do not edit. Each table is a class there: `from strobe.records import Clip`.
 
-A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
+A run folder holds its measurements in `records.jsonl`: UTF-8, one JSON object per line. The key `record` of a line names its
+kind; each section below describes one kind of line, or an object inside lines. To load a run into pandas:
+`pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
+
+* **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
+* **Defaults.** A key that is not required may be missing from a line; it then has the default shown.
+* **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
+* **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}; this version of strobe reads the versions \
 {", ".join(map(str, READABLE_VERSIONS))}.
-A published run may hold the same lines as gzip in `records.jsonl.gz` instead, never both; whatever reads a run reads either.
-The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is nanoseconds, whole where a clock measured them,
-`_bytes` bytes, `_mhz` megahertz. Text whose type is `prose` is for a reader: it may be reworded, and no program decides by it.
-Every line ends in its number, from 1, and the CRC-32 of all bytes before
-`,"crc"`: `...,"line":12,"crc":"89abcdef"}}`. A reader passes over a line that does not fit them and leaves the clip out that it
-belongs to; files without these keys are older. After a crash the last line may be cut: a reader keeps the lines before it. A
-field that is not required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining
-one raises it.
+  A new optional key keeps the version; a removed, renamed or redefined key raises it.
+* **Checksums.** Every line ends in its number, from 1, and the CRC-32 of all bytes before `,"crc"`:
+  `...,"line":12,"crc":"89abcdef"}}`. A reader skips a line that does not match, and leaves out the clip that it belongs to.
+  Older files lack these keys. After a crash the last line may be cut short; a reader keeps the lines before it.
+* **Compression.** A published run may hold `records.jsonl.gz` (gzip) instead, never both; `read_run` and every verb read
+  either.
 """
 
 

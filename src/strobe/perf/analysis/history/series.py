@@ -182,7 +182,7 @@ def relative(each: Rounds, table: Values) -> Values:
 
 
 def levels_of(rounds: Sequence[Rounds], tables: Sequence[Values]) -> Values:
-    """Level of each commit: the median over the rounds of a session, of what is `relative`; of several sessions the mean, by samples.
+    """Level of each commit: the median over the rounds of a session, of `relative`; of several sessions the mean by samples.
 
     Args:
         rounds: of the sessions.

@@ -11,57 +11,60 @@ from strobe.perf.analysis.history.found import Found
 from strobe.perf.records.history import SessionRecords
 from strobe.perf.report.documents.value import Document, Part
 
-FigureName = Annotated[str, Meta(description="figure, as --figure names it")]
-Low = Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
-High = Annotated[float | None, Meta(description="high end")]
+FigureName = Annotated[str, Meta(description="name of the figure, as --figure takes it")]
+Low = Annotated[float | None, Meta(description="lower end of the 95 % interval; null: no interval")]
+High = Annotated[float | None, Meta(description="upper end of the 95 % interval; null: no interval")]
 
 
 class PointRow(Part, frozen=True, kw_only=True):
     """One figure of one commit on one machine."""
 
     figure: FigureName
-    machine: Annotated[int, Meta(description="which machine: its place in `machines`")]
-    commit: Annotated[str, Meta(description="full hash")]
+    machine: Annotated[int, Meta(description="position of the machine in `machines`, from 0")]
+    commit: Annotated[str, Meta(description="full commit hash")]
     position: Annotated[int, Meta(description="number of the commit along first parents")]
-    date: Annotated[str, Meta(description="committer's date, UTC")]
-    subject: Annotated[str, Meta(description="first line of its message")]
+    date: Annotated[str, Meta(description="date of the commit (committer), UTC")]
+    subject: Annotated[str, Meta(description="first line of the commit message")]
     value: Annotated[
-        float | None, Meta(description="median, drift taken out: ns, bytes, or as the command prints it; null: failed")
+        float | None, Meta(description="median, corrected for drift, in ns, bytes, or the unit of the command; null: failed")
     ]
     low: Low
     high: High
-    samples: Annotated[int, Meta(description="measurements")]
-    failed_at: Annotated[str, Meta(description="checkout, install, run or figure; empty: it did not fail")]
-    reason: Annotated[str, Meta(description="what it said last")]
+    samples: Annotated[int, Meta(description="number of measurements")]
+    failed_at: Annotated[str, Meta(description="step that failed: `checkout`, `install`, `run` or `figure`; empty: none")]
+    reason: Annotated[str, Meta(description="last output of the failed step; empty: nothing failed")]
 
 
 class StepRow(Part, frozen=True, kw_only=True):
-    """One change of a figure's level."""
+    """One change of a figure's level between two measured commits."""
 
     figure: FigureName
-    machine: Annotated[int, Meta(description="which machine: its place in `machines`")]
-    before: Annotated[str, Meta(description="last measured commit before it")]
-    commit: Annotated[str, Meta(description="first measured commit after it")]
-    suspects: Annotated[int, Meta(description="commits that may have made it: 1 when it is found")]
+    machine: Annotated[int, Meta(description="position of the machine in `machines`, from 0")]
+    before: Annotated[str, Meta(description="last measured commit before the change")]
+    commit: Annotated[str, Meta(description="first measured commit after the change")]
+    suspects: Annotated[int, Meta(description="number of commits that can have caused the change; 1: the commit is found")]
     ratio: Annotated[float, Meta(description="value after / value before")]
     low: Low
     high: High
-    paired: Annotated[bool, Meta(description="the interval is of rounds that measured both sides")]
-    worse: Annotated[bool, Meta(description="a change to the worse")]
-    p: Annotated[float, Meta(description="how often chance makes such a change between its neighbours; 0: the figure is exact")]
+    paired: Annotated[bool, Meta(description="true: the interval is from rounds that measured both sides")]
+    worse: Annotated[bool, Meta(description="true: the figure became worse")]
+    p: Annotated[float, Meta(description="p-value: probability of such a change by chance; 0: the figure is exact")]
 
 
 class DriftRow(Part, frozen=True, kw_only=True):
-    """What a machine did while the code stood still."""
+    """Drift of a machine: change of a figure while the code stayed the same."""
 
     figure: FigureName
-    machine: Annotated[int, Meta(description="which machine: its place in `machines`")]
-    session: Annotated[str, Meta(description="session where it was seen")]
-    within: Annotated[bool, Meta(description="from its first rounds to its last; false: since the first session")]
-    ratio: Annotated[float, Meta(description="value later / value earlier, of the same commits")]
+    machine: Annotated[int, Meta(description="position of the machine in `machines`, from 0")]
+    session: Annotated[str, Meta(description="session in which the drift was measured")]
+    within: Annotated[
+        bool,
+        Meta(description="true: drift from the first rounds of the session to its last; false: drift since the first session"),
+    ]
+    ratio: Annotated[float, Meta(description="later value / earlier value of the same commits")]
     low: Low
     high: High
-    seen: Annotated[bool, Meta(description="beyond doubt, and above 1 %")]
+    seen: Annotated[bool, Meta(description="true: the drift is significant and exceeds 1 %")]
 
 
 class HistoryDocument(Document, frozen=True, kw_only=True):
@@ -74,13 +77,13 @@ class HistoryDocument(Document, frozen=True, kw_only=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("steps", "points")
 
     case: Annotated[str, Meta(description="command line that is measured")]
-    machines: Annotated[
-        tuple[str, ...], Meta(description="machines by CPU, cores and GPUs; the one that measured last comes first")
+    machines: Annotated[tuple[str, ...], Meta(description="machines by CPU, cores and GPUs; the last one to measure comes first")]
+    steps: Annotated[tuple[StepRow, ...], Meta(description="changes of figures, oldest first")]
+    points: Annotated[
+        tuple[PointRow, ...], Meta(description="values of figures, one row per commit that was measured or failed, oldest first")
     ]
-    steps: Annotated[tuple[StepRow, ...], Meta(description="changes, oldest first")]
-    points: Annotated[tuple[PointRow, ...], Meta(description="every commit that was measured or failed, oldest first")]
-    drifts: Annotated[tuple[DriftRow, ...], Meta(description="by session")]
-    damaged: Annotated[tuple[str, ...], Meta(description="what is damaged in the records and left out")]
+    drifts: Annotated[tuple[DriftRow, ...], Meta(description="drift of the machines, by session")]
+    damaged: Annotated[tuple[str, ...], Meta(description="damage in the records; damaged records are left out")]
 
     def title(self) -> str:
         """The case and how many steps it has."""
